@@ -1,0 +1,68 @@
+"""What one sandbox must be, in words every driver shares: plain frozen data, no I/O.
+
+A ``SandboxSpec`` comes from a profile and says what to enforce. A ``Plan`` (see ``base``) is exactly what one driver
+will do about it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: Fixed places inside every sandbox. The guest, the drivers and the documentation use the same ones.
+SCRATCH = "/tmp"  # noqa: S108 - a path inside the sandbox: a private tmpfs, not the host's directory
+OUTPUT = "/output"
+INPUT = "/input"
+WORKSPACE = "/workspace"
+GUEST = "/guest"
+
+#: The user and group every sandbox's processes have, seen from inside (distroless images call it "nonroot").
+GUEST_UID = 65532
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds for one call; every field is enforced by the sandbox or by the broker, never by the program."""
+
+    wall_seconds: float
+    """Real time from job to outcome."""
+    cpu_seconds: int
+    """Processor time of the program and its children."""
+    memory_bytes: int
+    """Memory of all processes in the sandbox, scratch and output files included."""
+    pids: int
+    """Processes and threads at one time."""
+    scratch_bytes: int
+    """Size of the tmpfs at ``/tmp``."""
+    output_bytes: int
+    """Size of the tmpfs at ``/output``, and of all artifacts of one call together."""
+    output_files: int
+    """Number of artifacts of one call."""
+    stream_bytes: int
+    """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """One host directory that is visible inside. Always read-only: a sandbox writes to its own tmpfs only."""
+
+    source: str
+    """Absolute path on the host."""
+    target: str
+    """Absolute path inside the sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """Driver-neutral description of one sandbox."""
+
+    limits: Limits
+    mounts: tuple[Mount, ...] = ()
+    network: Literal["none", "egress"] = "none"
+    """``egress`` adds a proxy on the guest's own loopback; the network namespace is empty either way."""
+    output: bool = False
+    """Whether the program has a writable ``/output``."""
+    preload: tuple[str, ...] = ()
+    """Modules the guest imports before it says ready."""
+    require_cgroup: bool = False
+    """Refuse where limits could only be enforced per process (rlimits)."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Marks on what the driver makes (container labels), for finding and reaping; never secret."""

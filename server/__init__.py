@@ -1,0 +1,1 @@
+"""The Glovebox server: broker, policy, audit, egress, artifacts, MCP surface and command line."""
