@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Effect = Literal["allow", "deny", "ask"]
 
@@ -13,7 +13,7 @@ class Principal:
     """Who calls. Artifacts and resources belong to a principal and are invisible to every other."""
 
     id: str
-    """Stable name: ``local:<uid>`` for the parent process over stdio and the command line, ``token:<name>`` over HTTP."""
+    """Stable name: ``local:<uid>`` over stdio and on the command line, ``token:<name>`` over HTTP."""
     transport: Literal["stdio", "http", "sse", "cli"]
     client: str | None = None
     """What the client calls itself: self-reported, for the record only, never a ground for a decision."""
@@ -46,3 +46,55 @@ class Decision:
     """What would be allowed, or how to ask."""
     profile_digest: str
     """``sha256:…`` of the profile that was in force; empty when there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A block of text for the model."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A picture for the model."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An artifact the caller can read later."""
+
+    uri: str
+    name: str
+    media_type: str
+    bytes: int
+    sha256: str
+
+
+Content = Text | Image | Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """What a call gives back. ``structured`` and ``content`` each tell everything: some clients drop one of them."""
+
+    structured: Mapping[str, Any]
+    """Fits the tool's result model; JSON-compatible."""
+    content: tuple[Content, ...]
+    failed: bool
+    """The program did not end well, or policy refused the call: MCP's ``isError``."""
+    meta: Mapping[str, Any]
+    """Call id, profile digest, isolation reached, head of the audit chain. No secrets: it may reach the model."""
+
+
+class Listener(Protocol):
+    """What a caller may hear while its call runs. A slow listener must not slow the call: implementations bound it."""
+
+    def progress(self, message: str) -> None:
+        """One sentence of what is happening now (also every few seconds as a sign of life)."""
+
+    def printed(self, text: str) -> None:
+        """What the program has just written to standard output."""

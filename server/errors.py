@@ -8,7 +8,7 @@ class Refused(Exception):  # noqa: N818 - the design's term
     """Policy said no. The model may choose differently; nothing was started, or what was started is gone."""
 
     def __init__(self, rule: str, reason: str, hint: str) -> None:
-        """Name the rule, say why in one sentence, and what would be allowed or how to ask. No host paths, no secrets."""
+        """Name the rule, say why, and what would be allowed or how to ask. No host paths, no secrets."""
         super().__init__(f"{reason} {hint}")
         self.rule = rule
         self.reason = reason

@@ -1,0 +1,135 @@
+"""Declared is not effective: what a sandbox must measure inside, what it did measure, and the difference.
+
+Pure. The guest measures itself before any untrusted code runs and sends the result with ``ready``; the broker compares
+it with the plan and refuses the call on any difference.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sandboxes.errors import SandboxUnavailable
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+"""Linux namespaces, see namespaces(7); ``time`` is left out: it hides nothing of the host but its uptime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the guest must find, or the isolation that was planned is not the isolation that is there."""
+
+    uid: int
+    interfaces: tuple[str, ...]
+    """Network interfaces: ``("lo",)``, or none at all."""
+    writable: tuple[str, ...]
+    """Mount points that may be writable, and no others."""
+    mounts: tuple[str, ...]
+    """Mount points of host files, read-only: exactly these, beside the kernel's own file systems."""
+    namespaces: tuple[str, ...]
+    """Namespaces that must not be the host's."""
+    seccomp: int = 2
+    """Mode in /proc/self/status: 2 is a filter, see seccomp(2)."""
+    no_new_privs: bool = True
+    capabilities: int = 0
+    """Every capability set, bounding included, as the bit mask of capabilities(7)."""
+    hidden: tuple[str, ...] = ()
+    """Paths that must not exist inside, e.g. a daemon's socket."""
+
+
+class MeasuredMount(BaseModel):
+    """One line of /proc/self/mountinfo that matters."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    target: str = Field(max_length=4096)
+    type: str = Field(max_length=64)
+    writable: bool
+
+
+class Measured(BaseModel):
+    """What the guest found about itself. It comes over the wire before untrusted code has run, and is still checked."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    uid: int
+    gid: int
+    groups: list[int] = Field(max_length=64)
+    capabilities: int
+    """Union of the five capability sets."""
+    no_new_privs: bool
+    seccomp: int
+    dumpable: int
+    namespaces: dict[str, int]
+    """Inode numbers, see namespaces(7)."""
+    mounts: list[MeasuredMount] = Field(max_length=512)
+    interfaces: list[str] = Field(max_length=64)
+    descriptors: list[int] = Field(max_length=64)
+    """Open file descriptors beside the wire."""
+    landlock: int
+    """Version of the Landlock interface, 0 where the kernel has none."""
+    pid: int
+    hostname: str = Field(max_length=256)
+    kernel: str = Field(max_length=512)
+    python: str = Field(max_length=64)
+    present: list[str] = Field(default_factory=list, max_length=64)
+    """Those of the plan's ``hidden`` paths that exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One part of the isolation that is not as planned."""
+
+    field: str
+    planned: str
+    measured: str
+
+
+# File systems that the kernel or the driver makes for this sandbox alone and that hold no host files.
+_OWN = frozenset({"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"})
+
+
+def parse(body: Mapping[str, Any]) -> Measured:
+    """Check a ``ready`` message's body.
+
+    Raises:
+        SandboxUnavailable: it is not a measurement.
+    """
+    try:
+        return Measured.model_validate(body)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SandboxUnavailable(
+            "Reading the guest's measurement of its isolation",
+            f"{where}: {first['msg']}",
+            "Run `glovebox setup`: guest and server may be of different versions.",
+        ) from None
+
+
+def compare(expected: Expected, measured: Measured, host_namespaces: Mapping[str, int]) -> tuple[Difference, ...]:
+    """Every difference between plan and measurement; empty means the isolation is what was planned."""
+    shared = [name for name in expected.namespaces if measured.namespaces.get(name) in (None, host_namespaces[name])]
+    writable = sorted({m.target for m in measured.mounts if m.writable} - set(expected.writable))
+    foreign = {m.target for m in measured.mounts if m.type not in _OWN}
+    pairs: list[tuple[str, object, object]] = [
+        ("uid", expected.uid, measured.uid),
+        ("gid", expected.uid, measured.gid),
+        ("groups", [], [group for group in measured.groups if group != expected.uid]),
+        ("capabilities", f"{expected.capabilities:#x}", f"{measured.capabilities:#x}"),
+        ("no_new_privs", expected.no_new_privs, measured.no_new_privs),
+        ("seccomp", expected.seccomp, measured.seccomp),
+        ("dumpable", 0, measured.dumpable),
+        ("namespaces shared with the host", [], shared),
+        ("interfaces", sorted(expected.interfaces), sorted(measured.interfaces)),
+        ("writable mounts beyond the plan", [], writable),
+        ("mounts of host files", sorted(expected.mounts), sorted(foreign)),
+        ("open descriptors", [], measured.descriptors),
+        ("paths that must not exist", [], measured.present),
+    ]
+    return tuple(
+        Difference(field=field, planned=str(planned), measured=str(found))
+        for field, planned, found in pairs
+        if planned != found
+    )

@@ -1,0 +1,78 @@
+"""What the guest is asked to do, and what came of it. Frozen data, no I/O.
+
+A program's failure is an outcome; only failures of the sandbox itself are exceptions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Ended = Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
+"""How a program ended: by itself, by a signal, or stopped for a limit (``limit`` covers processor time and output)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One thing for the guest to do."""
+
+    kind: Literal["python", "read", "list", "search", "fetch"]
+    payload: Mapping[str, Any]
+    """JSON-compatible; what it holds depends on the kind."""
+    wall_seconds: float | None = None
+    """Shorter than the profile's limit where the caller asked for less."""
+    inputs: tuple[str, ...] = ()
+    """Artifact URIs the broker copies to ``/input`` before the job starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """One output stream, cut in the middle where it was too long."""
+
+    text: str
+    """Head and tail, decoded as UTF-8 with replacement characters; a line between them tells the gap."""
+    total_bytes: int
+    dropped_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """A picture the job returned beside its value."""
+
+    media_type: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedFile:
+    """Something in ``/output`` that is not an artifact, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the job spent."""
+
+    wall_ms: float
+    cpu_ms: float
+    memory_peak_bytes: int
+    """Peak of the whole sandbox where a cgroup counts it, else of the program's largest process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one job. All text and bytes in it were produced by untrusted code."""
+
+    ended: Ended
+    code: int | None
+    """Exit status, or the signal's number when ``signalled``."""
+    reason: str
+    """One sentence when the job did not exit by itself, else empty."""
+    stdout: Captured
+    stderr: Captured
+    value: Any
+    """JSON value the job returned; None where there is none."""
+    blobs: tuple[Blob, ...]
+    skipped: tuple[SkippedFile, ...]
+    usage: Usage
