@@ -1,0 +1,10 @@
+"""What a sandboxed program may ask of the kernel: one policy, two forms.
+
+``policy.json`` is the source, ``policy`` reads it, ``filters`` turns it into a BPF program and into Docker's document.
+Nothing here may import a driver, a profile or the server.
+"""
+
+from sandboxes.seccomp.filters import bpf, docker_profile
+from sandboxes.seccomp.policy import digest, load
+
+__all__ = ["bpf", "digest", "docker_profile", "load"]

@@ -1,0 +1,183 @@
+"""The seccomp policy as data: read, checked, digested. No libseccomp here, so every system can explain the policy.
+
+``policy.json`` beside this file is the only source; ``docs/seccomp.md`` says how to read it. Nothing here may import a
+driver, a profile or the server.
+"""
+
+import errno
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+#: Bits of one system-call argument. The kernel reads most flags as 32 bits, so a comparison says which bits it means.
+FULL_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One comparison: ``argument & mask`` is one of ``values``."""
+
+    argument: int
+    """Position, counted from 0 (at most 5)."""
+    mask: int
+    """Bits that count; :data:`FULL_MASK` for all."""
+    values: tuple[tuple[str, int], ...]
+    """Name and value of each alternative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allow:
+    """System calls that programs may make, under every one of the conditions."""
+
+    id: str
+    needed_by: str
+    syscalls: tuple[str, ...]
+    when: tuple[Condition, ...]
+
+    def alternatives(self) -> tuple[tuple[tuple[Condition, int], ...], ...]:
+        """Every combination of one value per condition; one empty combination when there are no conditions."""
+        choices = [[(condition, value) for _, value in condition.values] for condition in self.when]
+        return tuple(itertools.product(*choices))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """System calls that are refused on purpose, and the answer a program gets."""
+
+    id: str
+    syscalls: tuple[str, ...]
+    errno: int
+    why: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What one sandboxed program may ask of the kernel. What is not allowed is refused."""
+
+    about: str
+    source: str
+    errno: int
+    """Answer to every call that no rule names."""
+    newer_errno: int
+    """Answer to every call with a number above all numbers the policy gives an answer to."""
+    architectures: tuple[str, ...]
+    """As ``uname -m`` names them; a program of any other architecture is killed at its first call."""
+    allow: tuple[Allow, ...]
+    refuse: tuple[Refuse, ...]
+
+    def answered(self) -> tuple[str, ...]:
+        """Names that get a rule of their own in a filter: allowed ones, and refusals with a special answer."""
+        allowed = {name for group in self.allow for name in group.syscalls}
+        special = {name for group in self.refuse if group.errno != self.errno for name in group.syscalls}
+        return tuple(sorted(allowed | special))
+
+
+class PolicyError(ValueError):
+    """The packaged policy contradicts itself: an edit to ``policy.json`` must be corrected."""
+
+
+def _number(text: str) -> int:
+    return int(text, 0)
+
+
+def _errno(name: str) -> int:
+    try:
+        return int(getattr(errno, name))
+    except AttributeError:
+        raise PolicyError(f"policy.json: {name!r} is no errno name") from None
+
+
+def _keys(entry: Mapping[str, Any], required: set[str], optional: set[str], where: str) -> None:
+    found = set(entry)
+    if missing := required - found:
+        raise PolicyError(f"policy.json, {where}: missing {sorted(missing)}")
+    if unknown := found - required - optional:
+        raise PolicyError(f"policy.json, {where}: unknown {sorted(unknown)}")
+
+
+def _condition(entry: Mapping[str, Any], where: str) -> Condition:
+    _keys(entry, {"argument", "is"}, {"mask"}, where)
+    mask = _number(entry.get("mask", hex(FULL_MASK)))
+    values = tuple((name, _number(value)) for name, value in entry["is"].items())
+    if not values:
+        raise PolicyError(f"policy.json, {where}: a condition without values would allow everything or nothing")
+    if any(value & ~mask for _, value in values):
+        raise PolicyError(f"policy.json, {where}: a value has bits outside its mask and can never match")
+    return Condition(argument=int(entry["argument"]), mask=mask, values=values)
+
+
+def _allow(entry: Mapping[str, Any]) -> Allow:
+    where = f"allow {entry.get('id')!r}"
+    _keys(entry, {"id", "needed_by", "syscalls"}, {"when"}, where)
+    when = tuple(_condition(condition, where) for condition in entry.get("when", ()))
+    if len({condition.argument for condition in when}) != len(when):
+        # libseccomp accepts one comparison per argument and rule: seccomp_rule_add(3).
+        raise PolicyError(f"policy.json, {where}: two conditions on one argument")
+    return Allow(id=entry["id"], needed_by=entry["needed_by"], syscalls=tuple(entry["syscalls"]), when=when)
+
+
+def _refuse(entry: Mapping[str, Any], default: int) -> Refuse:
+    _keys(entry, {"id", "syscalls", "why", "link"}, {"errno"}, f"refuse {entry.get('id')!r}")
+    answer = _errno(entry["errno"]) if "errno" in entry else default
+    return Refuse(id=entry["id"], syscalls=tuple(entry["syscalls"]), errno=answer, why=entry["why"], link=entry["link"])
+
+
+def parse(source: bytes) -> Policy:
+    """Read a policy, strictly.
+
+    Raises:
+        PolicyError: A key is unknown or missing, one name is both allowed and refused, or a name is allowed both with
+            and without conditions (the conditions would not count).
+    """
+    data = json.loads(source)
+    required = {"about", "source", "otherwise", "newer", "foreign", "architectures", "allow", "refuse"}
+    _keys(data, required, set(), "top level")
+    default = _errno(data["otherwise"]["errno"])
+    policy = Policy(
+        about=data["about"],
+        source=data["source"],
+        errno=default,
+        newer_errno=_errno(data["newer"]["errno"]),
+        architectures=tuple(data["architectures"]),
+        allow=tuple(_allow(entry) for entry in data["allow"]),
+        refuse=tuple(_refuse(entry, default) for entry in data["refuse"]),
+    )
+    allowed = {name for group in policy.allow for name in group.syscalls}
+    refused = {name for group in policy.refuse for name in group.syscalls}
+    if both := allowed & refused:
+        raise PolicyError(f"policy.json: allowed and refused at once: {sorted(both)}")
+    plain = [name for group in policy.allow if not group.when for name in group.syscalls]
+    conditional = {name for group in policy.allow if group.when for name in group.syscalls}
+    if loose := conditional.intersection(plain):
+        raise PolicyError(f"policy.json: allowed with and without conditions: {sorted(loose)}")
+    if len(plain) != len(set(plain)):
+        raise PolicyError("policy.json: a name is allowed twice; keep it where its reason is")
+    return policy
+
+
+@cache
+def source() -> bytes:
+    """The packaged policy file, byte for byte."""
+    return resources.files(__package__).joinpath("policy.json").read_bytes()
+
+
+@cache
+def load() -> Policy:
+    """The packaged policy.
+
+    Raises:
+        PolicyError: The file contradicts itself (see :func:`parse`).
+    """
+    return parse(source())
+
+
+@cache
+def digest() -> str:
+    """``sha256:…`` of the policy file: what a plan and an audit record name."""
+    return "sha256:" + hashlib.sha256(source()).hexdigest()
