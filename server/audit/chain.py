@@ -1,0 +1,252 @@
+"""The hash chain: how one record becomes one line, and how a line is read back. Pure: no I/O, no clock.
+
+Rule 1  A line is the RFC 8785 canonical JSON of one record, in UTF-8, ended by one line feed.
+Rule 2  ``hash`` is the SHA-256, in lower-case hex, of the canonical JSON of the same record without ``hash``.
+Rule 3  ``prev`` is the ``hash`` of the record before; the first record has ``GENESIS`` there.
+Rule 4  ``seq`` counts from 1 without holes.
+Rule 5  A line that is not byte for byte what these rules make of its content is not a record.
+
+Sources: RFC 8785 (JSON Canonicalization Scheme), RFC 3339 (time), FIPS 180-4 (SHA-256).
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import rfc8785
+
+#: What the first record is chained to.
+GENESIS = "0" * 64
+
+#: Longest line, its line feed included. Kept arguments are the only large part of a record and the transports cap a
+#: request well below this; the bound keeps every reader's memory small whatever the file holds.
+MAX_LINE_BYTES = 1 << 20
+
+#: ``head.json`` always has this length, so that one write replaces all of it within one disk sector.
+HEAD_BYTES = 256
+
+# The integers every JSON reader agrees on (RFC 8785, section 3.2.2.3).
+_MAX_INTEGER = 2**53 - 1
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+_KEYS = frozenset({"seq", "time", "server", "kind", "call_id", "data", "prev", "hash"})
+
+
+class NotARecord(Exception):  # noqa: N818 - it names what the bytes are
+    """These bytes are not a record: they break a rule of the format."""
+
+
+class Edited(NotARecord):
+    """These bytes have the form of a record, but the hash they claim is not the hash of their content."""
+
+    def __init__(self, seq: int, claimed: str) -> None:
+        """Take the number and the hash the line claims; neither can be trusted."""
+        super().__init__("the content does not have the hash the record claims")
+        self.seq = seq
+        self.claimed = claimed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An event ready to be chained: everything but its place, its time and its server."""
+
+    kind: str
+    call_id: str | None
+    data: Mapping[str, Any]
+    encoded: bytes
+    """``data`` as canonical JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One line of the log."""
+
+    seq: int
+    """Place in the chain, from 1."""
+    time: str
+    """When it was written: RFC 3339, UTC, microseconds. A wall clock: it may step back, ``seq`` never does."""
+    server: str
+    """Id of the server process that wrote it."""
+    kind: str
+    """Which event, e.g. ``call.decided``."""
+    call_id: str | None
+    """The call it belongs to; None for what concerns the server as a whole."""
+    data: Mapping[str, Any]
+    """The event's other fields, as JSON. Not to be changed."""
+    prev: str
+    """``hash`` of the record before."""
+    hash: str
+    """SHA-256 of this record without this field, 64 hex digits."""
+    line: bytes
+    """The exact bytes in the file, line feed included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The end of the chain: what ``head.json`` remembers and what an anchor outside of this machine states."""
+
+    seq: int = 0
+    """Number of the last record; 0 for an empty log."""
+    hash: str = GENESIS
+    """Its hash."""
+    size: int = 0
+    """Bytes of the log up to and including it."""
+
+
+def recordable(value: object) -> object:
+    """Return a copy of ``value`` in plain dicts, lists, text and numbers that canonical JSON can hold.
+
+    What it cannot hold exactly becomes text instead of an error, because a hostile file name or number must not make
+    an event unrecordable: lone surrogates become backslash escapes; integers beyond ±(2**53 - 1), NaN and infinities
+    become text (``0x…``, ``nan``, ``inf``).
+
+    Raises:
+        ValueError: the value holds an object that is no JSON at all, or is nested too deeply.
+    """
+    try:
+        return _recordable(value)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _recordable(value: object) -> object:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= _MAX_INTEGER else hex(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(_recordable(str(key))): _recordable(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_recordable(item) for item in value]
+    raise ValueError(f"{type(value).__name__} has no place in JSON")
+
+
+def _dumps(value: object) -> bytes:
+    return rfc8785.dumps(cast("Any", value))
+
+
+def canonical(value: object) -> bytes:
+    """Return ``recordable(value)`` as RFC 8785 canonical JSON in UTF-8; raises like ``recordable``."""
+    return _dumps(recordable(value))
+
+
+def digest(value: object) -> str:
+    """Return ``sha256:`` and the hex digest of the canonical JSON of ``value``; raises like ``recordable``."""
+    return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
+
+
+def seal(draft: Draft, *, seq: int, time: str, server: str, prev: str) -> Record:
+    """Give ``draft`` its place in the chain.
+
+    ``data`` is by far the largest part and is encoded once: the keys around it are written in their canonical order,
+    so that the bytes before and after ``hash`` serve both the digest and the line.
+    """
+    call = b"" if draft.call_id is None else b'"call_id":' + rfc8785.dumps(draft.call_id) + b","
+    front = b"{" + call + b'"data":' + draft.encoded + b","
+    back = f'"kind":"{draft.kind}","prev":"{prev}","seq":{seq},"server":"{server}","time":"{time}"}}'.encode()
+    value = hashlib.sha256(front + back).hexdigest()
+    return Record(
+        seq=seq,
+        time=time,
+        server=server,
+        kind=draft.kind,
+        call_id=draft.call_id,
+        data=draft.data,
+        prev=prev,
+        hash=value,
+        line=front + f'"hash":"{value}",'.encode() + back + b"\n",
+    )
+
+
+def parse(line: bytes) -> Record:
+    """Read one line, line feed included, and prove that it is exactly what its content makes.
+
+    Raises:
+        Edited: the form is right, the hash is not.
+        NotARecord: anything else; never another exception, whatever the bytes.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise NotARecord(f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise NotARecord("the line is not JSON") from error
+    if not isinstance(fields, dict) or not _KEYS - {"call_id"} <= fields.keys() <= _KEYS:
+        raise NotARecord("the line does not have a record's keys")
+    claimed = fields["hash"]
+    shaped = (
+        type(fields["seq"]) is int
+        and 0 < fields["seq"] <= _MAX_INTEGER
+        and isinstance(fields["data"], dict)
+        and _matches(_TIME, fields["time"])
+        and _matches(_NAME, fields["server"])
+        and _matches(_NAME, fields["kind"])
+        and ("call_id" not in fields or _matches(_NAME, fields["call_id"]))
+        and _matches(_HASH, fields["prev"])
+        and _matches(_HASH, claimed)
+    )
+    if not shaped:
+        raise NotARecord("a field of the record has the wrong form")
+    try:
+        encoded = _dumps(fields["data"])
+    except (ValueError, RecursionError) as error:
+        raise NotARecord("the record holds a value that canonical JSON does not") from error
+    draft = Draft(kind=fields["kind"], call_id=fields.get("call_id"), data=fields["data"], encoded=encoded)
+    record = seal(draft, seq=fields["seq"], time=fields["time"], server=fields["server"], prev=fields["prev"])
+    if record.line == line:
+        return record
+    if record.hash != claimed and record.line.replace(record.hash.encode(), claimed.encode()) == line:
+        raise Edited(record.seq, claimed)
+    raise NotARecord("the line is not in canonical form")
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def is_name(text: str) -> bool:
+    """Say whether ``text`` may be a server id, an event kind or a call id: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``."""
+    return _matches(_NAME, text)
+
+
+def encode_head(head: Head) -> bytes:
+    """Return the ``HEAD_BYTES`` bytes of ``head.json``: canonical JSON, padded with spaces, ended by a line feed."""
+    text = rfc8785.dumps({"hash": head.hash, "seq": head.seq, "size": head.size})
+    return text.ljust(HEAD_BYTES - 1) + b"\n"
+
+
+def parse_head(content: bytes) -> Head:
+    """Read what ``encode_head`` wrote.
+
+    Raises:
+        NotARecord: the bytes are anything else.
+    """
+    try:
+        fields = json.loads(content[:HEAD_BYTES])
+        head = Head(hash=fields["hash"], seq=fields["seq"], size=fields["size"])
+        if encode_head(head) == content and _matches(_HASH, head.hash) and min(head.seq, head.size) >= 0:
+            return head
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise NotARecord("not the head of an audit log") from error
+    raise NotARecord("not the head of an audit log")
+
+
+def parse_anchor(text: str) -> Head:
+    """Read an anchor, ``SEQ:HASH`` as ``glovebox audit head`` prints it; the size is not part of it.
+
+    Raises:
+        ValueError: the text is anything else.
+    """
+    seq, _, value = text.partition(":")
+    if not re.fullmatch(r"[0-9]{1,16}", seq, re.ASCII) or not _matches(_HASH, value):
+        raise ValueError(f"{text[:100]!r} is not an anchor: it is SEQ:HASH, as `glovebox audit head` prints it")
+    return Head(seq=int(seq), hash=value)

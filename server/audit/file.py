@@ -1,0 +1,259 @@
+"""The file behind the log: ``audit.jsonl`` and ``head.json`` in one directory. Synchronous; the only writer.
+
+Rule 1  Every change happens under an exclusive lock on ``head.json``, so any number of processes share one chain.
+Rule 2  ``audit.jsonl`` only grows. A write that failed is cut off again before the lock is released.
+Rule 3  Records are on the disk (fdatasync) before ``head.json`` names them and before anyone is told.
+Rule 4  ``head.json`` is therefore never ahead of the log. A log shorter than its head has lost records: nothing is
+        appended to it, because that would bury the evidence.
+Rule 5  Bytes after the last whole record, left by a crash, are ended with a line feed and followed by a ``log.gap``
+        record with their length and digest. They stay in place: the file is evidence.
+
+One file, no rotation: a chain over several files needs a rule for what may be deleted, and nobody has asked for one.
+Never to be called on the event loop: it waits for the lock and for the disk.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from server.audit import chain
+from server.audit.chain import Draft, Head, NotARecord, Record
+from server.audit.events import GapRecorded, draft
+from server.errors import AuditUnavailable
+
+LOG_NAME = "audit.jsonl"
+HEAD_NAME = "head.json"
+
+#: How long a writer waits for the lock. A holder needs it for one disk write (under 1 ms); five seconds cover a
+#: stalling disk, and a holder that was stopped (SIGSTOP) must not stop every other server with it.
+LOCK_WAIT_SECONDS = 5.0
+
+#: First and longest pause between two attempts at the lock: short against one fdatasync, few wake-ups when it is long.
+_LOCK_PAUSE_SECONDS = (0.0001, 0.002)
+
+#: Most bytes after the last whole record that are taken for a crash: one commit and its longest line.
+MAX_TORN_BYTES = 8 << 20
+
+_FIX_DISK = "Free space on its file system, or point the state directory at another one."
+_FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
+_FIX_EVIDENCE = (
+    "Run `glovebox audit verify` and keep the directory as evidence; Glovebox starts a new log when it is moved away."
+)
+
+
+class LogFile:
+    """The open log of one directory. Not safe for threads: its owner makes one call at a time."""
+
+    def __init__(self, directory: Path, server: str) -> None:
+        """Open or create the log for the server of that id; record a gap if the last writer crashed in mid-line.
+
+        Raises:
+            AuditUnavailable: the directory or a file is a link, somebody else's or open to others; the disk refuses;
+                or records that ``head.json`` names are missing.
+        """
+        self._directory = directory
+        self._server = server
+        self._stack = contextlib.ExitStack()
+        self._tail = Head()
+        with contextlib.ExitStack() as stack, self._translated("open the audit log"):
+            self._prepare()
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            place = stack.enter_context(_closing(os.open(directory, flags)))
+            self._check(os.fstat(place), stat.S_IFDIR, directory)
+            self._head_fd = stack.enter_context(_closing(self._open(place, HEAD_NAME, 0)))
+            with self._locked():
+                self._log_fd = stack.enter_context(_closing(self._open(place, LOG_NAME, os.O_APPEND)))
+                self._begin(place)
+                self._catch_up()
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Close the files. The log is complete at any time: nothing is flushed here."""
+        self._stack.close()
+
+    @property
+    def head(self) -> Head:
+        """The end of the chain as this process last saw it."""
+        return self._tail
+
+    def commit(self, drafts: Sequence[Draft]) -> list[Record]:
+        """Append all of ``drafts`` with one write and one fdatasync; all of them are on the disk, or none.
+
+        Raises:
+            AuditUnavailable: the disk refused, the lock is held too long, or the log was tampered with.
+        """
+        with self._translated(f"record {drafts[0].kind}"), self._locked():
+            self._catch_up()
+            return self._append(drafts)
+
+    def _append(self, drafts: Sequence[Draft]) -> list[Record]:
+        tail, records = self._tail, []
+        for item in drafts:
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            record = chain.seal(item, seq=tail.seq + 1, time=now, server=self._server, prev=tail.hash)
+            tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
+            records.append(record)
+        self._write(b"".join(record.line for record in records))
+        self._move_head(tail)
+        return records
+
+    def _write(self, content: bytes) -> None:
+        """Make ``content`` durable behind the tail, or leave the file as it was."""
+        try:
+            written = 0
+            while written < len(content):
+                written += os.write(self._log_fd, content[written:])
+            os.fdatasync(self._log_fd)
+        except OSError:
+            # If even this fails (an append-only file refuses it), the next commit finds the rest and records a gap.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._log_fd, self._tail.size)
+            raise
+
+    def _move_head(self, tail: Head) -> None:
+        # Not synced: after a power cut the head may lag behind the log, which rule 4 allows, and it halves the cost.
+        self._tail = tail
+        os.pwrite(self._head_fd, chain.encode_head(tail), 0)
+
+    def _catch_up(self) -> None:
+        """Follow what other processes appended; turn what is no record into a gap."""
+        if os.fstat(self._head_fd).st_nlink == 0 or (now := os.fstat(self._log_fd)).st_nlink == 0:
+            raise self._tampered("its files were removed or replaced while it was in use")
+        if now.st_size < self._tail.size:
+            raise self._tampered("it became shorter while it was in use")
+        tail = self._tail
+        while tail.size < now.st_size:
+            line = self._line_at(tail.size)
+            try:
+                record = chain.parse(line)
+            except NotARecord:
+                break
+            if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
+                break
+            tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
+        self._tail = tail
+        if tail.size < now.st_size:
+            self._record_gap(now.st_size - tail.size)
+
+    def _line_at(self, offset: int) -> bytes:
+        block = os.pread(self._log_fd, 4096, offset)
+        if b"\n" not in block:
+            block = os.pread(self._log_fd, chain.MAX_LINE_BYTES, offset)
+        return block[: block.find(b"\n") + 1] or block
+
+    def _record_gap(self, length: int) -> None:
+        if length > MAX_TORN_BYTES:
+            raise self._tampered(f"{length} bytes after its last record are none of ours")
+        torn = os.pread(self._log_fd, length, self._tail.size)
+        ending = b"" if torn.endswith(b"\n") else b"\n"
+        gap = GapRecorded(bytes=len(torn + ending), digest="sha256:" + hashlib.sha256(torn + ending).hexdigest())
+        self._write(ending)
+        self._tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + gap.bytes)
+        self._append([draft(gap)])
+
+    def _begin(self, place: int) -> None:
+        """Find the tail: from ``head.json``, proved by the one record it names."""
+        content = os.pread(self._head_fd, chain.HEAD_BYTES + 1, 0)
+        size = os.fstat(self._log_fd).st_size
+        if not content and size == 0:
+            os.pwrite(self._head_fd, chain.encode_head(Head()), 0)
+            os.fsync(self._head_fd)
+            os.fsync(place)
+            return
+        try:
+            head = chain.parse_head(content)
+        except NotARecord as error:
+            raise self._tampered(f"{HEAD_NAME} is missing or damaged") from error
+        if head.size > size:
+            raise self._tampered(f"records up to {head.seq} are missing at its end")
+        if head.seq > 0:
+            start = max(0, head.size - chain.MAX_LINE_BYTES - 1)
+            block = os.pread(self._log_fd, head.size - start, start)
+            line = block[block.rfind(b"\n", 0, -1) + 1 :]
+            try:
+                record = chain.parse(line)
+            except NotARecord as error:
+                raise self._tampered(f"record {head.seq} was changed") from error
+            if (record.seq, record.hash) != (head.seq, head.hash):
+                raise self._tampered(f"record {head.seq} was replaced")
+        self._tail = head
+
+    def _prepare(self) -> None:
+        if not os.path.lexists(self._directory):
+            self._directory.parent.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+
+    def _open(self, place: int, name: str, flags: int) -> int:
+        flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(name, flags, 0o600, dir_fd=place)
+        try:
+            self._check(os.fstat(descriptor), stat.S_IFREG, self._directory / name)
+        except AuditUnavailable:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _check(self, found: os.stat_result, kind: int, path: Path) -> None:
+        if stat.S_IFMT(found.st_mode) != kind or (kind == stat.S_IFREG and found.st_nlink != 1):
+            raise self._refused(f"{path} is not a file of its own", "Move it away.")
+        if found.st_uid != os.geteuid():
+            fix = f"Run Glovebox as that user, or choose another state directory than {self._directory}."
+            raise self._refused(f"{path} belongs to user {found.st_uid}", fix)
+        if found.st_mode & 0o077:
+            raise self._refused(f"{path} is open to other users", f"Run `chmod go= {path}`.")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # flock, not POSIX locks: those vanish when any other descriptor of the file is closed in this process.
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        pause, longest = _LOCK_PAUSE_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._head_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
+                    fix = f"Find it with `fuser {self._directory / HEAD_NAME}` and continue or end it."
+                    raise self._refused(reason, fix) from None
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._head_fd, fcntl.LOCK_UN)
+
+    def _refused(self, reason: str, fix: str) -> AuditUnavailable:
+        return AuditUnavailable(f"use the audit log in {self._directory}", reason, fix)
+
+    def _tampered(self, reason: str) -> AuditUnavailable:
+        return self._refused(reason, _FIX_EVIDENCE)
+
+    @contextlib.contextmanager
+    def _translated(self, attempted: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+            access = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
+            link = error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and self._directory.is_symlink())
+            fix = _FIX_DISK if full else _FIX_ACCESS if access else "Check the disk and the kernel's log (`dmesg`)."
+            reason = "it is a symbolic link" if link else (error.strerror or str(error))
+            raise AuditUnavailable(
+                f"{attempted} in {self._directory}", reason, "Replace the link." if link else fix
+            ) from error
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,171 @@
+"""The audit log a server writes to: durable before it answers, lossless or refused, with live subscriptions.
+
+Appends that wait at the same time share one disk write (group commit): whoever holds the turn writes for everyone.
+The write runs in a worker thread, so a stalling disk stops the calls that need a record, not heartbeats and kills.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from server.audit import chain
+from server.audit.chain import Draft, Head, Record
+from server.audit.events import Event, draft
+from server.audit.file import LogFile
+from server.audit.subscription import Owners, Subscription
+from server.errors import AuditUnavailable
+
+#: Records in one disk write, and their bytes: the write stays far below ``file.MAX_TORN_BYTES`` even when torn.
+MAX_BATCH_RECORDS = 256
+MAX_BATCH_BYTES = 4 << 20
+
+#: Appends that may wait at once: several for every call a server can hold. Beyond it something is wrong, and refusing
+#: is cheaper than remembering.
+MAX_WAITING_APPENDS = 16384
+
+#: How long the disk may take for one commit. Longer than any journal flush seen in practice; after it the log is not
+#: used again by this process, because the late write may still land.
+COMMIT_WAIT_SECONDS = 30.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    draft: Draft
+    outcome: Record | AuditUnavailable | None = None
+
+
+class AuditLog:
+    """One server's handle on the log of a directory. Make it with ``AuditLog.open``."""
+
+    def __init__(self, file: LogFile, server_id: str) -> None:
+        """Take an open file; ``open`` is the public way."""
+        self._file = file
+        self._server_id = server_id
+        self._turn = anyio.Lock()
+        self._thread = anyio.CapacityLimiter(1)
+        self._queue: deque[_Waiting] = deque()
+        self._subscriptions: set[Subscription] = set()
+        self._owners = Owners()
+        self._unusable: str | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, directory: Path, server_id: str) -> AsyncIterator[Self]:
+        """Open the log in ``directory``, made (0700) if it is missing.
+
+        Several processes may have it open. A torn last line is recorded as a gap before this returns.
+
+        Args:
+            directory: a directory of its own, below the state directory.
+            server_id: who writes: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``, unique per process.
+
+        Raises:
+            AuditUnavailable: the log cannot be written to, or records are missing from it; says how to fix it.
+            ValueError: ``server_id`` is not a name.
+        """
+        if not chain.is_name(server_id):
+            raise ValueError(f"server_id {server_id!r} is not a name")
+        file = await anyio.to_thread.run_sync(LogFile, directory, server_id)
+        log = cls(file, server_id)
+        try:
+            yield log
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with log._turn:
+                    log._close()
+
+    @property
+    def head(self) -> Head:
+        """The end of the chain after this process's last record: the anchor that results carry."""
+        return self._file.head
+
+    async def append(self, event: Event) -> Record:
+        """Write one event and return its record once it is on the disk.
+
+        Cancelling the caller does not interrupt a write: the record is written and then the cancellation takes effect.
+
+        Raises:
+            AuditUnavailable: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, not known to be), so
+                what it announces must not happen.
+        """
+        try:
+            waiting = _Waiting(draft=draft(event))
+        except ValueError as error:
+            fix = "Send smaller arguments, or let the profile keep their digest alone."
+            raise AuditUnavailable(f"record {event.kind}", f"the record cannot be written: {error}", fix) from error
+        if len(self._queue) >= MAX_WAITING_APPENDS:
+            raise AuditUnavailable(f"record {event.kind}", "the disk does not keep up", "Try again, with fewer calls.")
+        self._queue.append(waiting)
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                while waiting.outcome is None:
+                    await self._commit()
+        if isinstance(waiting.outcome, AuditUnavailable):
+            raise waiting.outcome
+        return waiting.outcome
+
+    @asynccontextmanager
+    async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
+        """Receive this process's records as they are written, filtered by call and by principal.
+
+        With a principal, only records of that principal's calls are delivered. Records of other server processes on
+        the same directory are not: ``read.follow`` sees those.
+
+        A reader that does not keep up gets a ``Missed`` with the numbers to read from the disk, and never delays the log.
+        """
+        subscription = Subscription(call_id, principal)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+            await subscription.aclose()
+
+    async def _commit(self) -> None:
+        """Write what waits, oldest first; the caller holds the turn. Every entry taken gets a record or an error."""
+        batch = self._take()
+        try:
+            records = await self._write([waiting.draft for waiting in batch])
+        except AuditUnavailable as error:
+            for waiting in batch:
+                waiting.outcome = AuditUnavailable(error.attempted, error.reason, error.fix)
+            return
+        for waiting, record in zip(batch, records, strict=True):
+            waiting.outcome = record
+            owner = self._owners.note(record)
+            for subscription in self._subscriptions:
+                subscription.offer(record, owner)
+
+    def _take(self) -> list[_Waiting]:
+        batch, size = [self._queue.popleft()], 0
+        while self._queue and len(batch) < MAX_BATCH_RECORDS:
+            size += len(self._queue[0].draft.encoded)
+            if size > MAX_BATCH_BYTES:
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    async def _write(self, drafts: list[Draft]) -> list[Record]:
+        if self._unusable is not None:
+            raise AuditUnavailable(
+                f"record {drafts[0].kind}", self._unusable, "Look at the disk, then restart the server."
+            )
+        with anyio.move_on_after(COMMIT_WAIT_SECONDS):
+            return await anyio.to_thread.run_sync(
+                self._file.commit, drafts, limiter=self._thread, abandon_on_cancel=True
+            )
+        self._unusable = f"the disk did not answer within {COMMIT_WAIT_SECONDS:g} seconds"
+        return await self._write(drafts)
+
+    def _close(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.finish()
+        if self._unusable is None:
+            self._file.close()
+            self._unusable = "the log was closed"
