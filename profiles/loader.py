@@ -1,0 +1,282 @@
+"""From directories of TOML files to a ``ProfileSet``: every byte checked, every error with file, line, key and hint.
+
+A later directory replaces whole files of an earlier one, by tool name: nothing is inherited and nothing is merged.
+Never import ``server``: how a call is decided comes in as a function.
+"""
+
+import difflib
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from profiles.errors import ProfileError
+from profiles.model import Effect, Profile, digest, digest_of
+from profiles.positions import KeyPath, ScanError, dotted, scan
+
+SHIPPED = Path(__file__).parent
+"""The profiles that come with the package."""
+
+MAX_FILE = 64 * 1024
+"""Bytes of one profile: some hundred times a usual one, and little enough to parse at once."""
+MAX_PROFILES = 256
+"""Files in one directory: more is a wrong directory."""
+
+_TOML = "See https://toml.io/en/v1.0.0."
+
+_RULES: KeyPath = ("network", "allow")
+
+CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
+"""Decides one call under one profile, purely: the effect and the id of the rule that decided."""
+
+
+class ProfileSet(Mapping[str, Profile]):
+    """All profiles in force, by tool name; immutable."""
+
+    def __init__(self, profiles: Mapping[str, Profile], sources: Mapping[str, Path]) -> None:
+        """Take the profiles and the file each came from."""
+        self._profiles = {tool: profiles[tool] for tool in sorted(profiles)}
+        self._sources = dict(sources)
+        self._digests = {tool: digest(profile) for tool, profile in self._profiles.items()}
+        self._digest = digest_of(self._digests)
+
+    def __getitem__(self, tool: str) -> Profile:
+        return self._profiles[tool]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._profiles)
+
+    def __len__(self) -> int:
+        return len(self._profiles)
+
+    @property
+    def digest(self) -> str:
+        """``sha256:…`` over the digests of all profiles: changes whenever any of them does."""
+        return self._digest
+
+    def digest_for(self, tool: str) -> str:
+        """Return the digest of one tool's profile, computed once at load."""
+        return self._digests[tool]
+
+    def source(self, tool: str) -> Path:
+        """Return the file one tool's profile came from: for the operator, never for a client."""
+        return self._sources[tool]
+
+
+def load(directories: Sequence[Path], *, check_example: CheckExample | None) -> ProfileSet:
+    """Load every ``TOOL.toml`` of the directories; a file in a later one replaces an earlier one of the same name.
+
+    Args:
+        directories: The shipped directory first, then the operator's; one that does not exist counts as empty.
+        check_example: Decides the examples. None leaves them unchecked: only for reading a profile, never for serving.
+
+    Raises:
+        ProfileError: Any file is unsafe, unreadable, wrong, or has an example that is decided otherwise.
+    """
+    files = {path.stem: path for directory in directories for path in profile_files(directory)}
+    profiles = {tool: read(path, check_example=check_example) for tool, path in files.items()}
+    return ProfileSet(profiles, files)
+
+
+def profile_files(directory: Path) -> tuple[Path, ...]:
+    """Return the ``*.toml`` files of a directory by name; none when there is no such directory.
+
+    Raises:
+        ProfileError: The directory cannot be listed, is writable by others, or holds more than MAX_PROFILES.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    try:
+        _check_owner(directory, os.fstat(handle))
+        with os.scandir(handle) as entries:
+            names = sorted(entry.name for entry in entries if re.fullmatch(r"[^.].*\.toml", entry.name))
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    finally:
+        os.close(handle)
+    if len(names) > MAX_PROFILES:
+        raise ProfileError(
+            directory, None, "", f"holds {len(names)} profiles, more than {MAX_PROFILES}", "Name another directory."
+        )
+    return tuple(directory / name for name in names)
+
+
+def read(path: Path, *, check_example: CheckExample | None) -> Profile:
+    """Read one profile file; its name must be the tool's with ``.toml``.
+
+    Raises:
+        ProfileError: As for ``load``.
+    """
+    profile, lines = _parse(_read_bytes(path), path)
+    if profile.tool != path.stem:
+        raise ProfileError(
+            path, lines.get(("tool",)), "tool", f'is "{profile.tool}" in a file named {path.name}',
+            f"Name the file {profile.tool}.toml, so that exactly one file answers for one tool.",
+        )  # fmt: skip
+    if check_example:
+        _run_examples(profile, path, lines, check_example)
+    return profile
+
+
+def parse(data: bytes, path: Path) -> Profile:
+    """Turn the bytes of one profile into a model; ``path`` is only named in errors.
+
+    Raises:
+        ProfileError: The bytes are not one valid profile.
+    """
+    return _parse(data, path)[0]
+
+
+def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
+    if len(data) > MAX_FILE:
+        raise ProfileError(path, None, "", f"larger than {MAX_FILE // 1024} KiB", "A profile is a page of text.")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ProfileError(path, line, "", "not UTF-8 text", "Save the file as UTF-8.") from None
+    try:
+        positions = scan(text)
+    except ScanError as error:
+        if not error.hint:
+            _parse_toml(text, path)
+        raise ProfileError(path, error.line, error.key, error.problem, error.hint or _TOML) from None
+    values, lines = _parse_toml(text, path), positions.lines
+    if _RULES in positions.headed:
+        # Cut off in the middle, a rule below a header of its own would lose its paths and so name every path.
+        raise ProfileError(
+            path, lines[_RULES], dotted(_RULES), "its rules stand below headers of their own",
+            'Write them as allow = [{ host = "docs.python.org" }, ...].',
+        )  # fmt: skip
+    try:
+        return Profile.model_validate(values), lines
+    except ValidationError as error:
+        # One mistake at a time: a misspelt key before the required one that is therefore missing, then by line.
+        details = error.errors(include_url=False, include_input=False)
+        details = [each for each in details if each["type"] != "missing"] or details
+        raise min((_translate(each, path, lines) for each in details), key=lambda each: each.line or 0) from None
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        sentence, _, place = str(error).rpartition(" (at ")
+        found = re.match(r"line (\d+)", place)
+        line = int(found[1]) if found else text.count("\n") + 1
+        raise ProfileError(path, line, "", f"not TOML: {sentence}", _TOML) from None
+    except ValueError as error:  # an integer with thousands of digits
+        raise ProfileError(path, None, "", f"not TOML: {error}", "Write a smaller number.") from None
+
+
+def _translate(detail: ErrorDetails, path: Path, lines: Mapping[KeyPath, int]) -> ProfileError:
+    """Say in our words what pydantic found, at the nearest place that stands in the file."""
+    key: KeyPath = detail["loc"]
+    where = key
+    while where and where not in lines:
+        where = where[:-1]
+    cause = detail.get("ctx", {}).get("error")
+    match detail["type"]:
+        case "extra_forbidden":
+            problem, hint = "unknown key", _nearest(key)
+        case "missing":
+            problem, hint = "required, and missing", "See docs/profiles.md for its values."
+        case "value_error" if cause is not None:
+            problem, hint = str(cause).rstrip("."), "See docs/profiles.md."
+        case _:
+            problem, hint = _lower(detail["msg"]), "See docs/profiles.md for its type and bounds."
+    return ProfileError(path, lines.get(where, 1), dotted(key), problem, hint)
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _nearest(key: KeyPath) -> str:
+    """Name the valid key the writer probably meant: in the same table first, then anywhere."""
+    *table, name = (part for part in key if isinstance(part, str))
+    keys = {dotted(each): each for each in valid_keys()}
+    same = {each[-1]: full for full, each in keys.items() if list(each[:-1]) == table}
+    anywhere = {each[-1]: full for full, each in reversed(keys.items())}
+    for names in (same, anywhere):
+        if close := difflib.get_close_matches(name, names, n=1):
+            return f'The nearest valid key is "{names[close[0]]}".'
+    return f"Valid keys here: {', '.join(same) or 'none'}."
+
+
+def valid_keys(model: type[BaseModel] = Profile, table: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ...]:
+    """Return the path of every key and table a profile may have, in the order of the model; arrays count as tables."""
+    keys: list[tuple[str, ...]] = []
+    for name, field in model.model_fields.items():
+        keys.append((*table, name))
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                keys.extend(valid_keys(inner, (*table, name)))
+    return tuple(keys)
+
+
+def _run_examples(profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample) -> None:
+    for index, example in enumerate(profile.example):
+        effect, rule = check(profile, example.call)
+        if effect == example.expect and example.rule in (None, rule):
+            continue
+        wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
+        raise ProfileError(
+            path,
+            lines.get(("example", index)),
+            dotted(("example", index)),
+            f"expects {wanted}, but the profile answers {effect} by {rule}",
+            "Change the keys above it, or the example if its expectation was wrong.",
+        )
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Read a file only if nobody but this user, root or the owner of the package can have written it.
+
+    Everything is asked of the open file, so the answer is about the bytes that are read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ProfileError(path, None, "", "not a regular file", "Put the profile itself there.")
+        _check_owner(path, status)
+        try:
+            return file.read(MAX_FILE + 1)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    # The owner of this module already decides what the server does; the other two own the process and the machine.
+    trusted = {0, os.geteuid(), Path(__file__).stat().st_uid}
+    if status.st_uid not in trusted:
+        raise ProfileError(
+            path, None, "", f"belongs to user {status.st_uid}, who could change what tools may do",
+            f"Review it, then: chown {os.geteuid()} {path}",
+        )  # fmt: skip
+    if status.st_mode & stat.S_IWOTH:
+        raise ProfileError(path, None, "", "writable by every user", f"Review it, then: chmod o-w {path}")
+    if status.st_mode & stat.S_IWGRP and status.st_gid not in {0, os.getegid()}:
+        raise ProfileError(path, None, "", f"writable by group {status.st_gid}", f"Review it, then: chmod g-w {path}")
+
+
+def _unreadable(path: Path, error: OSError) -> ProfileError:
+    linked = path.is_symlink()
+    problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
+    return ProfileError(
+        path, None, "", problem, "Copy the file here." if linked else "Check that it exists and its permissions."
+    )
