@@ -11,8 +11,8 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
 
     Args:
         profile: The profile in force for this call.
-        workspace: Absolute host directory that the operator serves; None when there is none, and then nothing is mounted
-            whatever the profile says. No part of a profile or call can name another.
+        workspace: Absolute host directory that the operator serves; None when there is none, and then nothing is
+            mounted whatever the profile says. No part of a profile or call can name another.
 
     Raises:
         ValueError: The workspace is not an absolute path without ``..``.

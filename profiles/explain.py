@@ -63,8 +63,8 @@ def _write(profile: Profile) -> tuple[str, ...]:
         return (scratch, "It gives no files back.")
     return (
         scratch,
-        f"/output, from which at most {limits.output.files} files and {words.size(limits.output.bytes)} come back; "
-        "each is checked, named by its content and kept apart from the workspace.",
+        f"/output, from which at most {limits.output.files} files and {words.size(limits.output.bytes)} come back.",
+        "Each file given back is checked, named by its content and kept apart from the workspace.",
     )
 
 
@@ -75,8 +75,8 @@ def _reach(profile: Profile) -> tuple[str, ...]:
     return (
         "Only the following, each connection decided and recorded by the broker:",
         *(words.rule(each) for each in network.allow),
-        f"At most {network.max_connections} connections, {network.max_redirects} redirects (each decided again) and "
-        f"{words.size(network.max_bytes)} of responses in one call.",
+        f"At most {network.max_connections} connections and {words.size(network.max_bytes)} of responses in one call.",
+        f"At most {network.max_redirects} redirects, each decided again.",
         "What it asks for is a message to the host that answers: a listed host can learn what the call knows.",
     )
 

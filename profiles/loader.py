@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from profiles.errors import ProfileError
-from profiles.model import Effect, Profile, digest, digest_of
+from profiles.model import RULE_KEYS, Effect, Profile, RuleKeyError, digest, digest_of
 from profiles.positions import KeyPath, ScanError, dotted, scan
 
 SHIPPED = Path(__file__).parent
@@ -30,7 +30,8 @@ MAX_PROFILES = 256
 
 _TOML = "See https://toml.io/en/v1.0.0."
 
-_RULES: KeyPath = ("network", "allow")
+#: Where rules stand; they are data of ``egress``, so the model knows them as a whole only.
+_RULES = ("network", "allow")
 
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
 """Decides one call under one profile, purely: the effect and the id of the rule that decided."""
@@ -111,14 +112,14 @@ def profile_files(directory: Path) -> tuple[Path, ...]:
     return tuple(directory / name for name in names)
 
 
-def read(path: Path, *, check_example: CheckExample | None) -> Profile:
-    """Read one profile file; its name must be the tool's with ``.toml``.
+def read(path: Path, *, check_example: CheckExample | None, any_name: bool = False) -> Profile:
+    """Read one profile file; its name must be the tool's with ``.toml``, unless ``any_name`` (to compare versions).
 
     Raises:
         ProfileError: As for ``load``.
     """
     profile, lines = _parse(_read_bytes(path), path)
-    if profile.tool != path.stem:
+    if profile.tool != path.stem and not any_name:
         raise ProfileError(
             path, lines.get(("tool",)), "tool", f'is "{profile.tool}" in a file named {path.name}',
             f"Name the file {profile.tool}.toml, so that exactly one file answers for one tool.",
@@ -182,24 +183,28 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
 def _translate(detail: ErrorDetails, path: Path, lines: Mapping[KeyPath, int]) -> ProfileError:
     """Say in our words what pydantic found, at the nearest place that stands in the file."""
     key: KeyPath = detail["loc"]
+    kind, context = detail["type"], detail.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, RuleKeyError):
+        key, kind = (*key, cause.key), "extra_forbidden"
     where = key
     while where and where not in lines:
         where = where[:-1]
-    cause = detail.get("ctx", {}).get("error")
-    match detail["type"]:
+    match kind:
         case "extra_forbidden":
             problem, hint = "unknown key", _nearest(key)
         case "missing":
             problem, hint = "required, and missing", "See docs/profiles.md for its values."
         case "value_error" if cause is not None:
             problem, hint = str(cause).rstrip("."), "See docs/profiles.md."
+        case "model_type" | "dict_type":
+            problem, hint = "must be a table", f"Write it as [{dotted(key)}]."
+        case "too_short" | "string_too_short":
+            problem, hint = "must not be empty", "See docs/profiles.md for its values."
         case _:
-            problem, hint = _lower(detail["msg"]), "See docs/profiles.md for its type and bounds."
+            sentence = detail["msg"]
+            problem, hint = f"{sentence[:1].lower()}{sentence[1:]}", "See docs/profiles.md for its type and bounds."
     return ProfileError(path, lines.get(where, 1), dotted(key), problem, hint)
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
 
 
 def _nearest(key: KeyPath) -> str:
@@ -222,6 +227,8 @@ def valid_keys(model: type[BaseModel] = Profile, table: tuple[str, ...] = ()) ->
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 keys.extend(valid_keys(inner, (*table, name)))
+        if keys[-1] == _RULES:
+            keys.extend((*table, name, key) for key in RULE_KEYS)
     return tuple(keys)
 
 

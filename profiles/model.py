@@ -8,6 +8,7 @@ So a file that was cut short can only be narrower than the whole. Reading files 
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
 import rfc8785
@@ -56,6 +57,8 @@ DriverName = Literal["bubblewrap", "docker", "gvisor"]
 Effect = Literal["allow", "deny", "ask"]
 """What policy may say about a call; the same words as the server's decision."""
 
+RULE_KEYS: Final = tuple(field.name for field in fields(EgressRule))
+
 _BYTES = re.compile(r"([0-9]{1,12}) ?(B|KiB|MiB|GiB)")
 _UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
@@ -93,10 +96,21 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+class RuleKeyError(ValueError):
+    """A key of a rule that does not exist; ``key`` is its name."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is not a key of a rule")
+        self.key = key
+
+
 def _rule(value: object) -> EgressRule:
     if isinstance(value, EgressRule):
         return value
     if isinstance(value, dict):
+        for key in value:
+            if key not in RULE_KEYS:
+                raise RuleKeyError(key)
         return EgressRule.from_table(value)
     raise ValueError('each entry is a table such as { host = "docs.python.org" }')
 
