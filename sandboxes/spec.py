@@ -60,6 +60,8 @@ class SandboxSpec:
     """``egress`` adds a proxy on the guest's own loopback; the network namespace is empty either way."""
     output: bool = False
     """Whether the program has a writable ``/output``."""
+    inputs: bool = False
+    """Whether artifacts of earlier calls may be put into ``/input``."""
     preload: tuple[str, ...] = ()
     """Modules the guest imports before it says ready."""
     require_cgroup: bool = False

@@ -19,11 +19,19 @@ Rule 8   A frame that breaks a rule is the peer's fault: ``ProtocolError``. A ca
          ``ValueError``. After a ProtocolError the connection is of no use any more.
 """
 
+from __future__ import annotations
+
 import json
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+
+# The guest starts in a few milliseconds, and `dataclasses` and `typing` alone would cost ten: types are for the checker
+# only, and events are plain slotted classes.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Literal, TypeAlias
+
+    Role: TypeAlias = Literal["host", "guest"]
 
 MAX_DATA = 256 * 1024
 """Bytes in one DATA frame: large enough that framing costs nothing, small enough to interleave streams fairly."""
@@ -40,71 +48,98 @@ MAX_STREAM = 65_535
 _HEADER = struct.Struct("!BII")
 _MESSAGE, _OPEN, _DATA, _NOTE, _END, _RESET, _WINDOW = range(1, 8)
 
-Role = Literal["host", "guest"]
-
 
 class ProtocolError(Exception):
     """The peer broke a rule of the wire; nothing it sends can be believed any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class _Event:
+    """Base of the events: equal when of one kind with equal fields."""
+
+    __slots__: tuple[str, ...] = ()
+    __hash__ = None  # type: ignore[assignment]  # they hold dicts
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({fields})"
+
+
+class Message(_Event):
     """A message of the connection itself: ``ready``, ``job`` or ``outcome``."""
 
-    kind: str
-    body: Mapping[str, Any]
+    __slots__ = ("body", "kind")
+
+    def __init__(self, *, kind: str, body: Mapping[str, Any]) -> None:
+        self.kind = kind
+        self.body = body
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class Open(_Event):
     """A new stream; ``meta`` says what it carries."""
 
-    stream: int
-    kind: str
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    duplex: bool = False
+    __slots__ = ("duplex", "kind", "meta", "stream")
+
+    def __init__(self, *, stream: int, kind: str, meta: Mapping[str, Any], duplex: bool) -> None:
+        self.stream = stream
+        self.kind = kind
+        self.meta = meta
+        self.duplex = duplex
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
+class Data(_Event):
     """Bytes of a stream."""
 
-    stream: int
-    data: bytes
+    __slots__ = ("data", "stream")
+
+    def __init__(self, *, stream: int, data: bytes) -> None:
+        self.stream = stream
+        self.data = data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(_Event):
     """The answer to an OPEN, before any data (the head of a response, say)."""
 
-    stream: int
-    body: Mapping[str, Any]
+    __slots__ = ("body", "stream")
+
+    def __init__(self, *, stream: int, body: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.body = body
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(_Event):
     """No more data in this direction."""
 
-    stream: int
+    __slots__ = ("stream",)
+
+    def __init__(self, *, stream: int) -> None:
+        self.stream = stream
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reset:
+class Reset(_Event):
     """The stream is over in both directions; ``body`` says why."""
 
-    stream: int
-    body: Mapping[str, Any] = field(default_factory=dict)
+    __slots__ = ("body", "stream")
+
+    def __init__(self, *, stream: int, body: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.body = body
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(_Event):
     """The peer may send ``credit`` more bytes on this stream."""
 
-    stream: int
-    credit: int
+    __slots__ = ("credit", "stream")
+
+    def __init__(self, *, stream: int, credit: int) -> None:
+        self.stream = stream
+        self.credit = credit
 
 
-Event: TypeAlias = Message | Open | Data | Note | End | Reset | Window
+if TYPE_CHECKING:
+    Event: TypeAlias = Message | Open | Data | Note | End | Reset | Window
 
 # Who may say which message, and what the connection is then. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, Role, str], str] = {
@@ -114,21 +149,19 @@ _MESSAGES: dict[tuple[str, Role, str], str] = {
 }
 
 
-@dataclass(slots=True)
 class _Stream:
     """Book-keeping of one open stream, seen from our side."""
 
-    we_send: bool
-    they_send: bool
-    ours: bool
-    """Whether we opened it."""
-    noted: bool = False
-    credit: int = WINDOW
-    """Bytes we may still send."""
-    allowed: int = WINDOW
-    """Bytes the peer may still send."""
-    owed: int = 0
-    """Bytes consumed here for which the peer has not been given new credit."""
+    __slots__ = ("allowed", "credit", "noted", "ours", "owed", "they_send", "we_send")
+
+    def __init__(self, *, we_send: bool, they_send: bool, ours: bool) -> None:
+        self.we_send = we_send
+        self.they_send = they_send
+        self.ours = ours  # whether we opened it
+        self.noted = False
+        self.credit = WINDOW  # bytes we may still send
+        self.allowed = WINDOW  # bytes the peer may still send
+        self.owed = 0  # bytes consumed here for which the peer has not been given new credit
 
 
 class Wire:

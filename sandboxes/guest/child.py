@@ -1,0 +1,124 @@
+"""The process untrusted code runs in: forked from the guest, with nothing of the guest's in its hands.
+
+It has pipes of its own for output and result, no other descriptor, no way to look into the guest (which is not
+dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot raise.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from sandboxes.guest.kernel import set_dumpable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from sandboxes.guest.emit import Emit
+
+    Task = Callable[[dict[str, Any], Emit], int | None]
+
+RESULT = 3
+"""Descriptor of the result pipe in the child."""
+MAX_OPEN_FILES = 1024
+"""The usual soft limit of a login shell; a sandbox needs no more."""
+
+
+class Child:
+    """A running task: its process and the reading ends of its pipes."""
+
+    __slots__ = ("pid", "result", "stderr", "stdout")
+
+    def __init__(self, pid: int, stdout: int, stderr: int, result: int) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self.result = result
+
+
+def start(task: Task, payload: dict[str, Any], limits: dict[str, int], *, confine: Callable[[], None]) -> Child:
+    """Fork and run ``task(payload, emit)`` in the child; its return value is the exit status (None for 0).
+
+    Args:
+        task: runs in the child with standard input empty and output in pipes.
+        payload: given to the task.
+        limits: ``cpu_seconds``, and where no cgroup enforces them ``memory_bytes`` and ``pids``.
+        confine: called in the child after everything else is in place, to give up what the task must not have.
+    """
+    ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
+    pid = os.fork()
+    if pid == 0:
+        status = 70  # EX_SOFTWARE: the harness itself failed, which only a bug of ours or lack of memory explains
+        try:
+            _become_child(theirs, limits)
+            confine()
+            status = _run(task, payload)
+        except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
+            _report_failure()
+        finally:
+            os._exit(status)
+    for descriptor in theirs:
+        os.close(descriptor)
+    return Child(pid, *ours)
+
+
+def _become_child(pipes: tuple[int, ...], limits: dict[str, int]) -> None:
+    os.setsid()
+    # First out of the way of 0 to 3, then into place: a pipe may itself be numbered 0 to 3.
+    high = [_above(RESULT, descriptor) for descriptor in pipes]
+    null = os.open("/dev/null", os.O_RDONLY)
+    for target, source in enumerate([null, *high]):
+        os.dup2(source, target, inheritable=target <= 2)
+    os.closerange(RESULT + 1, os.sysconf("SC_OPEN_MAX"))
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _limit(limits)
+
+
+def _above(lowest: int, descriptor: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest + 1)
+
+
+def _limit(limits: dict[str, int]) -> None:
+    import resource
+
+    # 1 and not 0: a core_pattern that is a pipe ignores 0, but the kernel gives up at 1, see core(5).
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
+    # At the soft limit SIGXCPU, which a program may ignore; one second later SIGKILL, which it may not.
+    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
+    if "memory_bytes" in limits:
+        # What the guest has mapped already (the interpreter, preloaded modules) is not the program's spending.
+        with open("/proc/self/statm", encoding="ascii") as sizes:
+            mapped = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + limits["memory_bytes"],) * 2)
+    if "pids" in limits:
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits["pids"],) * 2)
+    # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
+    set_dumpable(1)
+    # The kernel's own choice in a shortage of memory: the program, not the guest that has to report it.
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write("1000")
+
+
+def _run(task: Task, payload: dict[str, Any]) -> int:
+    from sandboxes.guest.emit import Emit
+
+    for stream in (sys.stdout, sys.stderr):
+        # Line by line, so that the caller sees what is printed when it is printed.
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    return task(payload, Emit(RESULT)) or 0
+
+
+def _report_failure() -> None:
+    import traceback
+
+    traceback.print_exc()
+    sys.stderr.flush()

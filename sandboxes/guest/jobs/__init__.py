@@ -1,0 +1,1 @@
+"""The jobs a guest can do. Each runs in a child process of its own: ``run(payload, emit)``."""

@@ -1,0 +1,161 @@
+"""Running a caller's Python program the way a notebook cell runs."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sandboxes.guest.emit import Emit
+
+NAME = "<program>"
+"""What tracebacks call the caller's code."""
+MAX_VALUE = 16_384
+"""Characters of the last expression's value: what a person would read of it."""
+MAX_FIGURES = 8
+"""Figures returned; a loop that forgets to close its figures must not become a flood of pictures."""
+_WORKSPACE = "/workspace"
+_EAI_AGAIN = -3
+"""What getaddrinfo(3) says without a resolver; `socket` has the name and is not worth importing for it."""
+
+
+def run(payload: dict[str, Any], emit: Emit) -> int:
+    """Run ``payload["code"]``; hand back the last expression's value, open figures and an error's summary.
+
+    Returns:
+        The exit status a script with this code would have had.
+    """
+    code = payload["code"]
+    if os.path.isdir(_WORKSPACE):
+        os.chdir(_WORKSPACE)
+        # Last, not first as for a script: a file of the workspace must not take a standard module's place.
+        sys.path.append(_WORKSPACE)
+    program = types.ModuleType("__main__")
+    program.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = program
+    sys.argv = [NAME]
+    # What `site` gives a program, which the guest starts without.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    result: dict[str, Any] = {"value": None, "truncated": False, "error": None}
+    try:
+        value = _execute(code, program.__dict__)
+        if value is not None and not code.rstrip().endswith(";"):
+            result["value"], result["truncated"] = _shown(value)
+        status = 0
+    except SystemExit as request:
+        status = _exit_status(request)
+    except BaseException as problem:  # noqa: BLE001 - whatever the program raises is its result
+        result["error"] = _tell(problem, code)
+        status = 1
+    try:
+        figures = _send_figures(emit)
+        if figures:
+            result["figures_omitted"] = figures
+    except BaseException as problem:  # noqa: BLE001 - a figure that cannot be drawn is the program's error
+        if result["error"] is None:
+            result["error"] = _tell(problem, code)
+            status = 1
+    emit.value(result)
+    _finish()
+    return status
+
+
+def _execute(code: str, namespace: dict[str, Any]) -> Any:
+    """Run all statements; the value of the last one if it is an expression, else None."""
+    import _ast
+
+    tree: Any = compile(code, NAME, "exec", _ast.PyCF_ONLY_AST)
+    last = None
+    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+        last = compile(_ast.Expression(body=tree.body.pop().value), NAME, "eval")
+    exec(compile(tree, NAME, "exec"), namespace)  # noqa: S102 - this is what the sandbox is for
+    return None if last is None else eval(last, namespace)  # noqa: S307 - as above
+
+
+def _shown(value: Any) -> tuple[str, bool]:
+    text = repr(value)
+    return text[:MAX_VALUE], len(text) > MAX_VALUE
+
+
+def _exit_status(request: SystemExit) -> int:
+    if request.code is None or isinstance(request.code, int):
+        return (request.code or 0) & 0xFF
+    print(request.code, file=sys.stderr)
+    return 1
+
+
+def _tell(problem: BaseException, code: str) -> dict[str, Any]:
+    """Print the traceback, cut to the caller's own lines, and return its summary."""
+    import linecache
+    import traceback
+
+    linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
+    told = traceback.TracebackException.from_exception(problem, limit=-200, compact=True)
+    seen: traceback.TracebackException | None = told
+    chain = 0
+    line = None
+    while seen is not None and chain < 10:
+        own = [frame for frame in seen.stack if frame.filename == NAME]
+        if line is None and own:
+            line = own[-1].lineno
+        seen.stack = traceback.StackSummary.from_list(own)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+        chain += 1
+    hint = _hint(problem)
+    print("".join(told.format()).rstrip() + hint, file=sys.stderr)
+    if isinstance(problem, SyntaxError) and problem.filename == NAME:
+        line = problem.lineno
+    return {"type": type(problem).__name__, "message": (str(problem) + hint)[:2000], "line": line}
+
+
+def _hint(problem: BaseException) -> str:
+    """What the caller can do about an error that the sandbox caused."""
+    import errno
+
+    if isinstance(problem, OSError):
+        if problem.errno == errno.EROFS:
+            return "\n(Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp.)"
+        if problem.errno in (errno.ENETUNREACH, _EAI_AGAIN):
+            return "\n(There is no network in this sandbox.)"
+        if problem.errno == errno.ENOSPC:
+            return "\n(The sandbox's space for files is used up.)"
+        if problem.errno == errno.EACCES and str(problem.filename).startswith("/output"):
+            return "\n(/output can only be written: work in /tmp and copy the result.)"
+    if isinstance(problem, ModuleNotFoundError):
+        return "\n(Packages cannot be installed here; only those of the sandbox's runtime are available.)"
+    return ""
+
+
+def _send_figures(emit: Emit) -> int:
+    """Hand back every open matplotlib figure as PNG; returns how many were left out."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return 0
+    import io
+
+    numbers = pyplot.get_fignums()
+    for number in numbers[:MAX_FIGURES]:
+        buffer = io.BytesIO()
+        pyplot.figure(number).savefig(buffer, format="png", bbox_inches="tight")
+        emit.blob("image/png", buffer.getvalue())
+    return max(0, len(numbers) - MAX_FIGURES)
+
+
+def _finish() -> None:
+    """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()  # noqa: SLF001 - the interpreter's own call, see Py_FinalizeEx
+    import atexit
+
+    atexit._run_exitfuncs()  # noqa: SLF001 - as above
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue

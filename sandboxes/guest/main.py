@@ -1,0 +1,64 @@
+"""The guest from start to end: measure, preload, say ready, take one job, tell its outcome, exit.
+
+It is the sandbox's process 1: when it exits, the kernel ends everything else in its pid namespace.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+
+from sandboxes.guest.kernel import get_dumpable, set_dumpable
+from sandboxes.guest.loop import HostGone, Loop
+from sandboxes.guest.measure import measure
+
+_WIRE = 10
+"""Lowest number for the wire's descriptors: away from 0 to 3, which a child gives a meaning of its own."""
+
+
+def main() -> None:
+    """Run one job and exit. The configuration is the last argument, JSON: see ``sandboxes.guest_tree.config``."""
+    config = json.loads(sys.argv[-1])
+    sys.path.extend(config["path"])
+    wire_in, wire_out = _take_wire()
+    set_dumpable(0)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    loop = Loop(wire_in, wire_out)
+    from sandboxes.guest import landlock
+
+    ready = measure(
+        dumpable=get_dumpable(),
+        landlock=landlock.abi_version(),
+        own=loop.descriptors,
+        hidden=config["hidden"],
+    )
+    for name in config["preload"]:
+        importlib.import_module(name)
+    try:
+        loop.send(loop.wire.message("ready", ready))
+        while loop.job is None:
+            loop.step(None)
+        # Imported while nobody waits would be better still; it is small.
+        from sandboxes.guest.work import work
+
+        outcome = work(loop, loop.job, config)
+        loop.send(loop.wire.message("outcome", outcome))
+    except HostGone:
+        # Nobody is left to tell. Process 1 ends, and with it the sandbox.
+        os._exit(1)
+    os._exit(0)
+
+
+def _take_wire() -> tuple[int, int]:
+    """Move standard input and output out of reach, and put /dev/null in their place."""
+    import fcntl
+
+    taken = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return taken[0], taken[1]

@@ -1,0 +1,96 @@
+"""What isolation is really there, seen from inside, before any untrusted code runs. See ``sandboxes.measure``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+
+
+def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[str]) -> dict[str, Any]:
+    """Measure this process; see ``sandboxes.measure.Measured`` for the fields.
+
+    Args:
+        dumpable: what prctl(PR_GET_DUMPABLE) says.
+        landlock: version of the kernel's Landlock interface, 0 for none.
+        own: descriptors the guest itself opened, beside 0, 1 and 2.
+        hidden: paths whose presence is to be reported.
+    """
+    status = _status()
+    capabilities = 0
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        capabilities |= int(status[name], 16)
+    return {
+        "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
+        "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
+        "groups": os.getgroups()[:64],
+        "capabilities": capabilities,
+        # Kernels without the field (gVisor's) cannot vouch for it: reported as off.
+        "no_new_privs": status.get("NoNewPrivs") == "1",
+        "seccomp": int(status.get("Seccomp", "0")),
+        "dumpable": dumpable,
+        "namespaces": _namespaces(),
+        "mounts": _mounts(),
+        "interfaces": _interfaces(),
+        "descriptors": _descriptors(own),
+        "landlock": landlock,
+        "pid": os.getpid(),
+        "hostname": os.uname().nodename,
+        "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().version}",
+        "python": sys.version.split()[0],
+        "present": [path for path in hidden if os.path.lexists(path)],
+    }
+
+
+def _status() -> dict[str, str]:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+        pairs = (line.partition(":") for line in lines)
+        return {key: value.strip() for key, _, value in pairs}
+
+
+def _namespaces() -> dict[str, int]:
+    found = {}
+    for name in _NAMESPACES:
+        try:
+            target = os.readlink(f"/proc/self/ns/{name}")  # "net:[4026531840]", see namespaces(7)
+        except OSError:
+            continue
+        found[name] = int(target[target.index("[") + 1 : -1])
+    return found
+
+
+def _mounts() -> list[dict[str, Any]]:
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            # proc_pid_mountinfo(5): 36 35 98:0 /root /target options [optional…] - type source super-options
+            own, _, kind = line.partition(" - ")
+            fields = own.split(" ")
+            rest = kind.split(" ")
+            read_only = "ro" in fields[5].split(",") or "ro" in rest[-1].strip().split(",")
+            found.append({"target": fields[4], "type": rest[0], "writable": not read_only})
+    return found
+
+
+def _interfaces() -> list[str]:
+    with open("/proc/self/net/dev", encoding="ascii", errors="replace") as lines:
+        return [line.partition(":")[0].strip() for line in lines if ":" in line]
+
+
+def _descriptors(own: frozenset[int]) -> list[int]:
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return sorted(number for number in listed if number > 2 and number not in own and _is_open(number))[:64]
+
+
+def _is_open(number: int) -> bool:
+    # The directory listing's own descriptor is in the list and closed by now.
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,162 @@
+"""One job in the guest: inputs in, child out, everything it left behind killed, outputs collected."""
+
+from __future__ import annotations
+
+import os
+import signal
+from time import monotonic
+
+from sandboxes import wire
+from sandboxes.guest import child as children
+from sandboxes.guest.loop import Loop, Relay, StreamHandler
+from sandboxes.guest.output import collect
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_DRAIN_SECONDS = 2.0
+"""After the last process is dead its pipes hold at most 64 KiB each: this is for a host that is slow to take them."""
+
+_MAX_RESULT = 64 * 1024 * 1024
+"""Bytes of value and pictures together; the host keeps less, see ``sandboxes.result``."""
+
+
+class _InputFile(StreamHandler):
+    """One artifact of an earlier call on its way to ``/input``."""
+
+    def __init__(self, inputs: Inputs, name: str) -> None:
+        self._inputs = inputs
+        self._path = os.path.join(inputs.root, name)
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        self._file = open(self._path, "xb")  # noqa: SIM115 - closed when the stream ends
+
+    def on_data(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def on_end(self) -> None:
+        self._file.close()
+        os.chmod(self._path, 0o444)
+        self._inputs.received += 1
+
+
+class Inputs:
+    """Files the host sends before the job starts."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.received = 0
+
+    def accept(self, event: wire.Open) -> StreamHandler:
+        """Take one stream of the host. Its names are checked by the host; this is its own program."""
+        if event.kind != "input":
+            raise wire.ProtocolError(f"the host opened a stream of kind {event.kind!r}")
+        return _InputFile(self, event.meta["name"])
+
+
+def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Do the job; returns the outcome's body (see ``sandboxes.link.GuestOutcome``)."""
+    started = monotonic()
+    deadline = started + job["limits"]["wall_seconds"]
+    inputs = Inputs(config["input"])
+    loop.on_open = inputs.accept
+    while inputs.received < job["inputs"]:
+        loop.step(None)
+    payload = dict(job["payload"])
+    if job["kind"] == "fetch":
+        from sandboxes.guest.fetch import fetch
+
+        payload = fetch(loop, payload, deadline)
+    proxy = None
+    if config["proxy"]:
+        from sandboxes.guest.proxy import Proxy
+
+        proxy = Proxy(loop)
+    started = monotonic()
+    child = children.start(_task(job["kind"]), payload, job["limits"], confine=_confine)
+    printed = job["limits"]["printed_bytes"]
+    relays = [
+        Relay(loop, child.stdout, "stdout", printed),
+        Relay(loop, child.stderr, "stderr", printed),
+        Relay(loop, child.result, "result", _MAX_RESULT),
+    ]
+    stopped, status, usage = _wait(loop, child.pid, deadline, relays)
+    elapsed = monotonic() - started
+    if proxy is not None:
+        proxy.close()
+    _end_everything()
+    drained = monotonic() + _DRAIN_SECONDS
+    while not all(relay.done for relay in relays) and monotonic() < drained:
+        loop.step(drained)
+    for relay in relays:
+        relay.close()
+    skipped: list[dict[str, str]] = []
+    if config["output"]:
+        limits = job["limits"]
+        skipped = collect(loop, config["output"], max_files=limits["output_files"], max_bytes=limits["output_bytes"])
+    return {
+        "stopped": stopped,
+        "status": status,
+        "wall_ms": elapsed * 1000,
+        "cpu_ms": usage.ru_utime * 1000 + usage.ru_stime * 1000,
+        "memory_peak_bytes": usage.ru_maxrss * 1024,
+        "skipped": skipped,
+    }
+
+
+def _wait(loop: Loop, pid: int, deadline: float, relays: list[Relay]) -> tuple[str, int, Any]:
+    """Until the child ends or has to be stopped.
+
+    Returns:
+        Why it was stopped ("time", "output", "" for by itself), exit status or minus the signal's number, usage.
+    """
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if done:
+            return "", os.waitstatus_to_exitcode(status), usage
+        late = monotonic() >= deadline
+        if late or any(relay.overflowed for relay in relays):
+            os.kill(pid, signal.SIGKILL)
+            _, status, usage = os.wait4(pid, 0)
+            return "time" if late else "output", os.waitstatus_to_exitcode(status), usage
+        loop.step(deadline)
+        _reap_orphans(pid)
+
+
+def _reap_orphans(pid: int) -> None:
+    """As process 1 the guest inherits orphans; left alone they would count against the limit of processes."""
+    while True:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None or found.si_pid == pid:
+            return
+        os.waitpid(found.si_pid, 0)
+
+
+def _end_everything() -> None:
+    """Kill and reap every other process here: daemons, double forks, what ignores SIGTERM."""
+    try:
+        # As process 1 of a pid namespace, -1 is everything in it but ourselves, see kill(2).
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _task(kind: str) -> children.Task:
+    import importlib
+
+    names = {"python": "python", "read": "read", "list": "listing", "search": "search", "fetch": "page"}
+    task: children.Task = importlib.import_module(f"sandboxes.guest.jobs.{names[kind]}").run
+    return task
+
+
+def _confine() -> None:
+    """Last step before the task: /output becomes write-only for it."""
+    from sandboxes.guest import landlock
+
+    landlock.restrict_output_write_only()

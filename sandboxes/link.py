@@ -1,0 +1,279 @@
+"""The broker's end of the wire: drives the codec over a sandbox's channel. Every byte that comes is hostile."""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sandboxes import wire
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.measure import Measured, parse
+
+_READ = 1024 * 1024
+"""Bytes taken from the channel at once."""
+
+
+class GuestSkipped(BaseModel):
+    """One thing in ``/output`` that the guest did not send."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(max_length=1024)
+    reason: str = Field(max_length=200)
+
+
+class GuestOutcome(BaseModel):
+    """Body of the ``outcome`` message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    stopped: str = Field(pattern="^(time|output)?$")
+    status: int = Field(ge=-64, le=255)
+    wall_ms: float = Field(ge=0)
+    cpu_ms: float = Field(ge=0)
+    memory_peak_bytes: int = Field(ge=0)
+    skipped: list[GuestSkipped] = Field(max_length=64)
+
+
+class Sink(Protocol):
+    """Takes one stream of the guest's. Called in order, one at a time; while it works, the guest waits."""
+
+    async def data(self, data: bytes) -> None:
+        """The next bytes."""
+
+    async def end(self) -> None:
+        """The stream is complete."""
+
+
+class Duplex:
+    """A two-way stream the guest opened (egress), with flow control both ways. An ``anyio`` byte stream in shape."""
+
+    def __init__(self, link: "Link", stream: int, kind: str, meta: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.kind = kind
+        self.meta = meta
+        self._link = link
+        # The codec's window bounds what can be in here: a peer that sends more breaks the protocol.
+        self._inbox, self._received = anyio.create_memory_object_stream[bytes](math.inf)
+        self._credit = anyio.Event()
+        self._rest = b""
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Bytes from the guest; raises anyio.EndOfStream at the end."""
+        data = self._rest or await self._received.receive()
+        self._rest = data[max_bytes:]
+        data = data[:max_bytes]
+        await self._link.send(self._link.wire.consumed(self.stream, len(data)))
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes to the guest; waits for credit. Raises anyio.BrokenResourceError where the guest is gone."""
+        view = memoryview(data)
+        while view:
+            if not self._link.wire.is_open(self.stream):
+                raise anyio.BrokenResourceError
+            credit = self._link.wire.credit(self.stream)
+            if credit == 0:
+                self._credit = anyio.Event()
+                await self._credit.wait()
+                continue
+            await self._link.send(self._link.wire.data(self.stream, view[:credit]))
+            view = view[credit:]
+
+    async def send_eof(self) -> None:
+        """No more bytes to the guest."""
+        if self._link.wire.is_open(self.stream):
+            await self._link.send(self._link.wire.end(self.stream))
+
+    async def note(self, body: Mapping[str, Any]) -> None:
+        """Answer the guest's opening of this stream, once, before any bytes."""
+        await self._link.send(self._link.wire.note(self.stream, body))
+
+    async def reset(self, body: Mapping[str, Any]) -> None:
+        """End the stream at once, with the reason."""
+        await self._link.send(self._link.wire.reset(self.stream, body))
+        self.on_over()
+
+    async def aclose(self) -> None:
+        """End the stream if it is still open."""
+        await self.reset({"reason": "closed"})
+
+    def on_data(self, data: bytes) -> None:
+        """Called by the link."""
+        self._inbox.send_nowait(data)
+
+    def on_credit(self) -> None:
+        """Called by the link."""
+        self._credit.set()
+
+    def on_over(self) -> None:
+        """Called by the link: nothing more will come."""
+        self._inbox.close()
+        self._credit.set()
+
+
+Accept = Callable[[str, Mapping[str, Any]], Awaitable[Sink | None]]
+"""Takes kind and meta of a one-way stream; None refuses it."""
+Serve = Callable[[Duplex], Awaitable[None]]
+"""Serves one two-way stream; runs in a task of its own."""
+
+
+class Link:
+    """One conversation with one guest."""
+
+    def __init__(self, channel: anyio.abc.ByteStream) -> None:
+        self.wire = wire.Wire("host")
+        self._channel = channel
+        self._sending = anyio.Lock()
+        self._sinks: dict[int, Sink] = {}
+        self._duplexes: dict[int, Duplex] = {}
+        self._credit: dict[int, anyio.Event] = {}
+        self._queue: list[wire.Event] = []
+
+    async def send(self, frames: bytes) -> None:
+        """Send frames, whole and in order.
+
+        Raises:
+            anyio.BrokenResourceError: the guest is gone.
+        """
+        if frames:
+            async with self._sending:
+                await self._channel.send(frames)
+
+    async def ready(self) -> Measured:
+        """Wait until the guest is ready; returns what it measured.
+
+        Raises:
+            SandboxUnavailable: what came is not a measurement.
+            anyio.EndOfStream: the guest ended first.
+        """
+        event = await self._next()
+        if not isinstance(event, wire.Message):  # the codec lets nothing else come first
+            raise TypeError(event)
+        return parse(event.body)
+
+    async def run(
+        self,
+        job: Mapping[str, Any],
+        inputs: Sequence[tuple[str, bytes]],
+        accept: Accept,
+        serve: Serve | None,
+    ) -> GuestOutcome:
+        """Give the guest its job and carry its streams until the outcome.
+
+        Args:
+            job: body of the ``job`` message.
+            inputs: names below ``/input`` and contents.
+            accept: called for each one-way stream the guest opens.
+            serve: called for each two-way stream; None refuses them all.
+
+        Raises:
+            SandboxUnavailable: the guest broke the protocol.
+            anyio.EndOfStream: the guest ended without an outcome.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                await self.send(self.wire.message("job", job))
+                tasks.start_soon(self._send_inputs, inputs)
+                body = await self._pump(accept, serve, tasks)
+                tasks.cancel_scope.cancel()
+        except* (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise anyio.EndOfStream from None
+        except* wire.ProtocolError as problems:
+            raise _broken(str(problems.exceptions[0])) from None
+        try:
+            return GuestOutcome.model_validate(body)
+        except ValidationError as problem:
+            raise _broken(f"its outcome is malformed: {problem.errors()[0]['msg']}") from None
+
+    async def _next(self) -> wire.Event:
+        while not self._queue:
+            try:
+                self._queue = self.wire.receive(await self._channel.receive(_READ))
+            except wire.ProtocolError as problem:
+                raise _broken(str(problem)) from None
+        return self._queue.pop(0)
+
+    async def _pump(self, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> Mapping[str, Any]:
+        while True:
+            event = await self._next()
+            if isinstance(event, wire.Message):
+                return event.body
+            if isinstance(event, wire.Open):
+                await self._opened(event, accept, serve, tasks)
+            elif isinstance(event, wire.Data):
+                await self._data(event)
+            elif isinstance(event, wire.Window):
+                self._more_credit(event.stream)
+            elif isinstance(event, wire.End | wire.Reset):
+                await self._over(event)
+
+    async def _opened(self, event: wire.Open, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
+        if not event.duplex:
+            sink = await accept(event.kind, event.meta)
+            if sink is None:
+                await self.send(self.wire.reset(event.stream, {"reason": "refused"}))
+            else:
+                self._sinks[event.stream] = sink
+        elif serve is None:
+            reason = "This sandbox has no network."
+            await self.send(self.wire.reset(event.stream, {"rule": "network.mode", "reason": reason, "hint": ""}))
+        else:
+            duplex = self._duplexes[event.stream] = Duplex(self, event.stream, event.kind, event.meta)
+            tasks.start_soon(self._serve, serve, duplex)
+
+    async def _serve(self, serve: Serve, duplex: Duplex) -> None:
+        try:
+            await serve(duplex)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the guest gave the stream up
+        finally:
+            self._duplexes.pop(duplex.stream, None)
+        await duplex.aclose()
+
+    async def _data(self, event: wire.Data) -> None:
+        sink = self._sinks.get(event.stream)
+        if sink is not None:
+            await sink.data(event.data)
+            await self.send(self.wire.consumed(event.stream, len(event.data)))
+        elif (duplex := self._duplexes.get(event.stream)) is not None:
+            duplex.on_data(event.data)
+
+    async def _over(self, event: wire.End | wire.Reset) -> None:
+        sink = self._sinks.pop(event.stream, None)
+        if sink is not None and isinstance(event, wire.End):
+            await sink.end()
+        if isinstance(event, wire.Reset):
+            self._more_credit(event.stream)
+        if (duplex := self._duplexes.get(event.stream)) is not None:
+            duplex.on_over()
+
+    async def _send_inputs(self, inputs: Sequence[tuple[str, bytes]]) -> None:
+        for name, content in inputs:
+            stream, frames = self.wire.open("input", {"name": name})
+            await self.send(frames)
+            view = memoryview(content)
+            while view:
+                credit = self.wire.credit(stream)
+                if credit == 0:
+                    self._credit[stream] = anyio.Event()
+                    await self._credit[stream].wait()
+                    continue
+                await self.send(self.wire.data(stream, view[:credit]))
+                view = view[credit:]
+            await self.send(self.wire.end(stream))
+
+    def _more_credit(self, stream: int) -> None:
+        if stream in self._credit:
+            self._credit.pop(stream).set()
+        if stream in self._duplexes:
+            self._duplexes[stream].on_credit()
+
+
+def _broken(reason: str) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "Talking to the guest", f"the sandbox broke the wire's protocol: {reason}", "The sandbox was killed; try again."
+    )

@@ -1,0 +1,75 @@
+"""Reading what a job handed back: the frames of ``sandboxes.guest.emit``, bounded, every byte hostile. Sans-I/O."""
+
+import json
+from typing import Any
+
+from sandboxes.guest.emit import BLOB, HEADER, VALUE
+from sandboxes.outcome import Blob
+
+MAX_VALUE = 1024 * 1024
+"""Bytes of JSON: above what any job of ours returns, and small enough to parse without thought."""
+MAX_BLOB = 8 * 1024 * 1024
+"""Bytes of one picture: a 4,000 × 3,000 plot is about 1 MiB."""
+MAX_BLOBS = 16
+"""Pictures of one job."""
+IMAGE_TYPES = {
+    "image/png": b"\x89PNG\r\n\x1a\n",
+    "image/jpeg": b"\xff\xd8\xff",
+    "image/gif": b"GIF8",
+    "image/webp": b"RIFF",
+}
+"""Media types a job may claim, and the bytes such a picture begins with."""
+
+
+class ResultReader:
+    """Collects the frames of one job. What does not fit the format is left out and said in ``problems``."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.blobs: list[Blob] = []
+        self.problems: list[str] = []
+        self._buffer = bytearray()
+        self._broken = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        if self._broken:
+            return
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            kind, length = HEADER.unpack_from(self._buffer)
+            if kind not in (VALUE, BLOB) or length > (MAX_VALUE if kind == VALUE else MAX_BLOB):
+                # Without a believable length there is no next frame to look for.
+                self._broken = True
+                self._buffer.clear()
+                self.problems.append("the program wrote to the descriptor its results go through; the rest is dropped")
+                return
+            if len(self._buffer) < HEADER.size + length:
+                return
+            payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
+            del self._buffer[: HEADER.size + length]
+            if kind == VALUE:
+                self._take_value(payload)
+            else:
+                self._take_blob(payload)
+
+    def _take_value(self, payload: bytes) -> None:
+        try:
+            self.value = json.loads(payload, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            self.problems.append("the value is not JSON")
+
+    def _take_blob(self, payload: bytes) -> None:
+        head, _, data = payload.partition(b"\0")
+        media_type = head.decode("ascii", "replace")
+        magic = IMAGE_TYPES.get(media_type)
+        if magic is None or not data.startswith(magic):
+            self.problems.append("a picture is not of the type it claims")
+        elif len(self.blobs) == MAX_BLOBS:
+            self.problems.append(f"more than {MAX_BLOBS} pictures")
+        else:
+            self.blobs.append(Blob(media_type=media_type, data=data))
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
