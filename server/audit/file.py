@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from server.audit import chain
-from server.audit.chain import Draft, Head, NotARecord, Record
+from server.audit.chain import Draft, Edited, Head, NotARecord, Record
 from server.audit.events import GapRecorded, draft
 from server.errors import AuditUnavailable
 
@@ -93,19 +93,21 @@ class LogFile:
             self._catch_up()
             return self._append(drafts)
 
-    def _append(self, drafts: Sequence[Draft]) -> list[Record]:
-        tail, records = self._tail, []
+    def _append(self, drafts: Sequence[Draft], torn: int = 0, ending: bytes = b"") -> list[Record]:
+        """Write ``drafts`` behind the tail and ``torn`` bytes that are no records, after ending those."""
+        tail, records = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn), []
         for item in drafts:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             record = chain.seal(item, seq=tail.seq + 1, time=now, server=self._server, prev=tail.hash)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
             records.append(record)
-        self._write(b"".join(record.line for record in records))
+        self._write(ending + b"".join(record.line for record in records))
         self._move_head(tail)
         return records
 
     def _write(self, content: bytes) -> None:
-        """Make ``content`` durable behind the tail, or leave the file as it was."""
+        """Make ``content`` durable at the end of the file, or leave the file as it was."""
+        before = os.fstat(self._log_fd).st_size
         try:
             written = 0
             while written < len(content):
@@ -114,7 +116,7 @@ class LogFile:
         except OSError:
             # If even this fails (an append-only file refuses it), the next commit finds the rest and records a gap.
             with contextlib.suppress(OSError):
-                os.ftruncate(self._log_fd, self._tail.size)
+                os.ftruncate(self._log_fd, before)
             raise
 
     def _move_head(self, tail: Head) -> None:
@@ -133,10 +135,12 @@ class LogFile:
             line = self._line_at(tail.size)
             try:
                 record = chain.parse(line)
+            except Edited as error:
+                raise self._tampered(f"a line after record {tail.seq} was edited") from error
             except NotARecord:
                 break
             if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
-                break
+                raise self._tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
         self._tail = tail
         if tail.size < now.st_size:
@@ -153,10 +157,9 @@ class LogFile:
             raise self._tampered(f"{length} bytes after its last record are none of ours")
         torn = os.pread(self._log_fd, length, self._tail.size)
         ending = b"" if torn.endswith(b"\n") else b"\n"
-        gap = GapRecorded(bytes=len(torn + ending), digest="sha256:" + hashlib.sha256(torn + ending).hexdigest())
-        self._write(ending)
-        self._tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + gap.bytes)
-        self._append([draft(gap)])
+        whole = torn + ending
+        gap = GapRecorded(bytes=len(whole), digest="sha256:" + hashlib.sha256(whole).hexdigest())
+        self._append([draft(gap)], len(whole), ending)
 
     def _begin(self, place: int) -> None:
         """Find the tail: from ``head.json``, proved by the one record it names."""

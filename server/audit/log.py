@@ -104,11 +104,10 @@ class AuditLog:
         self._queue.append(waiting)
         with anyio.CancelScope(shield=True):
             async with self._turn:
-                while waiting.outcome is None:
-                    await self._commit()
-        if isinstance(waiting.outcome, AuditUnavailable):
-            raise waiting.outcome
-        return waiting.outcome
+                outcome = await self._settle(waiting)
+        if isinstance(outcome, AuditUnavailable):
+            raise outcome
+        return outcome
 
     @asynccontextmanager
     async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
@@ -117,7 +116,8 @@ class AuditLog:
         With a principal, only records of that principal's calls are delivered. Records of other server processes on
         the same directory are not: ``read.follow`` sees those.
 
-        A reader that does not keep up gets a ``Missed`` with the numbers to read from the disk, and never delays the log.
+        A reader that does not keep up never delays the log: it gets a ``Missed`` with the numbers to read from the
+        disk.
         """
         subscription = Subscription(call_id, principal)
         self._subscriptions.add(subscription)
@@ -127,8 +127,14 @@ class AuditLog:
             self._subscriptions.discard(subscription)
             await subscription.aclose()
 
+    async def _settle(self, waiting: _Waiting) -> Record | AuditUnavailable:
+        while True:
+            if waiting.outcome is not None:
+                return waiting.outcome
+            await self._commit()
+
     async def _commit(self) -> None:
-        """Write what waits, oldest first; the caller holds the turn. Every entry taken gets a record or an error."""
+        """Write what waits, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
         batch = self._take()
         try:
             records = await self._write([waiting.draft for waiting in batch])

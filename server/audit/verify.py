@@ -1,0 +1,206 @@
+"""Offline proof that a log is whole: reads it once, in bounded memory, and names the lines where it is not.
+
+Found: a changed byte, a removed, added, repeated or moved line, a cut end, a chain that was rewritten without
+``head.json``, and any other bytes. Not found without an anchor kept elsewhere: a log and a ``head.json`` that were both
+put back to an earlier state or rewritten as a whole, and records added by someone who may write the files, because the
+chain has no secret in it.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from server.audit import chain, read
+from server.audit.chain import Edited, Head, NotARecord, Record
+from server.audit.events import GapRecorded
+from server.audit.file import HEAD_NAME
+from server.audit.read import Line
+
+#: Problems that are kept; the first ones say what happened, the rest are counted.
+MAX_PROBLEMS = 100
+
+ProblemKind = Literal[
+    "edited", "foreign", "torn", "deleted", "reordered", "repeated", "forked", "truncated", "head", "anchor"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One place where the log is not what was written."""
+
+    line: int | None
+    """Line of ``audit.jsonl``, from 1; for a cut end the line that should come next; None for ``head.json`` itself."""
+    seq: int | None
+    """Number of the record concerned, where it is known."""
+    kind: ProblemKind
+    """What happened, in one word; docs/audit.md explains each."""
+    detail: str
+    """What happened, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What ``verify`` found."""
+
+    ok: bool
+    """Whether the log is whole."""
+    records: int
+    """How many records were read."""
+    gaps: int
+    """Recorded gaps: torn lines of crashes. No acknowledged record was in them."""
+    head: Head
+    """The last record: as an anchor ``SEQ:HASH``."""
+    problems: tuple[Problem, ...]
+    """In the order of the file; at most ``MAX_PROBLEMS``."""
+    omitted: int
+    """Problems beyond those."""
+
+
+def verify(directory: Path, anchor: Head | None = None) -> VerifyReport:
+    """Check the log in ``directory``, also while servers write to it, and against an anchor kept elsewhere.
+
+    Raises:
+        AuditUnavailable: there is no log, or it cannot be read.
+    """
+    with read.opened(directory) as (log, snapshot):
+        verifier = _Verifier(anchor)
+        head = None
+        try:
+            head = chain.parse_head(snapshot.head or b"")
+        except NotARecord:
+            state = "missing" if snapshot.head is None else "damaged"
+            verifier.note(None, None, "head", f"{HEAD_NAME} is {state}, so a cut end cannot be told")
+        return verifier.run(read.lines(log, 0, snapshot.size), head)
+
+
+class _Verifier:
+    def __init__(self, anchor: Head | None) -> None:
+        self._anchor = anchor
+        self._problems: list[Problem] = []
+        self._omitted = 0
+        self._records = self._gaps = 0
+        # The chain so far: where the last record in order stands, and what it was.
+        self._line = 0
+        self._tail = Head()
+        self._prev = ""
+        # Lines since then that are no records: they may stand in for records, or a gap may account for them.
+        self._unreadable = self._unreadable_bytes = 0
+        self._unreadable_hash = hashlib.sha256()
+        self._unreadable_since = 0
+        # Numbers that were jumped over, by the place of their problem: a later line may turn out to hold them.
+        self._jumped: dict[int, tuple[int, int]] = {}
+
+    def note(self, line: int | None, seq: int | None, kind: ProblemKind, detail: str) -> None:
+        if len(self._problems) < MAX_PROBLEMS:
+            self._problems.append(Problem(line=line, seq=seq, kind=kind, detail=detail))
+        else:
+            self._omitted += 1
+
+    def run(self, found: Iterable[Line], head: Head | None) -> VerifyReport:
+        last = 0
+        for line in found:
+            fresh, last = line.number != last, line.number
+            if line.record is None:
+                self._no_record(line, fresh=fresh)
+                continue
+            self._records += 1
+            self._record(line, line.record)
+            self._compare(line, line.record, head)
+        self._end(last, head)
+        return VerifyReport(
+            ok=not self._problems,
+            records=self._records,
+            gaps=self._gaps,
+            head=self._tail,
+            problems=tuple(self._problems),
+            omitted=self._omitted,
+        )
+
+    def _no_record(self, line: Line, *, fresh: bool) -> None:
+        if self._unreadable == 0:
+            self._unreadable_since = len(self._problems)
+            self._unreadable_hash, self._unreadable_bytes = hashlib.sha256(), 0
+        self._unreadable_hash.update(line.raw)
+        self._unreadable_bytes += len(line.raw)
+        if not fresh:
+            return
+        self._unreadable += 1
+        if isinstance(line.error, Edited):
+            self.note(line.number, line.error.seq, "edited", str(line.error))
+        elif not line.raw.endswith(b"\n") and len(line.raw) < chain.MAX_LINE_BYTES:
+            detail = "the line has no end: a crash in mid-write, which the next server records, or a cut"
+            self.note(line.number, None, "torn", detail)
+        else:
+            self.note(line.number, None, "foreign", f"no record: {line.error}")
+
+    def _record(self, line: Line, record: Record) -> None:
+        seq, expected = record.seq, self._tail.seq + 1
+        if self._accounts_for_gap(record):
+            del self._problems[self._unreadable_since :]
+            self._gaps += 1
+            self._unreadable = 0
+        if seq < expected:
+            self._out_of_order(line, record)
+            return
+        if seq - expected > self._unreadable:
+            if len(self._problems) < MAX_PROBLEMS:
+                self._jumped[len(self._problems)] = (expected, seq - 1)
+            self.note(line.number, seq, "deleted", f"records {expected} to {seq - 1} are missing before this line")
+        elif seq == expected and record.prev != self._tail.hash and self._unreadable == 0:
+            self._broken_link(line, record)
+        self._move(line, record)
+
+    def _accounts_for_gap(self, record: Record) -> bool:
+        return (
+            self._unreadable > 0
+            and record.kind == GapRecorded.kind
+            and (record.seq, record.prev) == (self._tail.seq + 1, self._tail.hash)
+            and record.data.get("bytes") == self._unreadable_bytes
+            and record.data.get("digest") == "sha256:" + self._unreadable_hash.hexdigest()
+        )
+
+    def _broken_link(self, line: Line, record: Record) -> None:
+        if record.seq == 1:
+            self.note(line.number, 1, "edited", "the first record is chained to another one")
+            return
+        detail = f"this is not the record that record {record.seq} on line {line.number} was chained to"
+        self.note(self._line, record.seq - 1, "edited", detail)
+
+    def _out_of_order(self, line: Line, record: Record) -> None:
+        for place, (first, last) in self._jumped.items():
+            if first <= record.seq <= last:
+                detail = f"records {first} to {last} are not before this line; {record.seq} is on line {line.number}"
+                old = self._problems[place]
+                self._problems[place] = Problem(line=old.line, seq=old.seq, kind="reordered", detail=detail)
+                return
+        if record.seq == self._tail.seq and record.prev == self._prev and record.hash != self._tail.hash:
+            self.note(line.number, record.seq, "forked", f"lines {self._line} and {line.number} are both {record.seq}")
+            self._move(line, record)
+            return
+        self.note(line.number, record.seq, "repeated", f"record {record.seq} was there before")
+
+    def _move(self, line: Line, record: Record) -> None:
+        self._line, self._prev, self._unreadable = line.number, record.prev, 0
+        self._tail = Head(seq=record.seq, hash=record.hash, size=line.end)
+
+    def _compare(self, line: Line, record: Record, head: Head | None) -> None:
+        if head is not None and record.seq == head.seq:
+            if record.hash != head.hash:
+                self.note(line.number, record.seq, "head", f"{HEAD_NAME} names another record {record.seq}: rewritten")
+            elif not self._problems and line.end != head.size:
+                self.note(None, record.seq, "head", f"{HEAD_NAME} has the wrong size for record {record.seq}")
+        if self._anchor is not None and record.seq == self._anchor.seq and record.hash != self._anchor.hash:
+            self.note(line.number, record.seq, "anchor", f"the anchor names another record {record.seq}: rewritten")
+
+    def _end(self, last: int, head: Head | None) -> None:
+        reached = self._tail.seq + self._unreadable
+        if head is not None and reached < head.seq:
+            detail = f"records {reached + 1} to {head.seq} are missing at the end"
+            self.note(last + 1, reached + 1, "truncated", detail)
+        elif head is not None and head.seq == 0 and (head.hash != chain.GENESIS or head.size != 0):
+            self.note(None, None, "head", f"{HEAD_NAME} describes no log")
+        if self._anchor is not None and self._tail.seq < self._anchor.seq:
+            detail = f"the anchor names record {self._anchor.seq}, the log ends before: cut, or put back"
+            self.note(last + 1, self._tail.seq + 1, "anchor", detail)
