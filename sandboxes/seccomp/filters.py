@@ -6,14 +6,14 @@ The only place that knows libseccomp. Nothing here may import a driver, a profil
 import platform
 import struct
 import tempfile
+from collections.abc import Iterator
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.seccomp.policy import FULL_MASK, Condition, Policy, load
 
-#: ``AUDIT_ARCH_*`` of each architecture the policy can name, and Docker's word for it (linux/audit.h, seccomp_arch_add(3)).
+#: ``AUDIT_ARCH_*`` (linux/audit.h) of each architecture the policy can name, and Docker's word for it.
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _DOCKER_ARCH = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
@@ -27,7 +27,7 @@ _OFFSET_NUMBER, _OFFSET_ARCH = 0, 4  # struct seccomp_data
 _RET_ERRNO = 0x0005_0000
 
 
-def _libseccomp() -> ModuleType:
+def _libseccomp() -> Any:
     try:
         import pyseccomp  # noqa: PLC0415 - importing it loads the C library, which may be missing; only bpf() needs it
     except (ImportError, RuntimeError) as error:
@@ -37,15 +37,6 @@ def _libseccomp() -> ModuleType:
             "Install it: apt-get install libseccomp2",
         ) from error
     return pyseccomp
-
-
-def _numbers(library: ModuleType, policy: Policy, arch: int) -> dict[str, int]:
-    """Number of each answered name on ``arch``. Names that this libseccomp or architecture lacks are left out.
-
-    Leaving out is safe: what has no rule is refused.
-    """
-    found = {name: int(library.resolve_syscall(arch, name)) for name in policy.answered()}
-    return {name: number for name, number in found.items() if number >= 0}
 
 
 def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
@@ -66,6 +57,28 @@ def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)
 
 
+def _rules(library: Any, policy: Policy, native: int) -> Iterator[tuple[int, str, int, list[Any]]]:
+    """Every rule: action, name, native number, comparisons.
+
+    Names that this libseccomp does not know yet are left out. That is safe: what has no rule is refused.
+    """
+    for group in policy.allow:
+        for name in group.syscalls:
+            for alternative in group.alternatives():
+                comparisons = [_comparison(library, condition, value) for condition, value in alternative]
+                yield library.ALLOW, name, library.resolve_syscall(native, name), comparisons
+    for refusal in policy.refuse:
+        if refusal.errno != policy.errno:
+            for name in refusal.syscalls:
+                yield library.ERRNO(refusal.errno), name, library.resolve_syscall(native, name), []
+
+
+def _comparison(library: Any, condition: Condition, value: int) -> Any:
+    if condition.mask == FULL_MASK:
+        return library.Arg(condition.argument, library.EQ, value)
+    return library.Arg(condition.argument, library.MASKED_EQ, condition.mask, value)
+
+
 def compile_policy(policy: Policy, machine: str) -> bytes:
     """Compile ``policy`` for ``machine`` (as ``uname -m`` says it): an array of ``struct sock_filter``.
 
@@ -79,27 +92,20 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
             f"Run on {' or '.join(policy.architectures)}, or use a driver that brings its own kernel",
         )
     library = _libseccomp()
-    arch = _AUDIT_ARCH[machine]
-    numbers = _numbers(library, policy, arch)
-    native = library.system_arch()
+    arch, native = _AUDIT_ARCH[machine], library.system_arch()
+    newest = 0
     try:
         rules = library.SyscallFilter(library.ERRNO(policy.errno))
         rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
         if arch != native:
             rules.remove_arch(native)
             rules.add_arch(arch)
-        for group in policy.allow:
-            for name in group.syscalls:
-                if name not in numbers:
-                    continue
-                for alternative in group.alternatives():
-                    comparisons = [_comparison(library, condition, value) for condition, value in alternative]
-                    # Rules are given in native numbers; libseccomp translates them to the filter's architecture.
-                    rules.add_rule(library.ALLOW, library.resolve_syscall(native, name), *comparisons)
-        for refusal in policy.refuse:
-            for name in refusal.syscalls:
-                if name in numbers:
-                    rules.add_rule(library.ERRNO(refusal.errno), library.resolve_syscall(native, name))
+        for action, name, native_number, comparisons in _rules(library, policy, native):
+            number = library.resolve_syscall(arch, name)
+            if number >= 0:
+                # Rules are given in native numbers; libseccomp translates them to the filter's architecture.
+                rules.add_rule(action, native_number, *comparisons)
+                newest = max(newest, number)
         with tempfile.TemporaryFile() as file:
             rules.export_bpf(file)
             file.seek(0)
@@ -110,13 +116,17 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
             f"libseccomp refused a rule ({error})",
             "Update libseccomp2 to 2.5 or later",
         ) from error
-    return _answer_newer(arch, max(numbers.values()), policy.newer_errno) + main
+    return _answer_newer(arch, newest, policy.newer_errno) + main
 
 
-def _comparison(library: ModuleType, condition: Condition, value: int) -> Any:  # noqa: ANN401 - an untyped library's type
-    if condition.mask == FULL_MASK:
-        return library.Arg(condition.argument, library.EQ, value)
-    return library.Arg(condition.argument, library.MASKED_EQ, condition.mask, value)
+def number(name: str, machine: str) -> int | None:
+    """Number of a system call on ``machine``; None where it does not exist or this libseccomp does not know it.
+
+    Raises:
+        SandboxUnavailable: libseccomp is missing.
+    """
+    found = int(_libseccomp().resolve_syscall(_AUDIT_ARCH[machine], name))
+    return found if found >= 0 else None
 
 
 @cache

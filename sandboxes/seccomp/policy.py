@@ -71,12 +71,6 @@ class Policy:
     allow: tuple[Allow, ...]
     refuse: tuple[Refuse, ...]
 
-    def answered(self) -> tuple[str, ...]:
-        """Names that get a rule of their own in a filter: allowed ones, and refusals with a special answer."""
-        allowed = {name for group in self.allow for name in group.syscalls}
-        special = {name for group in self.refuse if group.errno != self.errno for name in group.syscalls}
-        return tuple(sorted(allowed | special))
-
 
 class PolicyError(ValueError):
     """The packaged policy contradicts itself: an edit to ``policy.json`` must be corrected."""

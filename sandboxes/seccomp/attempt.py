@@ -1,0 +1,91 @@
+"""Runs inside a sandbox: makes system calls it is told to make, and says what each answered.
+
+Standard library only, one file, imports nothing of ours: a driver can hand it to ``python -I -`` or mount it.
+stdin: a JSON list of ``{"id", "number", "args", "abi"}``. stdout: a JSON object, id to ``"ok"``, an errno name or a
+signal name. Each attempt has a process of its own, so none can change the next one.
+"""
+
+import ctypes
+import errno
+import json
+import mmap
+import os
+import pty
+import signal
+import sys
+import tempfile
+from typing import Any
+
+#: Longest answer of one attempt: an errno or signal name.
+_ANSWER_BYTES = 32
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _argument(value: Any) -> Any:
+    """Turn one JSON argument into what ``syscall`` takes.
+
+    Numbers and ``"0x…"`` are themselves, other strings are C strings, null is NULL, and ``{"zeros": n}``,
+    ``{"fd": "pty" | "file"}`` and ``{"pid": "self"}`` are made on the spot.
+    """
+    if value is None:
+        return ctypes.c_void_p(None)
+    if isinstance(value, str):
+        return ctypes.c_ulong(int(value, 16)) if value.startswith("0x") else ctypes.c_char_p(value.encode())
+    if isinstance(value, dict):
+        ((kind, what),) = value.items()
+        if kind == "zeros":
+            return ctypes.create_string_buffer(what)
+        if kind == "pid":
+            return ctypes.c_long(os.getpid())
+        return ctypes.c_long(_terminal() if what == "pty" else tempfile.mkstemp()[0])
+    return ctypes.c_long(value)
+
+
+def _terminal() -> int:
+    """A new pseudo-terminal that is this process's controlling one."""
+    os.setsid()
+    _, slave = pty.openpty()
+    os.close(os.open(os.ttyname(slave), os.O_RDWR))  # the first terminal a session leader opens becomes its own
+    return slave
+
+
+def _i386(number: int) -> int:
+    """Make an i386 system call from a 64-bit x86 process: mov eax, number; int 0x80; ret."""
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(b"\xb8" + number.to_bytes(4, "little") + b"\xcd\x80\xc3")
+    address = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    return int(ctypes.CFUNCTYPE(ctypes.c_int)(address)())
+
+
+def _call(attempt: dict[str, Any]) -> str:
+    if attempt.get("abi") == "i386":
+        result = _i386(attempt["number"])
+        return "ok" if result >= 0 else errno.errorcode.get(-result, str(-result))
+    arguments = [_argument(value) for value in attempt["args"]]
+    arguments += [ctypes.c_long(0)] * (6 - len(arguments))
+    result = _libc.syscall(ctypes.c_long(attempt["number"]), *arguments)
+    number = ctypes.get_errno()
+    return "ok" if result != -1 else errno.errorcode.get(number, str(number))
+
+
+def _separately(attempt: dict[str, Any]) -> str:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        me = os.getpid()
+        answer = _call(attempt)
+        if os.getpid() == me:  # a successful clone returns here twice; its child has nothing to say
+            os.write(writing, answer.encode())
+        os._exit(0)
+    os.close(writing)
+    _, status = os.waitpid(child, 0)
+    answer = os.read(reading, _ANSWER_BYTES).decode()
+    os.close(reading)
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else answer
+
+
+if __name__ == "__main__":
+    attempts = json.load(sys.stdin)
+    json.dump({attempt["id"]: _separately(attempt) for attempt in attempts}, sys.stdout)

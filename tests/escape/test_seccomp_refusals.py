@@ -1,0 +1,93 @@
+"""Hostile system calls under the real filter in a real sandbox (seed I4: the kernel's surface).
+
+The sandbox keeps every capability in its own user namespace, which no sandbox of ours does: so most attempts would
+succeed, and only the filter is left to refuse them.
+"""
+
+import dataclasses
+import json
+import platform
+
+import pytest
+
+from sandboxes.seccomp import bpf, load
+from sandboxes.seccomp.cases import ALLOWED, Case, load_cases, payload, program
+from sandboxes.seccomp.filters import compile_policy
+from tests import bubblewrap
+
+pytestmark = pytest.mark.driver("bubblewrap")
+
+MACHINE = platform.machine()
+CASES = load_cases(MACHINE)
+#: An errno no kernel code returns: whoever answers it is the filter, and not a check for capabilities.
+MARK = 1234
+CAPABLE = ("--uid", "0", "--gid", "0", "--cap-add", "ALL")
+
+
+def _marked() -> bytes:
+    policy = load()
+    refuse = tuple(
+        dataclasses.replace(group, errno=MARK) if group.errno == policy.errno else group for group in policy.refuse
+    )
+    return compile_policy(dataclasses.replace(policy, errno=MARK, refuse=refuse), MACHINE)
+
+
+def _answers(filter_program: bytes | None) -> dict[str, str]:
+    done = bubblewrap.run(program(), stdin=payload(CASES), seccomp=filter_program, options=CAPABLE)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, str] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def guarded() -> dict[str, str]:
+    """All attempts under the shipped filter."""
+    return _answers(bpf())
+
+
+@pytest.fixture(scope="module")
+def marked() -> dict[str, str]:
+    """All attempts under the same policy with a default answer of its own."""
+    return _answers(_marked())
+
+
+@pytest.fixture(scope="module")
+def unguarded() -> dict[str, str]:
+    """The control run: all attempts without a filter."""
+    return _answers(None)
+
+
+def _id(case: Case) -> str:
+    return case.id
+
+
+@pytest.mark.parametrize("case", CASES, ids=_id)
+def test_refused_by_the_filter_and_by_nothing_else(
+    case: Case, guarded: dict[str, str], marked: dict[str, str], unguarded: dict[str, str]
+) -> None:
+    """I4: the attempt gets the policy's answer, from the filter; without it the kernel answers otherwise."""
+    assert guarded[case.id] == case.answer
+    if case.answer == "EPERM":
+        assert marked[case.id] == str(MARK), "something else than the filter refused"
+    assert unguarded[case.id] in case.without
+
+
+@pytest.mark.parametrize("case", CASES, ids=_id)
+def test_the_nearest_neighbour_is_allowed(case: Case, guarded: dict[str, str], unguarded: dict[str, str]) -> None:
+    """I4: the filter is not wider than its reason: the nearest useful call works, as it does without the filter."""
+    neighbour = f"near {case.id}"
+    assert unguarded[neighbour] == ALLOWED, "the control itself does not work here"
+    assert guarded[neighbour] == ALLOWED
+
+
+def test_every_refused_call_is_attempted() -> None:
+    """I4: no name under 'refuse' is without a case."""
+    attempted = {(case.rule, case.call) for case in load_cases("x86_64")}
+    promised = {(group.id, name) for group in load().refuse for name in group.syscalls}
+    assert promised <= attempted
+
+
+def test_every_condition_is_attempted_from_outside() -> None:
+    """I4: each allowance with conditions has a case in which they do not hold."""
+    attempted = {case.rule for case in load_cases("x86_64")}
+    assert {group.id for group in load().allow if group.when} <= attempted

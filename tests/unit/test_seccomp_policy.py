@@ -1,0 +1,171 @@
+"""The policy file is strict, its digest follows its bytes, and Docker gets the same decisions."""
+
+import copy
+import errno
+import json
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.seccomp import bpf, digest, docker_profile, load
+from sandboxes.seccomp.filters import compile_policy
+from sandboxes.seccomp.policy import PolicyError, parse, source
+
+INSTRUCTION_BYTES = 8
+#: BPF_MAXINSNS, linux/bpf_common.h: the kernel refuses a longer filter.
+MOST_INSTRUCTIONS = 4096
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def _edited(edit: Edit) -> bytes:
+    data = copy.deepcopy(json.loads(source()))
+    edit(data)
+    return json.dumps(data).encode()
+
+
+def test_the_packaged_policy_is_valid_and_says_who_needs_what() -> None:
+    """Every allowance names who needs it; every refusal has a reason and a link."""
+    policy = load()
+    assert all(group.needed_by for group in policy.allow)
+    assert all(group.why and group.link.startswith("https://") for group in policy.refuse)
+
+
+def test_ids_are_unique() -> None:
+    """A rule id in a report points to one group."""
+    ids = [group.id for group in load().allow] + [group.id for group in load().refuse]
+    assert len(ids) == len(set(ids))
+
+
+def test_digest_names_the_bytes_of_the_policy() -> None:
+    """The digest is stable between calls and is a sha256 of the source."""
+    assert digest() == digest()
+    assert digest().startswith("sha256:")
+    assert len(digest()) == len("sha256:") + 64
+
+
+def _allow_bpf(data: dict[str, Any]) -> None:
+    data["allow"][0]["syscalls"].append("bpf")
+
+
+def _allow_clone_plainly(data: dict[str, Any]) -> None:
+    data["allow"][0]["syscalls"].append("clone")
+
+
+def _misspell(data: dict[str, Any]) -> None:
+    data["allow"][0]["wehn"] = []
+
+
+def _no_reason(data: dict[str, Any]) -> None:
+    del data["refuse"][0]["why"]
+
+
+def _empty_condition(data: dict[str, Any]) -> None:
+    data["allow"][0]["when"] = [{"argument": 0, "is": {}}]
+
+
+def _impossible_value(data: dict[str, Any]) -> None:
+    data["allow"][0]["when"] = [{"argument": 0, "mask": "0xf", "is": {"too large": "0x10"}}]
+
+
+def _one_argument_twice(data: dict[str, Any]) -> None:
+    data["allow"][0]["when"] = [{"argument": 0, "is": {"a": "1"}}, {"argument": 0, "is": {"b": "2"}}]
+
+
+def _allow_twice(data: dict[str, Any]) -> None:
+    data["allow"][0]["syscalls"].append("read")
+
+
+def _unknown_errno(data: dict[str, Any]) -> None:
+    data["otherwise"]["errno"] = "ENOPE"
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (_allow_bpf, "allowed and refused at once"),
+        (_allow_clone_plainly, "with and without conditions"),
+        (_misspell, "unknown"),
+        (_no_reason, "missing"),
+        (_empty_condition, "without values"),
+        (_impossible_value, "outside its mask"),
+        (_one_argument_twice, "two conditions on one argument"),
+        (_allow_twice, "allowed twice"),
+        (_unknown_errno, "no errno name"),
+    ],
+)
+def test_a_policy_that_contradicts_itself_is_refused(edit: Edit, reason: str) -> None:
+    """A slip in the file is an error that names it, never a wider filter. Control: the unedited file parses."""
+    with pytest.raises(PolicyError, match=reason):
+        parse(_edited(edit))
+    assert parse(source()) == load()
+
+
+def test_the_filter_fits_the_kernel() -> None:
+    """The program is whole instructions, and less than the kernel's limit."""
+    program = bpf()
+    assert len(program) % INSTRUCTION_BYTES == 0
+    assert 0 < len(program) // INSTRUCTION_BYTES <= MOST_INSTRUCTIONS
+
+
+def test_the_filter_is_the_same_every_time() -> None:
+    """Compiling again gives the same bytes, so a plan that contains their digest is stable."""
+    assert compile_policy(load(), platform.machine()) == bpf()
+
+
+def test_an_unknown_machine_is_refused_with_a_way_out() -> None:
+    """No rules for an architecture: nothing is compiled, and the error says where it works."""
+    with pytest.raises(SandboxUnavailable, match=r"no rules for riscv64\. Run on x86_64 or aarch64"):
+        compile_policy(load(), "riscv64")
+
+
+def test_missing_libseccomp_is_refused_with_the_command_that_fixes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the library there is no filter, and no sandbox without a filter."""
+    monkeypatch.setitem(sys.modules, "pyseccomp", None)
+    with pytest.raises(SandboxUnavailable, match="apt-get install libseccomp2"):
+        compile_policy(load(), platform.machine())
+
+
+def test_docker_gets_the_same_defaults() -> None:
+    """Default answer, architectures without 32-bit relatives, and ENOSYS for clone3."""
+    profile = docker_profile()
+    assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", errno.EPERM)
+    assert [entry["architecture"] for entry in profile["archMap"]] == ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"]
+    assert all(entry["subArchitectures"] == [] for entry in profile["archMap"])
+    (clone3,) = [rule for rule in profile["syscalls"] if "clone3" in rule["names"]]
+    assert (clone3["action"], clone3["errnoRet"]) == ("SCMP_ACT_ERRNO", errno.ENOSYS)
+
+
+def test_docker_gets_the_same_rules() -> None:
+    """Read back from Docker's document, names and conditions are those of the policy, no more and no fewer."""
+    theirs = {
+        (name, tuple((a["index"], a["op"], a["value"], a.get("valueTwo")) for a in rule["args"]))
+        for rule in docker_profile()["syscalls"]
+        if rule["action"] == "SCMP_ACT_ALLOW"
+        for name in rule["names"]
+    }
+    full = 0xFFFF_FFFF_FFFF_FFFF
+    ours = {
+        (
+            name,
+            tuple(
+                (c.argument, "SCMP_CMP_EQ", value, None)
+                if c.mask == full
+                else (c.argument, "SCMP_CMP_MASKED_EQ", c.mask, value)
+                for c, value in alternative
+            ),
+        )
+        for group in load().allow
+        for alternative in group.alternatives()
+        for name in group.syscalls
+    }
+    assert theirs == ours
+
+
+def test_docker_document_is_plain_json() -> None:
+    """It survives a round trip, so it can be passed inline as a security option."""
+    assert json.loads(json.dumps(docker_profile())) == docker_profile()
