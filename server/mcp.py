@@ -1,0 +1,197 @@
+"""The MCP surface: turns clients' requests into calls of the broker, and answers into MCP's. The only place that does.
+
+``build(app, identify)`` makes a ``Surface``; ``Surface.server`` is the SDK's server, which ``server.transports`` serves
+in both protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``, ``delivery``, ``resources``.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import anyio
+import mcp_types as types
+import structlog
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from server import catalogue, delivery, rendering
+from server.admission import Admission
+from server.arguments import validated
+from server.audit.log import AuditLog
+from server.calls import CallResult, Listener, Principal, ToolCall
+from server.delivery import Context
+from server.errors import AuditUnavailable, InvalidArguments, Refused
+from server.ids import new_call_id
+from server.tools.base import Tool
+
+#: Told to a model once per connection; longer texts are cut by clients.
+INSTRUCTIONS = (
+    "Glovebox runs narrow tools in sealed single-use sandboxes. Nothing is kept between calls: files written to "
+    "/output come back as artifact:// links, which later calls can take as inputs. There is no network except through "
+    "fetch_url. A refusal names its rule and what is allowed instead; do not retry it unchanged."
+)
+
+#: Key of the tool list's digest in the ``_meta`` of ``tools/list``.
+DIGEST_META_KEY = "dev.glovebox/digest"
+
+#: Where ``server.transports`` leaves an event in the ASGI scope that is set when the client has closed the stream.
+GONE_SCOPE_KEY = "glovebox.gone"
+
+#: Longest unknown name repeated to the caller.
+_MAX_NAME = 64
+
+_log = structlog.get_logger(__name__)
+
+
+class Broker(Protocol):
+    """The only path a call can take."""
+
+    async def call(self, call: ToolCall, listener: Listener) -> CallResult:
+        """Run one call; cancelling it kills the sandbox. Policy's refusals are results."""
+
+
+class App(Protocol):
+    """What the surface needs of the composition root."""
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools on offer, by name."""
+
+    @property
+    def broker(self) -> Broker:
+        """Runs calls."""
+
+    @property
+    def audit(self) -> AuditLog:
+        """Tells what happens to them."""
+
+    @property
+    def version(self) -> str:
+        """Of Glovebox."""
+
+
+Identify = Callable[[Context], Principal]
+"""Who makes a request. Raises rather than guesses: there is no anonymous principal."""
+
+
+class Surface:
+    """One MCP server over one app. Serves any number of connections."""
+
+    def __init__(self, app: App, identify: Identify) -> None:
+        """Take the app and the way to tell callers apart; ``build`` is the public way."""
+        self._app = app
+        self._identify = identify
+        self._admission = Admission()
+        self._stopping = anyio.Event()
+        self._tools = catalogue.listed(app.tools.values())
+        self._digest = catalogue.digest(self._tools)
+        self.server: Server[Any] = Server(
+            "glovebox",
+            version=app.version,
+            title="Glovebox",
+            instructions=INSTRUCTIONS,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+        )
+        self.server.extensions[delivery.AUDIT_EXTENSION] = {}
+
+    def stop(self) -> None:
+        """End every call and every listen stream under way; each still gets an answer. Idempotent."""
+        self._stopping.set()
+
+    async def _list_tools(self, _ctx: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=self._tools, _meta={DIGEST_META_KEY: self._digest})
+
+    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        principal = self._identify(ctx)
+        tool = self._app.tools.get(params.name)
+        if tool is None:
+            name = params.name if len(params.name) <= _MAX_NAME else f"{params.name[:_MAX_NAME]}…"
+            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {name}", {"tools": sorted(self._app.tools)})
+        call_id = new_call_id()
+        try:
+            arguments = validated(tool, params.arguments or {})
+            async with self._admission.enter(principal.id, tool.name, arguments):
+                call = ToolCall(
+                    id=call_id,
+                    principal=principal,
+                    session=session_of(ctx),
+                    tool=tool.name,
+                    arguments=arguments,
+                    received=datetime.now(UTC),
+                )
+                outcome = await self._run(ctx, call)
+        except (InvalidArguments, Refused) as error:
+            outcome = error
+        return _explained(outcome, call_id) if isinstance(outcome, Exception) else rendering.tool_result(outcome)
+
+    async def _run(self, ctx: Context, call: ToolCall) -> CallResult | Exception:
+        """Run one call beside its messages, until it ends, its client is gone or the server stops."""
+        outcome: CallResult | Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            for event in filter(None, (self._stopping, gone(ctx))):
+                tasks.start_soon(_cancel_when, event, tasks.cancel_scope)
+            async with delivery.listening(ctx, self._app.audit, call.id, "info") as reporter:
+                try:
+                    outcome = await self._app.broker.call(call, reporter)
+                except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
+                    outcome = error
+            tasks.cancel_scope.cancel()
+        if outcome is None:
+            raise MCPError(types.CONNECTION_CLOSED, f"Call {call.id} was stopped; its sandbox is gone.")
+        return outcome
+
+
+def build(app: App, identify: Identify) -> Surface:
+    """Make the MCP surface of ``app``.
+
+    Args:
+        app: the composition root.
+        identify: returns the principal of a request from its context.
+    """
+    return Surface(app, identify)
+
+
+def client_of(ctx: Context) -> str | None:
+    """Return what the client calls itself, for the record only."""
+    params = ctx.session.client_params
+    return None if params is None else f"{params.client_info.name} {params.client_info.version}"[:128]
+
+
+def session_of(ctx: Context) -> str | None:
+    """Return the transport's name for the session the request came in, where there is one."""
+    if ctx.request is None:
+        return None
+    session: str | None = ctx.request.headers.get("mcp-session-id") or ctx.request.query_params.get("session_id")
+    return session
+
+
+def gone(ctx: Context) -> anyio.Event | None:
+    """Return the event that says that the client has closed the stream of this request, over HTTP."""
+    return None if ctx.request is None else ctx.request.scope.get(GONE_SCOPE_KEY)
+
+
+def _explained(error: Exception, call_id: str) -> types.CallToolResult:
+    """Turn the reason why there is no result into what the model reads; what nobody foresaw stays in our log."""
+    match error:
+        case InvalidArguments():
+            return rendering.failure(f"Invalid arguments, nothing was started. {error}")
+        case Refused():
+            refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
+            return rendering.failure(f"Refused by {error.rule}: {error}", {"call_id": call_id, "refused": refusal})
+        case SandboxUnavailable() | UnsupportedSpec():
+            return rendering.failure(f"Sandbox unavailable (call {call_id}): {error}")
+        case AuditUnavailable():
+            return rendering.failure(f"Audit unavailable (call {call_id}): {error}")
+        case MCPError():
+            raise error
+        case _:
+            _log.error("a call failed in a way nobody foresaw", call_id=call_id, exc_info=error)
+            text = f"Internal error in call {call_id}; the server's log has the details."
+            raise MCPError(types.INTERNAL_ERROR, text) from error
+
+
+async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

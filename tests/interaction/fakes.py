@@ -1,0 +1,141 @@
+"""An app with a real audit log and a broker that really waits and is cancelled; only sandboxes are missing."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+from pydantic import Field
+
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.outcome import Job, Outcome
+from server.audit.events import CallCancelled, CallDecided, CallFinished
+from server.audit.log import AuditLog
+from server.calls import CallResult, Decision, Image, Link, Listener, Text, ToolCall
+from server.errors import AuditUnavailable
+from server.tools.base import Answer, Arguments, Result, Tool
+
+DIGEST = "sha256:" + "0" * 64
+PIXEL = bytes.fromhex("89504e470d0a1a0a")
+
+
+class RunArguments(Arguments):
+    """Like ``run_python``; the code is a word that says how the call goes."""
+
+    code: str = Field(max_length=1000, description="Python source")
+    tag: str = ""
+    timeout_seconds: float | None = Field(default=None, gt=0, le=120)
+    inputs: tuple[str, ...] = ()
+
+
+class RunResult(Result):
+    """What comes back."""
+
+    ended: str | None = None
+    tag: str = ""
+    stdout: str = ""
+
+
+def _job(arguments: Mapping[str, Any]) -> Job:
+    raise NotImplementedError(arguments)
+
+
+def _answer(outcome: Outcome, arguments: Mapping[str, Any]) -> Answer:
+    raise NotImplementedError(outcome, arguments)
+
+
+RUN = Tool(
+    name="run_python",
+    title="Run Python",
+    description="Run a short program.",
+    arguments=RunArguments,
+    result=RunResult,
+    open_world=False,
+    kind="python",
+    job=_job,
+    answer=_answer,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class WaitingBroker:
+    """Does what the code says and writes the records a real broker writes."""
+
+    audit: AuditLog
+    running: dict[str, ToolCall] = field(default_factory=dict)
+    cancelled: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    started: anyio.Event = field(default_factory=anyio.Event)
+    release: anyio.Event = field(default_factory=anyio.Event)
+
+    async def call(self, call: ToolCall, listener: Listener) -> CallResult:
+        """Run one call as its code asks."""
+        code = str(call.arguments["code"])
+        denied = code == "refuse"
+        decision = Decision(
+            effect="deny" if denied else "allow", rule="test.rule", reason="No.", hint="Ask.", profile_digest=DIGEST
+        )
+        await self.audit.append(CallDecided.of(call, decision, keep_arguments=True))
+        if denied:
+            refused = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
+            return self._result(call, {"refused": refused}, "Refused by test.rule: No. Ask.", failed=True)
+        self.running[call.id] = call
+        self.started.set()
+        try:
+            return await self._run(code, call, listener)
+        except BaseException:
+            self.cancelled.append(call.id)
+            with anyio.CancelScope(shield=True):
+                await self.audit.append(CallCancelled(call_id=call.id, by="client", elapsed_ms=1.0))
+            raise
+        finally:
+            del self.running[call.id]
+
+    async def _run(self, code: str, call: ToolCall, listener: Listener) -> CallResult:
+        if code == "no sandbox":
+            raise SandboxUnavailable("start bubblewrap", "it is not installed", "Run `apt-get install bubblewrap`")
+        if code == "no audit":
+            raise AuditUnavailable("record call", "the disk is full", "Free space")
+        if code == "bug":
+            raise RuntimeError("canary-secret /etc/shadow")
+        listener.progress("sandbox started")
+        if code == "print":
+            for line in range(1000):
+                listener.printed(f"line {line}\n")
+        if code in {"wait", "print"}:
+            await self.release.wait()
+        await self.audit.append(
+            CallFinished(call_id=call.id, ended="exited", exit_code=0, elapsed_ms=1.0, usage={}, outputs=())
+        )
+        self.finished.append(call.id)
+        stdout = "x" * 400_000 if code == "big" else f"echo {code}"
+        return self._result(call, {"ended": "exited", "stdout": stdout}, stdout, failed=False)
+
+    def _result(self, call: ToolCall, fields: dict[str, Any], text: str, *, failed: bool) -> CallResult:
+        structured = RunResult(call_id=call.id, tag=call.arguments["tag"], profile_digest=DIGEST, **fields)
+        content: tuple[Text | Image | Link, ...] = (Text(text=text),)
+        if call.arguments["code"] == "plot":
+            uri = f"artifact://{call.id}/plot.png"
+            link = Link(uri=uri, name="plot.png", media_type="image/png", bytes=8, sha256="ab" * 32)
+            content = (*content, Image(data=PIXEL, media_type="image/png"), link)
+        meta = {"call_id": call.id, "profile_digest": DIGEST, "audit_head": self.audit.head.hash}
+        return CallResult(structured=structured.model_dump(mode="json"), content=content, failed=failed, meta=meta)
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeApp:
+    """The parts of the composition root that the surface uses."""
+
+    broker: WaitingBroker
+    audit: AuditLog
+    tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
+    version: str = "0.0.0"
+
+
+@asynccontextmanager
+async def fake_app(directory: Path) -> AsyncIterator[FakeApp]:
+    """Open an app on an audit log in ``directory``."""
+    async with AuditLog.open(directory / "audit", "s_test") as audit:
+        yield FakeApp(broker=WaitingBroker(audit=audit), audit=audit)
