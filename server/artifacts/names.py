@@ -171,7 +171,8 @@ def name_risks(name: str) -> tuple[str, ...]:
 
 def _folded(name: str) -> str:
     # Case folding can undo normalization and the reverse, hence twice: Unicode 3.13, D146.
-    once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name)).casefold()
+    # Upper case first: some file systems compare that, and the dotless i is an I only there.
+    once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name)).upper().casefold()
     return unicodedata.normalize("NFKC", once).casefold()
 
 

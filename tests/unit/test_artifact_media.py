@@ -1,0 +1,132 @@
+"""What a file holds, judged by its bytes, and when its name says something else."""
+
+import io
+import zipfile
+
+import pytest
+
+from server.artifacts.images import MAX_PIXELS, pixels
+from server.artifacts.media import Content, Sniffer
+from tests.artifact_stores import PNG
+
+JPEG = (
+    b"\xff\xd8\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0\xff\xc0\0\x11\x08" + (480).to_bytes(2) + (640).to_bytes(2) + b"\3"
+)
+GIF = b"GIF89a" + (640).to_bytes(2, "little") + (480).to_bytes(2, "little") + b"\0\0\0"
+WEBP = b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + (639).to_bytes(3, "little") + (479).to_bytes(3, "little")
+WEBP_LOSSY = b"RIFF\0\0\0\0WEBPVP8 \0\0\0\0\x30\x01\0\x9d\x01\x2a" + (640).to_bytes(2, "little") + b"\xe0\x01"
+WEBP_LOSSLESS = b"RIFF\0\0\0\0WEBPVP8L\0\0\0\0\x2f" + (639 | 479 << 14).to_bytes(4, "little")
+
+
+def office(first: str) -> bytes:
+    """Return a zip file whose first entry has this name."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(first, "x")
+    return file.getvalue()
+
+
+def judge(name: str, *chunks: bytes) -> Content:
+    """Stream chunks through a sniffer."""
+    sniffer = Sniffer()
+    for chunk in chunks:
+        sniffer.feed(chunk)
+    return sniffer.finish(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "media_type"),
+    [
+        ("a.png", PNG, "image/png"),
+        ("a", PNG, "image/png"),
+        ("a.JPG", JPEG, "image/jpeg"),
+        ("a.gif", GIF, "image/gif"),
+        ("a.webp", WEBP, "image/webp"),
+        ("a.pdf", b"%PDF-1.7\n%\xe2\xe3", "application/pdf"),
+        ("a.pdf", b"%PDF-1.4\nplain\n", "application/pdf"),
+        ("a.parquet", b"PAR1\x15\x04\0", "application/vnd.apache.parquet"),
+        ("a.zip", office("x.txt"), "application/zip"),
+        ("a.npz", office("x.npy"), "application/zip"),
+        ("a.xlsx", office("xl/workbook.xml"), "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
+        ("a.docx", office("_rels/.rels"), "application/vnd.openxmlformats-officedocument.wordprocessingml.document"),
+        ("a.gz", b"\x1f\x8b\x08\0", "application/gzip"),
+        ("a.npy", b"\x93NUMPY\1\0v\0{'descr': '<f8', }", "application/x-npy"),
+        ("a.csv", b"a,b\n1,2\n", "text/csv"),
+        ("a.tsv", b"a\tb\n", "text/tab-separated-values"),
+        ("a.json", b'\xef\xbb\xbf {"a": 1}', "application/json"),
+        ("a.txt", "grün\r\n".encode(), "text/plain"),
+        ("a", b"a,b\n1,2\n", "text/plain"),
+        ("a.xml", b"<?xml version='1.0'?><gpx/>", "text/plain"),
+        ("empty.txt", b"", "text/plain"),
+        ("a.bin", b"\0\1\2", "application/octet-stream"),
+        ("a.md", b"# Title\n<b>x</b>", "text/plain"),
+    ],
+)
+def test_the_type_comes_from_the_bytes(name: str, data: bytes, media_type: str) -> None:
+    """Ordinary results get their type and no warning, in one piece or byte by byte."""
+    whole = judge(name, data)
+    assert whole == Content(media_type=media_type, risks=())
+    assert judge(name, *(data[at : at + 1] for at in range(len(data)))) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "media_type", "risk"),
+    [
+        ("a.png", b"<html><script>", "text/plain", "HTML"),
+        ("a.png", b"hello", "text/plain", "named .png but holds text/plain"),
+        ("a.csv", PNG, "image/png", "named .csv but holds image/png"),
+        ("a.txt", b"\x80\x04\x95", "application/octet-stream", "pickle"),
+        ("a.csv", b"a,b\xff\n", "application/octet-stream", "named .csv but holds application/octet-stream"),
+        ("a.json", b"<x/>", "text/plain", "named .json but holds text/plain"),
+        ("a.png", b"", "text/plain", "holds nothing"),
+        ("a.xlsx", office("x.txt"), "application/zip", "named .xlsx but holds application/zip"),
+        ("a", b"  <!DOCTYPE html>", "text/plain", "HTML"),
+        ("a", b"<?xml version='1.0'?><svg:svg xmlns:svg='x'>", "text/plain", "SVG"),
+        ("a.svg", b"<svg onload='x()'>", "text/plain", "SVG"),
+        ("a", b"#!/bin/sh\n", "text/plain", "interpreter"),
+        ("a", b"\x7fELF\2\1\1\0", "application/octet-stream", "program or a library"),
+        ("a.npy", b"\x93NUMPY\1\0v\0{'descr': '|O', }", "application/x-npy", "pickled objects"),
+        ("a.log", b"x\x1b]0;owned\x07", "text/plain", "terminal control"),
+        ("a.log", b"x\xc2\x9b2J", "text/plain", "terminal control"),
+        ("a.txt", "x\u202ey".encode(), "text/plain", "reorder"),
+        ("a.png", PNG[:16] + b"\0\1\0\0\0\1\0\0", "image/png", "more than 64000000"),
+        ("a.png", PNG[:12] + b"tEXt", "image/png", "not where they should be"),
+    ],
+)
+def test_what_may_harm_whoever_opens_it_is_reported(name: str, data: bytes, media_type: str, risk: str) -> None:
+    """F6: scripts, programs, picture bombs, terminal escapes and contradictions are said, also across chunk borders."""
+    for found in (judge(name, data), judge(name, *(data[at : at + 1] for at in range(len(data))))):
+        assert found.media_type == media_type
+        assert any(risk in each for each in found.risks), found.risks
+
+
+def test_text_is_promised_for_the_whole_file_and_not_only_its_head() -> None:
+    """A megabyte of text with one bad byte at the end, or a cut character, is not text."""
+    text = b"a,b\n" * 250_000
+    assert judge("a.csv", text).media_type == "text/csv"
+    assert judge("a.csv", text, b"\xff").media_type == "application/octet-stream"
+    assert judge("a.csv", text, "ü".encode()[:1]).media_type == "application/octet-stream"
+    assert judge("a.csv", text, b"\0").media_type == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        (PNG, "image/png"),
+        (JPEG, "image/jpeg"),
+        (GIF, "image/gif"),
+        (WEBP, "image/webp"),
+        (WEBP_LOSSY, "image/webp"),
+        (WEBP_LOSSLESS, "image/webp"),
+    ],
+)
+def test_an_image_is_measured_without_decoding_it(data: bytes, media_type: str) -> None:
+    """Width times height is read from the header; a header cut anywhere says nothing and does not crash."""
+    assert pixels(data, media_type) == 640 * 480 < MAX_PIXELS
+    assert all(pixels(data[:end], media_type) in {None, 640 * 480} for end in range(len(data)))
+
+
+def test_a_jpeg_whose_segments_lie_about_their_length_ends() -> None:
+    """Lengths of zero must not make the scan stand still."""
+    assert pixels(b"\xff\xd8" + b"\xff\xe0\0\0" * 4000, "image/jpeg") is None
+    assert pixels(b"\xff" * 16_000, "image/jpeg") is None

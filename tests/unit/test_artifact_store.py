@@ -1,0 +1,359 @@
+"""The artifact store: what goes in comes out for its owner, for a while, whole, and within its limits."""
+
+import hashlib
+import os
+import stat
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from pydantic import AnyUrl
+
+from server.artifacts import disk
+from server.artifacts.collect import FLUSH_BYTES
+from server.artifacts.record import ArtifactsUnavailable, decode, encode, id_of
+from server.artifacts.store import ArtifactStore
+from server.errors import Refused
+from tests.artifact_stores import (
+    ALICE,
+    BOB,
+    PNG,
+    TTL,
+    Clock,
+    a_call,
+    a_store,
+    content,
+    files,
+    keep,
+    limits,
+    receive,
+    untouched,
+)
+
+
+async def refused(store: ArtifactStore, uri: str) -> Refused:
+    """Return the refusal that Alice gets at an address."""
+    with pytest.raises(Refused) as found:
+        await content(store, uri)
+    return found.value
+
+
+async def test_a_file_comes_back_with_its_record(tmp_path: Path) -> None:
+    """Many chunks, one file: same bytes, right digest, size, type, owner and times."""
+    clock, data = Clock(), PNG + os.urandom(3 * FLUSH_BYTES)
+    async with a_store(tmp_path / "q", clock) as store:
+        async with store.collect(a_call(), limits()) as collection:
+            found = await receive(
+                collection, "plots/a.png", *(data[at : at + 9999] for at in range(0, len(data), 9999))
+            )
+            assert collection.artifacts == (found,)
+            assert await collection.publish() == (found,)
+        assert await content(store, found.uri) == data
+        async with store.open(found.uri, ALICE) as reader:
+            assert reader.artifact == found
+            assert b"".join([chunk async for chunk in reader.chunks()]) == data
+    assert (found.owner, found.call_id, found.name) == (ALICE.id, a_call().id, "plots/a.png")
+    assert (found.sha256, found.bytes) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert (found.media_type, found.risks) == ("image/png", ())
+    assert (found.created, found.expires) == (clock.now, clock.now + TTL)
+
+
+async def test_an_address_survives_a_url_parser_and_cannot_be_guessed(tmp_path: Path) -> None:
+    """Clients parse resource addresses; the random part has 128 bits and differs for equal content."""
+    async with a_store(tmp_path / "q") as store:
+        first, second = await keep(store, "a.txt", b"x"), await keep(store, "a.txt", b"x")
+        assert first.uri != second.uri
+        assert len(first.id) * 4 == 128
+        assert str(AnyUrl(first.uri)) == first.uri
+        assert await content(store, str(AnyUrl(first.uri))) == b"x"
+
+
+async def test_everything_on_disk_is_private_and_named_by_digest(tmp_path: Path) -> None:
+    """Folders 0700, files 0600 whatever the umask, no executable bit, and no name from the sandbox."""
+    before = os.umask(0)
+    try:
+        async with a_store(tmp_path / "q") as store:
+            found = await keep(store, ".git/hooks/pre-commit", b"#!/bin/sh\n")
+    finally:
+        os.umask(before)
+    assert any("git runs" in risk for risk in found.risks)
+    for path in [tmp_path / "q", *(tmp_path / "q").rglob("*")]:
+        assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600)
+    item = f"items/{found.id}"
+    assert files(tmp_path / "q") == {f"blobs/{found.sha256}", f"{item}/content", f"{item}/record.json"}
+
+
+async def test_equal_content_is_stored_once_until_its_last_artifact_goes(tmp_path: Path) -> None:
+    """The link count is the reference count, and the reader of one does not depend on the other."""
+    clock = Clock()
+    async with a_store(tmp_path / "q", clock) as store:
+        first = await keep(store, "a.txt", b"same")
+        clock.now += TTL / 2
+        second = await keep(store, "b.txt", b"same", principal=BOB)
+        blob = tmp_path / "q" / "blobs" / first.sha256
+        assert blob.stat().st_nlink == 3
+        clock.now += TTL / 2
+        assert await store.sweep() == 1
+        assert blob.stat().st_nlink == 2
+        assert await content(store, second.uri, BOB) == b"same"
+        clock.now += TTL / 2
+        assert await store.sweep() == 1
+    assert files(tmp_path / "q") == set()
+
+
+async def test_a_damaged_blob_does_not_spread_to_new_artifacts(tmp_path: Path) -> None:
+    """Equal content arriving later replaces the damaged blob instead of linking to it."""
+    async with a_store(tmp_path / "q") as store:
+        first = await keep(store, "a.txt", b"same")
+        (tmp_path / "q" / "blobs" / first.sha256).write_bytes(b"evil")
+        second = await keep(store, "a.txt", b"same")
+        assert await content(store, second.uri) == b"same"
+        assert (tmp_path / "q" / "blobs" / first.sha256).read_bytes() == b"same"
+        with pytest.raises(ArtifactsUnavailable):
+            await content(store, first.uri)
+
+
+async def test_an_expired_artifact_is_unknown_before_and_after_it_is_swept(tmp_path: Path) -> None:
+    """Expiry does not wait for the sweep, and an open reader is not disturbed by it."""
+    clock = Clock()
+    async with a_store(tmp_path / "q", clock) as store:
+        found = await keep(store, "a.txt", b"x")
+        clock.now += TTL - timedelta(microseconds=1)
+        async with store.open(found.uri, ALICE) as reader:
+            clock.now += timedelta(microseconds=1)
+            before = await refused(store, found.uri)
+            assert await store.sweep() == 1
+            assert await reader.read(1) == b"x"
+        after = await refused(store, found.uri)
+    assert (before.rule, str(before)) == (after.rule, str(after))
+    assert before.rule == "artifacts.unknown"
+
+
+async def test_nothing_is_visible_before_it_is_published_or_kept_without_it(tmp_path: Path) -> None:
+    """The audit record comes first: leaving without publish, or by an exception, removes content and blobs."""
+    async with a_store(tmp_path / "q") as store:
+        with untouched(tmp_path / "q"):
+            async with store.collect(a_call(), limits()) as collection:
+                found = await receive(collection, "a.txt", b"x")
+                assert (await refused(store, found.uri)).rule == "artifacts.unknown"
+            assert (await refused(store, found.uri)).rule == "artifacts.unknown"
+        kept = await keep(store, "a.txt", b"x")
+        assert await content(store, kept.uri) == b"x"
+
+
+async def test_an_interrupted_file_leaves_nothing_and_the_others_stay(tmp_path: Path) -> None:
+    """An exception in the middle of one file concerns this file alone."""
+    async with a_store(tmp_path / "q") as store:
+        async with store.collect(a_call(), limits()) as collection:
+            await receive(collection, "whole.txt", b"whole")
+            with untouched(tmp_path / "q"), pytest.raises(EOFError):  # noqa: PT012 - the interruption is the subject
+                async with collection.receive("half.txt") as sink:
+                    await sink.write(b"x" * FLUSH_BYTES)
+                    raise EOFError
+            (found,) = await collection.publish()
+        assert found.name == "whole.txt"
+        assert await content(store, found.uri) == b"whole"
+
+
+async def test_a_cancelled_call_leaves_nothing(tmp_path: Path) -> None:
+    """M6: cancellation in the middle of a file, at whatever step, removes everything of the call."""
+    async with a_store(tmp_path / "q") as store:
+        with untouched(tmp_path / "q"):
+            with anyio.CancelScope() as scope:
+                async with store.collect(a_call(), limits()) as collection:
+                    await receive(collection, "whole.txt", b"whole")
+                    async with collection.receive("half.txt") as sink:
+                        await sink.write(b"x" * FLUSH_BYTES)
+                        scope.cancel()
+                        await sink.write(b"x" * FLUSH_BYTES)
+            assert scope.cancelled_caught
+            assert not list((tmp_path / "q" / "incoming").glob("*/*"))
+
+
+async def test_several_files_may_arrive_at_once(tmp_path: Path) -> None:
+    """Interleaved chunks of two files do not mix."""
+    async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits()) as collection:
+        async with collection.receive("a.txt") as first, collection.receive("b.txt") as second:
+            for _ in range(100):
+                await first.write(b"a")
+                await second.write(b"b")
+        one, other = await collection.publish()
+        assert {one.name: await content(store, one.uri), other.name: await content(store, other.uri)} == {
+            "a.txt": b"a" * 100,
+            "b.txt": b"b" * 100,
+        }
+
+
+async def test_the_limits_of_the_call_bound_its_bytes(tmp_path: Path) -> None:
+    """Exactly the limit fits (control); a byte more is refused and the files before it stay."""
+    async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits(output_bytes=10)) as collection:
+        await receive(collection, "six", b"123456")
+        with pytest.raises(Refused) as too_big:
+            await receive(collection, "more", b"12345")
+        assert too_big.value.rule == "artifacts.bytes"
+        assert "10 bytes" in too_big.value.reason
+        await receive(collection, "four", b"1234")
+        assert [found.name for found in await collection.publish()] == ["six", "four"]
+
+
+async def test_the_limits_of_the_call_bound_its_files(tmp_path: Path) -> None:
+    """F6: a million files end at the limit, and names that were refused count, or they would be free."""
+    async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits(output_files=2)) as collection:
+        with pytest.raises(Refused) as unsafe:
+            await receive(collection, "../a")
+        assert unsafe.value.rule == "artifacts.name"
+        await receive(collection, "a")
+        with pytest.raises(Refused) as too_many:
+            await receive(collection, "b")
+        assert too_many.value.rule == "artifacts.count"
+        assert "2 output files" in too_many.value.reason
+
+
+async def test_a_file_whose_write_failed_cannot_end_well(tmp_path: Path) -> None:
+    """Who swallows the refusal of a chunk still does not get a file with a hole in it."""
+    async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits(output_bytes=4)) as collection:
+        with pytest.raises(Refused) as found:  # noqa: PT012 - swallowing is the subject
+            async with collection.receive("a") as sink:
+                with pytest.raises(Refused):
+                    await sink.write(b"12345")
+                with pytest.raises(Refused):
+                    await sink.write(b"1")
+        assert found.value.rule == "artifacts.bytes"
+        assert await collection.publish() == ()
+
+
+async def test_a_full_store_makes_room_of_what_expired_and_else_refuses(tmp_path: Path) -> None:
+    """Unexpired artifacts are never evicted: the new one is refused with its reason and leaves nothing."""
+    clock = Clock()
+    async with a_store(tmp_path / "q", clock, total=10) as store:
+        old = await keep(store, "a", b"123456")
+        with untouched(tmp_path / "q"), pytest.raises(Refused) as full:
+            await keep(store, "b", b"12345")
+        assert full.value.rule == "artifacts.full"
+        assert "5 more bytes do not fit into its 10" in full.value.reason
+        assert await content(store, old.uri) == b"123456"
+        clock.now += TTL
+        new = await keep(store, "b", b"12345")
+        assert await content(store, new.uri) == b"12345"
+        assert len(list((tmp_path / "q" / "items").iterdir())) == 1
+
+
+async def test_equal_content_counts_each_time(tmp_path: Path) -> None:
+    """Otherwise the room that is left would tell one principal what another has stored."""
+    async with a_store(tmp_path / "q", total=10) as store:
+        await keep(store, "a", b"123456")
+        with pytest.raises(Refused) as full:
+            await keep(store, "a", b"123456", principal=BOB)
+        assert full.value.rule == "artifacts.full"
+
+
+async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path) -> None:
+    """Alice is refused at her share while Bob still fits (control)."""
+    async with a_store(tmp_path / "q", total=20, owner=10) as store:
+        await keep(store, "a", b"123456")
+        with pytest.raises(Refused) as full:
+            await keep(store, "b", b"12345")
+        assert full.value.rule == "artifacts.full"
+        assert "Your artifacts may hold 10 bytes together" in full.value.reason
+        await keep(store, "b", b"12345", principal=BOB)
+
+
+async def test_the_number_of_artifacts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files cost no bytes but inodes and memory."""
+    monkeypatch.setattr(disk, "MAX_ARTIFACTS", 2)
+    async with a_store(tmp_path / "q") as store:
+        await keep(store, "a")
+        await keep(store, "b")
+        with pytest.raises(Refused) as full:
+            await keep(store, "c")
+    assert full.value.rule == "artifacts.full"
+    assert "2 files" in full.value.reason
+
+
+async def test_a_large_artifact_is_not_read_whole_but_in_pieces(tmp_path: Path) -> None:
+    """The bound of one message is the reader's to say; the refusal names the way that works."""
+    async with a_store(tmp_path / "q") as store:
+        found = await keep(store, "a", b"12345")
+        async with store.open(found.uri, ALICE) as reader:
+            with pytest.raises(Refused) as large:
+                await reader.read(4)
+            assert large.value.rule == "artifacts.too_large"
+            assert "`inputs`" in large.value.hint
+            assert [chunk async for chunk in reader.chunks()] == [b"12345"]
+
+
+async def test_artifacts_outlive_the_server_that_stored_them(tmp_path: Path) -> None:
+    """A second server on the directory, at the same time or later, serves them too and counts them."""
+    async with a_store(tmp_path / "q") as first:
+        found = await keep(first, "a", b"12345")
+        async with a_store(tmp_path / "q", total=6) as second:
+            assert await content(second, found.uri) == b"12345"
+            with pytest.raises(Refused) as full:
+                await keep(second, "b", b"12")
+            assert full.value.rule == "artifacts.full"
+        assert await content(first, found.uri) == b"12345"
+    async with a_store(tmp_path / "q") as third:
+        assert await content(third, found.uri) == b"12345"
+
+
+async def test_a_server_does_not_disturb_a_file_another_is_receiving(tmp_path: Path) -> None:
+    """Opening and sweeping clear away only what dead processes left."""
+    async with a_store(tmp_path / "q") as first, first.collect(a_call(), limits()) as collection:
+        await receive(collection, "sealed", b"sealed")
+        async with collection.receive("half") as sink:
+            await sink.write(b"x" * FLUSH_BYTES)
+            async with a_store(tmp_path / "q") as second:
+                assert await second.sweep() == 0
+        for found in await collection.publish():
+            assert await content(first, found.uri)
+
+
+async def test_many_calls_of_two_servers_at_once_stay_apart(tmp_path: Path) -> None:
+    """M3 in small: equal and different content, published and swept at the same time; nothing crosses or is lost."""
+    got: dict[str, bytes] = {}
+
+    async def work(store: ArtifactStore, number: int) -> None:
+        data = str(number % 5).encode()
+        got[(await keep(store, "a.txt", data)).uri] = data
+        await store.sweep()
+
+    async with a_store(tmp_path / "q") as first, a_store(tmp_path / "q") as second:
+        async with anyio.create_task_group() as group:
+            for number in range(40):
+                group.start_soon(work, (first, second)[number % 2], number)
+        for uri, data in got.items():
+            assert await content(second, uri) == data
+    assert len(got) == 40
+    assert len(list((tmp_path / "q" / "blobs").iterdir())) == 5
+    assert not list((tmp_path / "q" / "incoming").iterdir())
+
+
+def test_a_record_that_was_edited_is_not_a_record() -> None:
+    """Unknown fields, wrong types and foreign addresses are errors; the control is the unedited one."""
+    good = (
+        b'{"uri":"artifact://0123456789abcdef0123456789abcdef","owner":"o","call_id":"c","name":"n","sha256":"'
+        + b"0" * 64
+        + b'","bytes":1,"media_type":"t","created":"2026-11-20T00:00:00Z","expires":"2026-11-20T01:00:00Z","risks":[]}'
+    )
+    assert decode(encode(decode(good))) == decode(good)
+    for old, new in [
+        (b'"bytes":1', b'"bytes":"1"'),
+        (b'"bytes":1', b'"bytes":-1'),
+        (b'"bytes":1', b'"bytes":1,"x":1'),
+        (b"artifact://0", b"artifact://../0"),
+        (b"00:00:00Z", b"00:00:00"),
+        (b'"owner":"o",', b""),
+        (b"}", b""),
+    ]:
+        assert old in good
+        with pytest.raises(ValueError, match="validation error"):
+            decode(good.replace(old, new))
+
+
+def test_only_a_well_formed_address_has_an_id() -> None:
+    """What is not exactly an address never gets near a path."""
+    good = "0123456789abcdef" * 2
+    assert id_of(f"artifact://{good}") == good
+    for bad in ["", good, f"artifact://{good}/", f"artifact://{good}\n", f"artifact://{good.upper()}", "artifact://.."]:
+        assert id_of(bad) is None
