@@ -138,8 +138,7 @@ class Window(_Event):
         self.credit = credit
 
 
-if TYPE_CHECKING:
-    Event: TypeAlias = Message | Open | Data | Note | End | Reset | Window
+Event = Message | Open | Data | Note | End | Reset | Window
 
 # Who may say which message, and what the connection is then. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, Role, str], str] = {

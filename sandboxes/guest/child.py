@@ -111,9 +111,11 @@ def _limit(limits: dict[str, int]) -> None:
 def _run(task: Task, payload: dict[str, Any]) -> int:
     from sandboxes.guest.emit import Emit
 
-    for stream in (sys.stdout, sys.stderr):
-        # Line by line, so that the caller sees what is printed when it is printed.
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees what is printed
+    # when it is printed; what cannot be encoded must not end a program.
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     return task(payload, Emit(RESULT)) or 0
 
 

@@ -1,0 +1,203 @@
+"""Limits that hold for all processes of a sandbox together: one control group each, v1 or v2.
+
+A group exists before its sandbox and is gone after it. Groups whose server died are removed by ``sandboxes.janitor``.
+See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1/memory.html.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.spec import Limits
+
+_CPU_PERIOD_US = 100_000
+CORES = 1.0
+"""Processors a sandbox may keep busy at one time: a call is one program, and its neighbours want theirs."""
+_REMOVE_TRIES = 100
+"""A group can be removed once its last process is reaped: polled every 5 ms, so half a second at most."""
+
+_V1_CONTROLLERS = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """Where this host lets us make groups."""
+
+    version: int
+    """1 or 2."""
+    parents: tuple[Path, ...]
+    """Directories in which one group per sandbox is made: one on v2, one per controller on v1."""
+
+    @property
+    def mechanism(self) -> str:
+        """How the limits are called in capabilities and reports."""
+        return f"cgroup v{self.version}"
+
+
+def detect(server_id: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
+    """Find a place for our groups by making it; None where this process may not.
+
+    Args:
+        server_id: names our parent group, so that what a dead server left can be told from what a living one uses.
+        root: the mount point of the control groups.
+    """
+    if (root / "cgroup.controllers").exists():
+        return _detect_v2(server_id, root)
+    parents = tuple(root / controller / "glovebox" / server_id for controller in _V1_CONTROLLERS)
+    if not all((root / controller / "cgroup.procs").exists() for controller in _V1_CONTROLLERS):
+        return None
+    return Hierarchy(version=1, parents=parents) if _make(parents) else None
+
+
+def _detect_v2(server_id: str, root: Path) -> Hierarchy | None:
+    """On v2 only a group without processes may hand controllers down: our own parent must have been delegated."""
+    own = _own_group(root)
+    for base in (root, own.parent if own else None):
+        if base is None:
+            continue
+        parent = base / f"glovebox-{server_id}"
+        enabled = (base / "cgroup.subtree_control").read_text().split()
+        if not {"memory", "pids", "cpu"} <= set(enabled) or not _make((parent,)):
+            continue
+        try:
+            (parent / "cgroup.subtree_control").write_text("+memory +pids +cpu")
+        except OSError:
+            parent.rmdir()
+            continue
+        return Hierarchy(version=2, parents=(parent,))
+    return None
+
+
+def _own_group(root: Path) -> Path | None:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::/"):
+            return root / line[4:]
+    return None
+
+
+def _make(parents: tuple[Path, ...]) -> bool:
+    try:
+        for parent in parents:
+            parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def settings(version: int, limits: Limits) -> Mapping[str, str]:
+    """File name → content that enforces the limits; pure, part of the plan."""
+    quota = int(CORES * _CPU_PERIOD_US)
+    if version == 1:
+        return {
+            "memory.limit_in_bytes": str(limits.memory_bytes),
+            "memory.swappiness": "0",
+            "pids.max": str(limits.pids),
+            "cpu.cfs_period_us": str(_CPU_PERIOD_US),
+            "cpu.cfs_quota_us": str(quota),
+        }
+    return {
+        "memory.max": str(limits.memory_bytes),
+        "memory.swap.max": "0",
+        "memory.oom.group": "0",
+        "pids.max": str(limits.pids),
+        "cpu.max": f"{quota} {_CPU_PERIOD_US}",
+    }
+
+
+class Cgroup:
+    """The control group of one sandbox."""
+
+    def __init__(self, hierarchy: Hierarchy, name: str, wanted: Mapping[str, str]) -> None:
+        """Make the group and set its limits.
+
+        Raises:
+            SandboxUnavailable: the kernel did not take them, or took something else.
+        """
+        self._directories = tuple(parent / name for parent in hierarchy.parents)
+        try:
+            for directory in self._directories:
+                directory.mkdir()
+            for file, content in wanted.items():
+                self._set(file, content)
+        except OSError as problem:
+            self.remove_now()
+            raise SandboxUnavailable(
+                "Setting a sandbox's limits", f"the control group refused: {problem}", "Run `glovebox doctor`."
+            ) from problem
+
+    def _set(self, file: str, content: str) -> None:
+        path = self._find(file)
+        if path is None:
+            # Swap accounting may be compiled out; without swap there is nothing to limit.
+            if file in ("memory.swap.max", "memory.swappiness"):
+                return
+            raise FileNotFoundError(file)
+        path.write_text(content)
+        # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
+        if path.read_text().split() != content.split() and not _same_pages(path.read_text(), content):
+            raise OSError(f"{file} is {path.read_text().strip()} after {content} was written")
+
+    def _find(self, file: str) -> Path | None:
+        return next((directory / file for directory in self._directories if (directory / file).exists()), None)
+
+    def add(self, pid: int) -> None:
+        """Move a process into the group; its later children follow. Raises OSError."""
+        for directory in self._directories:
+            (directory / "cgroup.procs").write_text(str(pid))
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process of this group for its memory limit."""
+        for file in ("memory.events", "memory.oom_control"):
+            path = self._find(file)
+            if path is not None:
+                fields = dict(line.split() for line in path.read_text().splitlines())
+                return int(fields.get("oom_kill", "0")) > 0
+        return False
+
+    def memory_peak_bytes(self) -> int | None:
+        """Highest memory use so far; None where the kernel does not tell (v2 before 5.19)."""
+        path = self._find("memory.max_usage_in_bytes") or self._find("memory.peak")
+        return None if path is None else int(path.read_text())
+
+    async def remove(self) -> None:
+        """Remove the group once its processes are gone; whatever still lives in it is killed.
+
+        Raises:
+            SandboxUnavailable: something in it does not die.
+        """
+        for _ in range(_REMOVE_TRIES):
+            if self.remove_now():
+                return
+            self.kill()
+            await anyio.sleep(0.005)
+        raise SandboxUnavailable(
+            "Cleaning up after a sandbox", f"processes stay in {self._directories[0].name}", "Look at them with `ps`."
+        )
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process in the group."""
+        for line in (self._directories[0] / "cgroup.procs").read_text().split():
+            try:
+                os.kill(int(line), 9)
+            except ProcessLookupError:
+                continue
+
+    def remove_now(self) -> bool:
+        """Remove the group if it is empty; whether it is gone."""
+        for directory in self._directories:
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        return True
+
+
+def _same_pages(found: str, wanted: str) -> bool:
+    page = os.sysconf("SC_PAGE_SIZE")
+    return found.strip().isdigit() and wanted.isdigit() and int(found) // page == int(wanted) // page

@@ -1,0 +1,164 @@
+"""Makes ``/output`` write-only for the process that will run untrusted code, with Landlock.
+
+Mounts cannot say "write but do not read". Landlock can, and a process can put it on itself without privileges:
+https://docs.kernel.org/userspace-api/landlock.html. Standard library only; runs inside every sandbox.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+
+# Numbers since Linux 5.13, the same on every architecture (asm-generic/unistd.h).
+_CREATE_RULESET = 444
+_ADD_RULE = 445
+_RESTRICT_SELF = 446
+
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS = 38
+
+# LANDLOCK_ACCESS_FS_*, linux/landlock.h.
+_EXECUTE = 1 << 0
+_READ_FILE = 1 << 2
+_READ_DIR = 1 << 3
+_MAKE_CHAR = 1 << 6
+_MAKE_SOCK = 1 << 9
+_MAKE_FIFO = 1 << 10
+_MAKE_BLOCK = 1 << 11
+_MAKE_SYM = 1 << 12
+_REFER = 1 << 13
+
+#: What is denied wherever no rule grants it. Rights that are not handled (write, truncate, create, remove, make a
+#: directory) stay as the mounts allow, so ``/output`` needs no rule to be written.
+_HANDLED = _EXECUTE | _READ_FILE | _READ_DIR | _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM
+#: Rights that mean something for a file that is not a directory; the kernel refuses a rule with others.
+_FOR_FILES = _EXECUTE | _READ_FILE
+
+_ABI_REFER = 2
+_ABI_SCOPES = 6
+#: LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET and LANDLOCK_SCOPE_SIGNAL: neither the guest nor any process outside this one's
+#: descendants can be signalled or reached by name.
+_SCOPES = 1 << 0 | 1 << 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _RulesetAttributes(ctypes.Structure):
+    """``struct landlock_ruleset_attr``; older kernels take a shorter one."""
+
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _PathBeneath(ctypes.Structure):
+    """``struct landlock_path_beneath_attr``, which is packed."""
+
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+def _call(what: str, *arguments: object) -> int:
+    result = int(_libc.syscall(*arguments))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def abi_version() -> int:
+    """Landlock's version in this kernel; 0 when it is absent, switched off at boot, or refused by a filter."""
+    try:
+        return _call(
+            "landlock_create_ruleset",
+            ctypes.c_long(_CREATE_RULESET),
+            None,
+            ctypes.c_size_t(0),
+            ctypes.c_uint(_CREATE_RULESET_VERSION),
+        )
+    except OSError:
+        return 0
+
+
+def restrict_output_write_only(output: str = "/output") -> int:
+    """Take reading beneath ``output`` from this thread and its future children, for good.
+
+    Afterwards, beneath ``output``: files can be created, written, truncated, renamed and removed, directories made;
+    files cannot be read or executed, directories cannot be listed, and links, FIFOs, sockets and devices cannot be made.
+    Everywhere else the mounts decide as before, with one exception: ``/`` itself cannot be listed, because a rule for it
+    would cover ``output`` too. Attributes of a file whose name is known stay visible (Landlock does not cover stat(2)).
+
+    Call it while the process has one thread: Landlock restricts the calling thread only.
+
+    Args:
+        output: a top-level directory, ``/name``. Where it does not exist, there is nothing to keep from being read.
+
+    Returns:
+        The Landlock version reached. From 6 on, signals and abstract sockets outside this process's descendants are
+        out of reach too. At 1 a file cannot be moved to another directory anywhere (EXDEV; ``shutil.move`` copies).
+
+    Raises:
+        OSError: Landlock is absent or a step was refused; nothing, or not everything, is restricted, so nothing
+            untrusted may run.
+    """
+    abi = _call(
+        "landlock_create_ruleset (is Landlock in this kernel, and in its lsm= list?)",
+        ctypes.c_long(_CREATE_RULESET),
+        None,
+        ctypes.c_size_t(0),
+        ctypes.c_uint(_CREATE_RULESET_VERSION),
+    )
+    handled = _HANDLED | (_REFER if abi >= _ABI_REFER else 0)
+    ruleset = _create_ruleset(handled, abi)
+    try:
+        for entry in os.scandir("/"):
+            # A link is followed when it is used: its target is granted, or not, under its own name.
+            if entry.is_symlink():
+                continue
+            if entry.path != output:
+                _grant(ruleset, entry.path, handled)
+            elif abi >= _ABI_REFER:
+                _grant(ruleset, entry.path, _REFER)  # files may move between the directories beneath it
+        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
+        _call("landlock_restrict_self", ctypes.c_long(_RESTRICT_SELF), ctypes.c_int(ruleset), ctypes.c_uint(0))
+    finally:
+        os.close(ruleset)
+    return abi
+
+
+def _create_ruleset(handled: int, abi: int) -> int:
+    scoped = _SCOPES if abi >= _ABI_SCOPES else 0
+    attributes = _RulesetAttributes(handled, 0, scoped)
+    # The first field alone is the structure of version 1; every kernel takes it.
+    size = ctypes.sizeof(attributes) if scoped else ctypes.sizeof(ctypes.c_uint64)
+    return _call(
+        "landlock_create_ruleset",
+        ctypes.c_long(_CREATE_RULESET),
+        ctypes.byref(attributes),
+        ctypes.c_size_t(size),
+        ctypes.c_uint(0),
+    )
+
+
+def _grant(ruleset: int, path: str, rights: int) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _FOR_FILES
+        rule = _PathBeneath(rights, descriptor)
+        _call(
+            f"landlock_add_rule for {path}",
+            ctypes.c_long(_ADD_RULE),
+            ctypes.c_int(ruleset),
+            ctypes.c_int(_RULE_PATH_BENEATH),
+            ctypes.byref(rule),
+            ctypes.c_uint(0),
+        )
+    finally:
+        os.close(descriptor)

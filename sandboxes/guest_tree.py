@@ -1,0 +1,74 @@
+"""The guest as files: what has to be in ``/guest`` of every sandbox, whichever driver puts it there."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from sandboxes.spec import GUEST, INPUT, OUTPUT, SandboxSpec
+
+_PACKAGE = Path(__file__).parent
+
+
+@functools.cache
+def files() -> Mapping[str, bytes]:
+    """Path below ``/guest`` → content."""
+    found = {
+        "__main__.py": (_PACKAGE / "guest" / "__main__.py").read_bytes(),
+        "sandboxes/__init__.py": b"",
+        "sandboxes/wire.py": (_PACKAGE / "wire.py").read_bytes(),
+    }
+    for path in sorted((_PACKAGE / "guest").rglob("*.py")):
+        found[f"sandboxes/guest/{path.relative_to(_PACKAGE / 'guest')}"] = path.read_bytes()
+    return found
+
+
+@functools.cache
+def digest() -> str:
+    """``sha256:…`` over names and contents: which guest this server speaks to."""
+    summary = {name: hashlib.sha256(content).hexdigest() for name, content in files().items()}
+    return "sha256:" + hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
+
+
+def write(directory: Path) -> None:
+    """Write the guest's files below an existing directory."""
+    for name, content in files().items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...]) -> tuple[str, ...]:
+    """Argument vector that starts the guest inside a sandbox.
+
+    Args:
+        python: path of the interpreter inside.
+        spec: what the sandbox is for.
+        packages: directories inside that hold installed packages.
+        hidden: paths the guest must report when they exist.
+    """
+    config = {
+        "path": list(packages),
+        "hidden": list(hidden),
+        "preload": list(spec.preload),
+        "input": INPUT if spec.inputs else "",
+        "output": OUTPUT if spec.output else "",
+        "proxy": spec.network == "egress",
+    }
+    # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
+    return (python, "-I", "-S", "-B", "-X", "utf8", GUEST, json.dumps(config, sort_keys=True, separators=(",", ":")))
+
+
+#: Environment of every guest, and so of every program: nothing of the host's.
+ENVIRONMENT: Mapping[str, str] = {
+    "HOME": "/tmp",  # noqa: S108 - inside the sandbox
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PATH": "/usr/bin:/bin",
+    "MPLBACKEND": "module://sandboxes.guest.figures",
+    "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108 - inside the sandbox
+    # One processor is what a sandbox may use; thread pools sized for the host's would only cost memory.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}

@@ -1,0 +1,192 @@
+"""One job in one sandbox: prove the isolation, run, bound everything that comes out, say how it ended.
+
+The same for every driver. Files and network connections are handed to the caller's callbacks as they come.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from sandboxes.base import Facts, Plan, Sandbox
+from sandboxes.capture import HeadAndTail
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.link import Accept, GuestOutcome, Link, Serve, Sink
+from sandboxes.measure import NAMESPACES, Difference, Measured, compare
+from sandboxes.outcome import Ended, Job, Outcome, SkippedFile, Usage
+from sandboxes.result import ResultReader
+
+READY_SECONDS = 30.0
+"""From start to ``ready``: well below a second, but for preloaded modules on a busy machine."""
+GRACE_SECONDS = 5.0
+"""After its wall time the guest stops the program and sends what there is; then the host ends the sandbox itself."""
+PRINTED_FACTOR = 256
+"""A program is stopped when it prints more than this many times what is kept of a stream."""
+
+_SIGXCPU = 24
+_SIGKILL = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the caller wants of a running job."""
+
+    file: Callable[[str, int], Awaitable[Sink | None]]
+    """Takes name and size of an output file; None refuses it."""
+    serve: Serve | None = None
+    """Serves one egress stream; None where the profile grants no network."""
+    printed: Callable[[bytes], None] | None = None
+    """Hears standard output as it comes."""
+
+
+def host_namespaces() -> Mapping[str, int]:
+    """Inode numbers of the namespaces this process is in, see namespaces(7)."""
+    found = {}
+    for name in NAMESPACES:
+        target = str(Path(f"/proc/self/ns/{name}").readlink())
+        found[name] = int(target[target.index("[") + 1 : -1])
+    return found
+
+
+async def prove(sandbox: Sandbox, plan: Plan) -> tuple[Link, Measured, tuple[Difference, ...]]:
+    """Wait until the guest is ready and compare what it measured with the plan.
+
+    Raises:
+        SandboxUnavailable: it did not get ready.
+    """
+    link = Link(sandbox.channel)
+    try:
+        with anyio.fail_after(READY_SECONDS):
+            measured = await link.ready()
+    except TimeoutError:
+        raise _unavailable(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
+    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await sandbox.kill()
+        facts = await sandbox.facts()
+        raise _unavailable(facts.detail or "the guest ended before it was ready") from None
+    return link, measured, compare(plan.expected, measured, host_namespaces())
+
+
+async def run(
+    sandbox: Sandbox, link: Link, plan: Plan, job: Job, inputs: Sequence[tuple[str, bytes]], hooks: Hooks
+) -> Outcome:
+    """Run one job to its end, or until its time is up.
+
+    Raises:
+        SandboxUnavailable: the sandbox died under the program, or broke the protocol.
+    """
+    limits = plan.spec.limits
+    wall = min(limits.wall_seconds, job.wall_seconds or limits.wall_seconds)
+    streams = _Streams(limits.stream_bytes, hooks)
+    told: GuestOutcome | None = None
+    died = False
+    started = anyio.current_time()
+    with anyio.move_on_after(wall + GRACE_SECONDS):
+        try:
+            told = await link.run(_job_body(plan, job, wall, len(inputs)), inputs, streams.accept, hooks.serve)
+        except anyio.EndOfStream:
+            died = True
+    elapsed = (anyio.current_time() - started) * 1000
+    if told is None:
+        await sandbox.kill()
+    facts = await sandbox.facts()
+    if died and not facts.out_of_memory:
+        raise _unavailable(facts.detail or "the sandbox ended without an outcome")
+    ended, code, reason = _ending(plan, told, facts, wall, streams.result.value)
+    return Outcome(
+        ended=ended,
+        code=code,
+        reason=reason,
+        stdout=streams.stdout.captured(),
+        stderr=streams.stderr.captured(),
+        value=streams.result.value,
+        blobs=tuple(streams.result.blobs),
+        skipped=tuple(SkippedFile(name=each.name, reason=each.reason) for each in (told.skipped if told else ())),
+        usage=Usage(
+            wall_ms=told.wall_ms if told else elapsed,
+            cpu_ms=told.cpu_ms if told else (facts.cpu_seconds or 0.0) * 1000,
+            memory_peak_bytes=facts.memory_peak_bytes or (told.memory_peak_bytes if told else 0),
+        ),
+    )
+
+
+def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
+    limits = asdict(plan.spec.limits)
+    # Where a control group holds them for the whole sandbox, a limit per process would only be a second, wrong one.
+    enforced = plan.action.get("enforced_outside", ())
+    guest = {key: value for key, value in limits.items() if key not in enforced}
+    guest["wall_seconds"] = wall
+    guest["printed_bytes"] = limits["stream_bytes"] * PRINTED_FACTOR
+    return {"kind": job.kind, "payload": dict(job.payload), "inputs": inputs, "limits": guest}
+
+
+def _ending(
+    plan: Plan, told: GuestOutcome | None, facts: Facts, wall: float, value: Any
+) -> tuple[Ended, int | None, str]:
+    """How it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
+    limits = plan.spec.limits
+    memory = f"It needed more than the {limits.memory_bytes // 2**20} MiB of memory it may use."
+    late = f"It was still running after {wall:g} seconds and was stopped."
+    if told is None:
+        return ("out_of_memory", None, memory) if facts.out_of_memory else ("timed_out", None, late)
+    if told.stopped == "time":
+        return "timed_out", None, late
+    if told.stopped == "output":
+        most = limits.stream_bytes * PRINTED_FACTOR // 2**20
+        return "limit", None, f"It printed more than {most} MiB and was stopped."
+    if told.status >= 0:
+        error = value.get("error") if isinstance(value, dict) else None
+        if told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
+            return "out_of_memory", told.status, memory
+        return "exited", told.status, ""
+    if told.status == -_SIGXCPU or (told.status == -_SIGKILL and told.cpu_ms >= limits.cpu_seconds * 1000):
+        return "limit", None, f"It used more than {limits.cpu_seconds} seconds of processor time and was stopped."
+    if told.status == -_SIGKILL and facts.out_of_memory:
+        return "out_of_memory", None, memory
+    return "signalled", -told.status, f"It was ended by signal {-told.status}."
+
+
+class _Streams:
+    """The guest's one-way streams by kind."""
+
+    def __init__(self, keep: int, hooks: Hooks) -> None:
+        self.stdout = HeadAndTail(keep)
+        self.stderr = HeadAndTail(keep)
+        self.result = ResultReader()
+        self._hooks = hooks
+
+    async def accept(self, kind: str, meta: Mapping[str, Any]) -> Sink | None:
+        if kind == "stdout":
+            return _Feed(self._heard)
+        if kind == "stderr":
+            return _Feed(self.stderr.feed)
+        if kind == "result":
+            return _Feed(self.result.feed)
+        name, size = meta.get("name"), meta.get("bytes")
+        if kind == "file" and isinstance(name, str) and type(size) is int:
+            return await self._hooks.file(name, size)
+        return None
+
+    def _heard(self, data: bytes) -> None:
+        self.stdout.feed(data)
+        if self._hooks.printed is not None:
+            self._hooks.printed(data)
+
+
+class _Feed:
+    """A sink that hands bytes to a function."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+
+    async def data(self, data: bytes) -> None:
+        self._take(data)
+
+    async def end(self) -> None:
+        return
+
+
+def _unavailable(reason: str) -> SandboxUnavailable:
+    return SandboxUnavailable("Running a job in a sandbox", reason, "Try again; if it persists, run `glovebox doctor`.")
