@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 #: A Python every user may execute. The tests' own interpreter may live in a home directory that nobody cannot enter.
 PYTHON = "/usr/bin/python3"
 NOBODY = 65534
+SCRATCH = "/tmp"  # noqa: S108 - a tmpfs inside the sandbox
 #: Far above what any of these programs needs (below 1 s); it only ends a test that hangs.
 SECONDS = 60
 
@@ -28,7 +29,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``program`` with all namespaces of its own and the host read-only; ``options`` go to ``bwrap``."""
     argv = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/"]
-    argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *options]  # noqa: S108 - inside the sandbox
+    argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", SCRATCH, *options]
     with contextlib.ExitStack() as stack:
         descriptors = []
         if seccomp is not None:

@@ -71,16 +71,20 @@ def _call(what: str, *arguments: object) -> int:
     return result
 
 
+def _version() -> int:
+    return _call(
+        "landlock_create_ruleset (is Landlock in this kernel, and in its lsm= list?)",
+        ctypes.c_long(_CREATE_RULESET),
+        None,
+        ctypes.c_size_t(0),
+        ctypes.c_uint(_CREATE_RULESET_VERSION),
+    )
+
+
 def abi_version() -> int:
     """Landlock's version in this kernel; 0 when it is absent, switched off at boot, or refused by a filter."""
     try:
-        return _call(
-            "landlock_create_ruleset",
-            ctypes.c_long(_CREATE_RULESET),
-            None,
-            ctypes.c_size_t(0),
-            ctypes.c_uint(_CREATE_RULESET_VERSION),
-        )
+        return _version()
     except OSError:
         return 0
 
@@ -88,10 +92,11 @@ def abi_version() -> int:
 def restrict_output_write_only(output: str = "/output") -> int:
     """Take reading beneath ``output`` from this thread and its future children, for good.
 
-    Afterwards, beneath ``output``: files can be created, written, truncated, renamed and removed, directories made;
-    files cannot be read or executed, directories cannot be listed, and links, FIFOs, sockets and devices cannot be made.
-    Everywhere else the mounts decide as before, with one exception: ``/`` itself cannot be listed, because a rule for it
-    would cover ``output`` too. Attributes of a file whose name is known stay visible (Landlock does not cover stat(2)).
+    Afterwards, beneath ``output``, files can be created, written, truncated, renamed and removed, and directories made;
+    files cannot be read or executed, directories cannot be listed, and symbolic links, FIFOs, sockets and devices
+    cannot be made. Everywhere else the mounts decide as before, with one exception: ``/`` itself cannot be listed,
+    because a rule for it would cover ``output`` too. The attributes of a file whose name is known stay visible:
+    Landlock does not cover stat(2).
 
     Call it while the process has one thread: Landlock restricts the calling thread only.
 
@@ -106,30 +111,27 @@ def restrict_output_write_only(output: str = "/output") -> int:
         OSError: Landlock is absent or a step was refused; nothing, or not everything, is restricted, so nothing
             untrusted may run.
     """
-    abi = _call(
-        "landlock_create_ruleset (is Landlock in this kernel, and in its lsm= list?)",
-        ctypes.c_long(_CREATE_RULESET),
-        None,
-        ctypes.c_size_t(0),
-        ctypes.c_uint(_CREATE_RULESET_VERSION),
-    )
+    abi = _version()
     handled = _HANDLED | (_REFER if abi >= _ABI_REFER else 0)
     ruleset = _create_ruleset(handled, abi)
     try:
-        for entry in os.scandir("/"):
-            # A link is followed when it is used: its target is granted, or not, under its own name.
-            if entry.is_symlink():
-                continue
-            if entry.path != output:
-                _grant(ruleset, entry.path, handled)
+        for path in _top_level():
+            if path != output:
+                _grant(ruleset, path, handled)
             elif abi >= _ABI_REFER:
-                _grant(ruleset, entry.path, _REFER)  # files may move between the directories beneath it
+                _grant(ruleset, path, _REFER)  # files may move between the directories beneath it
         if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
         _call("landlock_restrict_self", ctypes.c_long(_RESTRICT_SELF), ctypes.c_int(ruleset), ctypes.c_uint(0))
     finally:
         os.close(ruleset)
     return abi
+
+
+def _top_level() -> list[str]:
+    with os.scandir("/") as entries:
+        # A link is followed when it is used: its target is granted, or not, under its own name.
+        return [entry.path for entry in entries if not entry.is_symlink()]
 
 
 def _create_ruleset(handled: int, abi: int) -> int:

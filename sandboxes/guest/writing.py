@@ -1,0 +1,43 @@
+"""Lets libraries that open files for writing *and* reading write to ``/output``, which cannot be read.
+
+Pillow, and matplotlib through it, opens every picture it saves with ``"w+b"`` and then only writes. Where reading is
+what the kernel refused (see ``landlock``), the same open without reading is what the library needed. A convenience
+inside the process of the untrusted program: nothing relies on it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def open_without_reading(output: str = "/output") -> None:
+    """Make ``open(path, "w+")`` beneath ``output`` fall back to ``"w"`` when reading is refused; ``x+`` and ``a+`` too.
+
+    ``"r+"`` stays refused: who updates a file needs what is in it. Paths only, and only this process.
+    """
+    original = io.open
+
+    @functools.wraps(original)
+    def fall_back(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(file, mode, *args, **kwargs)
+        except PermissionError:
+            if "+" not in mode or "r" in mode or not _beneath(file, output):
+                raise
+            # "x+" has created the file before the kernel refused to open it for reading: it is this call's own.
+            return original(file, mode.replace("+", "").replace("x", "w"), *args, **kwargs)
+
+    builtins.open = io.open = fall_back
+
+
+def _beneath(file: object, output: str) -> bool:
+    if not isinstance(file, (str, bytes, os.PathLike)):
+        return False
+    return os.path.realpath(os.fsdecode(file)).startswith(output + "/")
