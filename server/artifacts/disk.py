@@ -202,7 +202,8 @@ class Disk:
         return len(over)
 
     def _visible(self) -> list[Artifact]:
-        names = {entry.name for entry in self._items.iterdir()}
+        with os.scandir(self._items) as entries:  # a third of the time of iterdir, on the way of every call
+            names = {entry.name for entry in entries}
         known = {name: artifact for name, artifact in self._known.items() if name in names}
         for name in names - known.keys():
             artifact = self.load(name) if is_id(name) else None

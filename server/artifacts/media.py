@@ -76,6 +76,8 @@ _SVG: Final = re.compile(rb"<(?:\w+:)?svg\b")
 # Control bytes no text file holds; ESC is apart because terminal output legitimately carries it into log files.
 _NOT_TEXT: Final = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 _TERMINAL: Final = re.compile(rb"[\x07\x08\x1b\x7f]|\xc2[\x80-\x9f]")
+# Bytes that begin or make none of these: text of only such bytes needs one quick pass (about ten times faster).
+_PLAIN: Final = bytes({*range(256)} - {*range(0x09), *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2})
 _BIDI: Final = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 
 
@@ -116,15 +118,17 @@ class Sniffer:
         except UnicodeDecodeError:
             self._text = False
             return
+        window = self._tail + chunk  # a sequence of up to three bytes may lie across two chunks
+        self._tail = window[-2:]
+        if not window.translate(None, _PLAIN):
+            return
         if _NOT_TEXT.search(chunk):
             self._text = False
             return
-        window = self._tail + chunk  # a sequence of up to three bytes may lie across two chunks
         if _TERMINAL.search(window):
             self._risky.add("its text holds terminal control characters")
         if _BIDI.search(window):
             self._risky.add("its text holds characters that reorder what a reader sees")
-        self._tail = window[-2:]
 
     def finish(self, name: str) -> Content:
         """Judge the whole file.

@@ -168,15 +168,20 @@ async def test_cancelling_at_any_step_keeps_all_of_a_call_or_nothing(tmp_path: P
     """M6: the cancellation arrives before, and while, each piece of disk work; no file and no descriptor is left."""
     async with a_store(tmp_path / "q") as store:
         for step in range(100):
-            before, descriptors = files(tmp_path / "q"), len(list(Path("/proc/self/fd").iterdir()))
+            before, descriptors = files(tmp_path / "q"), open_descriptors()
             cancelled = await cancelled_at(step, store)
             assert not list((tmp_path / "q" / "incoming").glob("*/*"))
-            assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+            assert open_descriptors() == descriptors
             added = files(tmp_path / "q") - before
             assert len([path for path in added if path.endswith("record.json")]) in {0, 2}
             if not cancelled:
                 break
         assert 10 <= step < 99
+
+
+def open_descriptors() -> int:
+    """Return how many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def cancelled_at(step: int, store: ArtifactStore) -> bool:
