@@ -142,7 +142,7 @@ def to_toml(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def _toml(value: Any) -> str:  # noqa: ANN401 - JSON-compatible
+def _toml(value: Any) -> str:
     if isinstance(value, dict):
         pairs = (f"{_quoted(key)} = {_toml(each)}" for key, each in value.items() if each is not None)
         return f"{{ {', '.join(pairs)} }}"

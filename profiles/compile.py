@@ -37,6 +37,7 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
         mounts=mounts,
         network=profile.network.mode,
         output=profile.files.output,
+        inputs=profile.files.inputs,
         preload=profile.python.preload,
         require_cgroup=limits.enforce == "cgroup",
     )

@@ -92,7 +92,7 @@ def _hosts(before: tuple[egress.EgressRule, ...], after: tuple[egress.EgressRule
     return f"{words.LABELS['network.allow']}: {'; '.join(parts) or 'written differently, the same in effect'}."
 
 
-def _json_at(profile: Profile, key: str) -> Any:  # noqa: ANN401 - JSON
+def _json_at(profile: Profile, key: str) -> Any:
     value: Any = effective(profile)
     for part in key.split("."):
         value = value[part]

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+#: How much of a key or sentence is repeated: enough to find it in the file, too little to fill a terminal.
+SHOWN_CHARACTERS = 300
+
 
 class ProfileError(Exception):
     """A profile cannot be used as it is written, so the server does not start with it."""
@@ -9,12 +12,18 @@ class ProfileError(Exception):
     def __init__(self, path: Path | str, line: int | None, key: str, problem: str, hint: str) -> None:
         """Say which file, line (from 1, None for the file as a whole) and dotted key, what is wrong, and the fix.
 
-        The message is for the operator's terminal and log; it names host paths and never goes to a client.
+        The message is for the operator's terminal and log; it names host paths and never goes to a client. Key and
+        problem may repeat text of the file, so what a terminal would act on is escaped and the length is bounded.
         """
-        where = f"{path}:{line}" if line else f"{path}"
-        super().__init__(f"{where}: {f'{key}: ' if key else ''}{problem}. {hint}")
         self.path = Path(path)
         self.line = line
-        self.key = key
-        self.problem = problem
-        self.hint = hint
+        self.key = _plain(key)
+        self.problem = _plain(problem)
+        self.hint = _plain(hint)
+        where = f"{_plain(str(path))}:{line}" if line else _plain(str(path))
+        super().__init__(f"{where}: {f'{self.key}: ' if key else ''}{self.problem}. {self.hint}")
+
+
+def _plain(text: str) -> str:
+    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in shown)

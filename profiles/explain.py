@@ -75,7 +75,7 @@ def _reach(profile: Profile) -> tuple[str, ...]:
     return (
         "Only the following, each connection decided and recorded by the broker:",
         *(words.rule(each) for each in network.allow),
-        f"At most {network.max_connections} connections and {words.size(network.max_bytes)} of responses in one call.",
+        f"At most {network.max_connections} connections, and {words.size(network.max_bytes)} of each response.",
         f"At most {network.max_redirects} redirects, each decided again.",
         "What it asks for is a message to the host that answers: a listed host can learn what the call knows.",
     )

@@ -33,6 +33,9 @@ _TOML = "See https://toml.io/en/v1.0.0."
 #: Where rules stand; they are data of ``egress``, so the model knows them as a whole only.
 _RULES = ("network", "allow")
 
+_UNKNOWN, _MISSING = "unknown key", "required, and missing"
+_RANK = {_UNKNOWN: 0, _MISSING: 2}
+
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
 """Decides one call under one profile, purely: the effect and the id of the rule that decided."""
 
@@ -162,10 +165,9 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
     try:
         return Profile.model_validate(values), lines
     except ValidationError as error:
-        # One mistake at a time: a misspelt key before the required one that is therefore missing, then by line.
-        details = error.errors(include_url=False, include_input=False)
-        details = [each for each in details if each["type"] != "missing"] or details
-        raise min((_translate(each, path, lines) for each in details), key=lambda each: each.line or 0) from None
+        # One mistake at a time: a misspelt key before what is wrong or missing because of it, then by line.
+        problems = [_translate(each, path, lines) for each in error.errors(include_url=False, include_input=False)]
+        raise min(problems, key=lambda each: (_RANK.get(each.problem, 1), each.line or 0)) from None
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
@@ -192,9 +194,9 @@ def _translate(detail: ErrorDetails, path: Path, lines: Mapping[KeyPath, int]) -
         where = where[:-1]
     match kind:
         case "extra_forbidden":
-            problem, hint = "unknown key", _nearest(key)
+            problem, hint = _UNKNOWN, _nearest(key)
         case "missing":
-            problem, hint = "required, and missing", "See docs/profiles.md for its values."
+            problem, hint = _MISSING, "See docs/profiles.md for its values."
         case "value_error" if cause is not None:
             problem, hint = str(cause).rstrip("."), "See docs/profiles.md."
         case "model_type" | "dict_type":
@@ -256,15 +258,17 @@ def _read_bytes(path: Path) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise _unreadable(path, error) from None
-    with os.fdopen(handle, "rb") as file:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise ProfileError(path, None, "", "not a regular file", "Put the profile itself there.")
         _check_owner(path, status)
-        try:
+        with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(MAX_FILE + 1)
-        except OSError as error:
-            raise _unreadable(path, error) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    finally:
+        os.close(handle)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

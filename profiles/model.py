@@ -42,7 +42,7 @@ OUTPUT_BYTES: Final = (MIB, GIB)
 OUTPUT_FILES: Final = (1, 1024)
 #: Twice this (stdout and stderr) is held in the broker's memory and put into the result for every call in progress.
 STREAM: Final = (4 * KIB, 4 * MIB)
-#: Bytes of all responses of one call together, as they come from the network.
+#: What is in memory of one response at a time; documentation pages rarely pass 2 MiB, package indexes 30.
 RESPONSE_BYTES: Final = (64 * KIB, 256 * MIB)
 REDIRECTS: Final = (0, 10)
 CONNECTIONS: Final = (1, 64)
@@ -182,11 +182,11 @@ class Network(_Table):
     allow: Annotated[tuple[_Rule, ...], _Listed, Field(max_length=MAX_RULES)] = Field(default=(), validate_default=True)
     """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
     max_bytes: Annotated[int, _Size, Field(ge=RESPONSE_BYTES[0], le=RESPONSE_BYTES[1])] = RESPONSE_BYTES[0]
-    """Bytes that all responses of one call may have together."""
+    """Bytes of one response, unpacked; in a tunnel, bytes that come in."""
     max_redirects: Annotated[int, Field(ge=REDIRECTS[0], le=REDIRECTS[1])] = REDIRECTS[0]
     """Redirects that are followed, each decided again by the same rules."""
     max_connections: Annotated[int, Field(ge=CONNECTIONS[0], le=CONNECTIONS[1])] = CONNECTIONS[0]
-    """Connections one call may make in all."""
+    """Connections one call may make in all, redirects included."""
 
     @field_validator("allow")
     @classmethod

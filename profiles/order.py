@@ -31,12 +31,12 @@ class Dimension:
     within: Callable[[Any, Any], bool]
     meet: Callable[[Any, Any], Any]
 
-    def of(self, profile: Profile) -> Any:  # noqa: ANN401 - as many types as the model has
+    def of(self, profile: Profile) -> Any:
         """Return the key's value."""
         return value_at(profile, self.key)
 
 
-def value_at(profile: Profile, key: str) -> Any:  # noqa: ANN401 - as above
+def value_at(profile: Profile, key: str) -> Any:
     """Return the value at a dotted key, as the model holds it."""
     return reduce(getattr, key.split("."), profile)
 

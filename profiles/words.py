@@ -17,7 +17,7 @@ LABELS = {
     "files.inputs": "Taking files of earlier calls as input",
     "network.mode": "Network",
     "network.allow": "Hosts it may reach",
-    "network.max_bytes": "Bytes of all responses together",
+    "network.max_bytes": "Size of one response",
     "network.max_redirects": "Redirects followed",
     "network.max_connections": "Connections in all",
     "limits.wall_seconds": "Seconds of real time",
@@ -76,7 +76,7 @@ def listed(items: Iterable[str], *, none: str = "nothing") -> str:
     return ", ".join(items) or none
 
 
-def value(key: str, given: Any) -> str:  # noqa: ANN401 - as many types as the model has
+def value(key: str, given: Any) -> str:
     """Write the value of one key in words."""
     if key in _CHOICES:
         return _CHOICES[key][given]

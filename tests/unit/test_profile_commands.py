@@ -1,0 +1,210 @@
+"""`glovebox profiles list | show | explain | check | diff`: what is printed, and the exit code."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from profiles.commands import check, diff_paths, explain_tool, list_profiles, show
+from profiles.loader import SHIPPED, load
+from tests.profile_texts import MINIMAL, decide_by_name
+
+PROFILES = load([SHIPPED], check_example=None)
+
+
+def run(command: Callable[[Console], int]) -> tuple[int, str]:
+    """Run a command on a console of its own; return exit code and text."""
+    console = Console(file=io.StringIO(), width=200)
+    code = command(console)
+    assert isinstance(console.file, io.StringIO)
+    return code, console.file.getvalue()
+
+
+def run_json(command: Callable[[Console], int]) -> tuple[int, Any]:
+    """The same for a command that prints one JSON object."""
+    code, text = run(command)
+    return code, json.loads(text)
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file and the directory around it."""
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(text)
+    return path
+
+
+def test_list_names_every_tool_and_where_its_profile_comes_from(tmp_path: Path) -> None:
+    """An operator sees at once which profiles are their own."""
+    write(tmp_path / "probe.toml", MINIMAL)
+    loaded = load([SHIPPED, tmp_path], check_example=None)
+    code, text = run(lambda console: list_profiles(loaded, console))
+    assert code == 0
+    assert "shipped" in text
+    assert str(tmp_path / "probe.toml") in text
+    assert all(tool in text for tool in loaded)
+    code, value = run_json(lambda console: list_profiles(loaded, console, as_json=True))
+    assert (code, value["digest"]) == (0, loaded.digest)
+    assert [row["tool"] for row in value["profiles"]] == list(loaded)
+
+
+def test_show_prints_the_effective_profile() -> None:
+    """With defaults filled in, digest and source."""
+    code, text = run(lambda console: show(PROFILES, "run_python", console))
+    assert code == 0
+    assert "audit.keep = []" in text
+    assert PROFILES.digest_for("run_python") in text
+    code, value = run_json(lambda console: show(PROFILES, "run_python", console, as_json=True))
+    assert (code, value["profile"]["limits"]["pids"]) == (0, 64)
+
+
+def test_explain_prints_sections() -> None:
+    """As text and as data."""
+    code, text = run(lambda console: explain_tool(PROFILES, "fetch_url", console))
+    assert code == 0
+    assert "What it may reach" in text
+    code, value = run_json(lambda console: explain_tool(PROFILES, "fetch_url", console, as_json=True))
+    assert (code, value["sections"][-1]["title"]) == (0, "What it can never do")
+
+
+@pytest.mark.parametrize("command", [show, explain_tool])
+def test_an_unknown_tool_is_an_error_with_the_nearest_name(command: Callable[..., int]) -> None:
+    """And exit code 2, as text and as JSON."""
+    code, text = run(lambda console: command(PROFILES, "run_pyton", console))
+    assert code == 2
+    assert 'Did you mean "run_python"?' in text
+    code, value = run_json(lambda console: command(PROFILES, "run_pyton", console, as_json=True))
+    assert (code, value["errors"][0]["tool"]) == (2, "run_pyton")
+
+
+def test_check_passes_the_shipped_profiles() -> None:
+    """Control for the next one."""
+    code, text = run(lambda console: check([SHIPPED], console, check_example=decide_by_name))
+    assert (code, text.strip()) == (0, "5 profiles checked, 0 errors.")
+
+
+def test_check_names_every_wrong_file_with_its_line(tmp_path: Path) -> None:
+    """All files are checked, not only up to the first that fails."""
+    write(tmp_path / "probe.toml", MINIMAL)
+    write(tmp_path / "one.toml", MINIMAL + "pids = 9\n")
+    write(tmp_path / "two.toml", MINIMAL + "[limits]\npidz = 9\n")
+    code, text = run(lambda console: check([tmp_path], console, check_example=None))
+    assert code == 2
+    assert f"{tmp_path}/one.toml:5: pids: unknown key" in text
+    assert f"{tmp_path}/two.toml:6: limits.pidz: unknown key" in text
+    code, value = run_json(lambda console: check([tmp_path], console, check_example=None, as_json=True))
+    assert (code, len(value["checked"]), [each["line"] for each in value["errors"]]) == (2, 3, [5, 6])
+
+
+def test_check_of_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """A mistyped path in CI must not pass."""
+    code, text = run(lambda console: check([tmp_path / "absent"], console, check_example=None))
+    assert code == 2
+    assert "does not exist" in text
+
+
+def test_diff_of_a_widening_exits_1_and_names_it(tmp_path: Path) -> None:
+    """And a narrowing beside it does not hide it."""
+    old = write(tmp_path / "old.toml", MINIMAL + "[limits]\npids = 9\nmemory = '1 GiB'\n")
+    new = write(tmp_path / "new.toml", MINIMAL + "[limits]\npids = 10\nmemory = '512 MiB'\n")
+    code, text = run(lambda console: diff_paths(old, new, console))
+    assert code == 1
+    assert "Processes and threads at a time: 9 → 10." in text
+    assert "Memory: 1 GiB → 512 MiB." in text
+    code, value = run_json(lambda console: diff_paths(old, new, console, as_json=True))
+    assert (code, value["widening"]) == (1, True)
+    assert {each["key"]: each["direction"] for each in value["tools"]["probe"]} == {
+        "limits.pids": "widening",
+        "limits.memory": "narrowing",
+    }
+
+
+def test_diff_without_a_widening_exits_0(tmp_path: Path) -> None:
+    """Narrowing, words and nothing at all are all fine."""
+    old = write(tmp_path / "old.toml", MINIMAL + "[limits]\npids = 10\n")
+    new = write(tmp_path / "new.toml", MINIMAL.replace("A tool", "One tool") + "[limits]\npids = 9\n")
+    assert run(lambda console: diff_paths(old, new, console))[0] == 0
+    assert run(lambda console: diff_paths(old, old, console)) == (0, "Nothing widens.\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (
+            "{host='a.org'}",
+            "{host='a.org'}, {host='b.org', paths=['/x']}",
+            "now also https://b.org (GET, HEAD; only /x)",
+        ),
+        ("{host='a.org'}, {host='b.org'}", "{host='b.org'}", "no longer https://a.org (GET, HEAD)"),
+        (
+            "{host='a.org', ports=[8443]}",
+            "{host='a.org'}",
+            "now also https://a.org (GET, HEAD); no longer https://a.org:8443",
+        ),
+        ("{host='a.org'}", "{host='a.org'}, {host='a.org', paths=['/x']}", "written differently, the same in effect"),
+    ],
+)
+def test_diff_of_hosts_says_what_came_and_went(tmp_path: Path, before: str, after: str, sentence: str) -> None:
+    """Rule by rule, in the words of explain."""
+    network = MINIMAL + "[network]\nmode = 'egress'\nallow = [{}]\n"
+    old, new = (
+        write(tmp_path / f"{at}.toml", network.replace("{}", rules)) for at, rules in enumerate((before, after))
+    )
+    code, text = run(lambda console: diff_paths(old, new, console))
+    assert sentence in text
+    assert code == ("now also" in sentence)
+
+
+def test_taking_a_narrow_file_out_of_a_directory_is_a_widening(tmp_path: Path) -> None:
+    """E3: the shipped profile comes back into force, so directories are compared as they would be in force."""
+    narrow = (SHIPPED / "run_python.toml").read_text().replace("wall_seconds = 30", "wall_seconds = 3")
+    narrow = narrow[: narrow.index("[[example]]")]
+    write(tmp_path / "old" / "run_python.toml", narrow)
+    (tmp_path / "new").mkdir()
+    code, text = run(lambda console: diff_paths(tmp_path / "old", tmp_path / "new", console))
+    assert code == 1
+    assert "Seconds of real time: 3 → 30." in text
+    assert run(lambda console: diff_paths(tmp_path / "new", tmp_path / "old", console))[0] == 0
+
+
+def test_a_new_tool_widens_and_a_removed_one_narrows(tmp_path: Path) -> None:
+    """Without a profile every call is refused."""
+    write(tmp_path / "with" / "probe.toml", MINIMAL)
+    (tmp_path / "without").mkdir()
+    code, text = run(lambda console: diff_paths(tmp_path / "without", tmp_path / "with", console))
+    assert (code, "The profile is new" in text) == (1, True)
+    code, text = run(lambda console: diff_paths(tmp_path / "with", tmp_path / "without", console))
+    assert (code, "The profile is gone" in text) == (0, True)
+
+
+def test_diff_of_things_that_cannot_be_compared_exits_2(tmp_path: Path) -> None:
+    """Missing, of two kinds, of two tools, or wrong: an error, never "nothing widens"."""
+    one = write(tmp_path / "a" / "probe.toml", MINIMAL)
+    two = write(tmp_path / "a" / "other.toml", MINIMAL.replace("probe", "other"))
+    bad = write(tmp_path / "b" / "probe.toml", MINIMAL + "x = 1")
+    for other, problem in (
+        (tmp_path / "absent", "does not exist"),
+        (tmp_path / "a", "cannot be compared"),
+        (two, "two versions of one profile"),
+        (bad, "unknown key"),
+    ):
+        code, text = run(lambda console, other=other: diff_paths(one, other, console))  # type: ignore[misc]
+        assert code == 2
+        assert problem in text
+        code, value = run_json(lambda console, other=other: diff_paths(one, other, console, as_json=True))  # type: ignore[misc]
+        assert (code, problem in json.dumps(value)) == (2, True)
+
+
+def test_text_of_a_profile_is_never_markup_for_the_terminal(tmp_path: Path) -> None:
+    """A description cannot colour, link or hide anything in a reviewer's terminal."""
+    write(tmp_path / "probe.toml", MINIMAL.replace("A tool of", "[red]A[/red] [link=x] tool of"))
+    loaded = load([tmp_path], check_example=None)
+    assert "[red]A[/red] [link=x] tool" in run(lambda console: explain_tool(loaded, "probe", console))[1]
+    text = MINIMAL + '[[example]]\ncall = { code = "\\u001b[2J\\u202e" }\nexpect = "ask"\n'
+    write(tmp_path / "probe.toml", text)
+    shown = run(lambda console: show(load([tmp_path], check_example=None), "probe", console))[1]
+    assert "\\u001b[2J\\U0000202E" in shown
+    assert "\x1b" not in shown

@@ -1,0 +1,255 @@
+"""Profiles that load, and the errors of those that do not: file, line, key, problem and hint."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import ProfileError
+from profiles.loader import MAX_FILE, MAX_PROFILES, SHIPPED, load, parse, read
+from profiles.model import GIB, KIB, MIB, digest
+from tests.profile_texts import MINIMAL, decide_by_name, profile
+
+PATH = Path("probe.toml")
+
+
+def refused(text: str | bytes) -> ProfileError:
+    """Parse what must not parse."""
+    with pytest.raises(ProfileError) as caught:
+        parse(text.encode() if isinstance(text, str) else text, PATH)
+    return caught.value
+
+
+def write(directory: Path, name: str, text: str) -> Path:
+    """Write one profile file."""
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def test_every_default_is_the_closed_one() -> None:
+    """A profile that says nothing but what it must grants nothing and asks."""
+    given = profile()
+    assert given.approval == "ask"
+    assert (given.files.workspace, given.files.output, given.files.inputs) == ("none", False, False)
+    assert (given.network.mode, given.network.allow) == ("none", ())
+    assert given.limits.enforce == "cgroup"
+    assert (given.limits.wall_seconds, given.limits.memory, given.limits.pids) == (1.0, 64 * MIB, 8)
+    assert (given.audit.keep, given.python.preload) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('"2 GiB"', 2 * GIB), ('"512 MiB"', 512 * MIB), ('"524288KiB"', 512 * MIB), ("67108864", 64 * MIB)],
+)
+def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int) -> None:
+    """Both spellings are bytes."""
+    assert profile(f"[limits]\nmemory = {text}\n").limits.memory == expected
+
+
+@pytest.mark.parametrize(
+    ("extra", "line", "key", "problem", "hint"),
+    [
+        ("aproval = 'ask'", 5, "aproval", "unknown key", 'nearest valid key is "approval"'),
+        ("[limit]\npids = 9", 5, "limit", "unknown key", 'nearest valid key is "limits"'),
+        ("[limits]\nmemmory = 1", 6, "limits.memmory", "unknown key", '"limits.memory"'),
+        ("memory = '1 GiB'", 5, "memory", "unknown key", '"limits.memory"'),
+        ("[files]\nwork_space = 'read'", 6, "files.work_space", "unknown key", '"files.workspace"'),
+        ("[limits.output]\nbytess = 1", 6, "limits.output.bytess", "unknown key", '"limits.output.bytes"'),
+        ("[limits]\noutput = { file = 1 }", 6, "limits.output.file", "unknown key", '"limits.output.files"'),
+        ("[network]\nalow = []", 6, "network.alow", "unknown key", '"network.allow"'),
+        (
+            "[network]\nmode='egress'\nallow = [\n  { host = 'a.org' },\n  { hots = 'b.org' },\n]",
+            9,
+            "network.allow[1].hots",
+            "unknown key",
+            '"network.allow.host"',
+        ),
+        ("[[example]]\ncal = {}\nexpect='allow'", 6, "example[0].cal", "unknown key", '"example.call"'),
+        ("[python]\nzzz = 1", 6, "python.zzz", "unknown key", "Valid keys here: preload"),
+        ("[files]\nworkspace = 'overlay'", 6, "files.workspace", "not supported by this version", "docs/profiles"),
+        ("[files]\noutput = 1", 6, "files.output", "boolean", "docs/profiles"),
+        ("[limits]\npids = true", 6, "limits.pids", "integer", "docs/profiles"),
+        ("[limits]\npids = 8.0", 6, "limits.pids", "integer", "docs/profiles"),
+        ("[limits]\npids = '9'", 6, "limits.pids", "integer", "docs/profiles"),
+        ("[limits]\nwall_seconds = nan", 6, "limits.wall_seconds", "finite", "docs/profiles"),
+        ("[limits]\nwall_seconds = inf", 6, "limits.wall_seconds", "finite", "docs/profiles"),
+        ("[limits]\nwall_seconds = 1e9", 6, "limits.wall_seconds", "600", "docs/profiles"),
+        ("[limits]\nscratch = 0", 6, "limits.scratch", "1048576", "docs/profiles"),
+        ("[limits]\nmemory = '1 GB'", 6, "limits.memory", "512 MiB", "docs/profiles"),
+        ("[limits]\nmemory = -1", 6, "limits.memory", "greater", "docs/profiles"),
+        ("limits = 3", 5, "limits", "must be a table", "[limits]"),
+        ("[audit]\nkeep = ['everything']", 6, "audit.keep[0]", "'arguments'", "docs/profiles"),
+        ("[python]\npreload = ['os; import evil']", 6, "python.preload[0]", "pattern", "docs/profiles"),
+        ("[python]\npreload = ['numpy', 'numpy']", 6, "python.preload", "listed twice", "docs/profiles"),
+        ("[[example]]\ncall = { at = 1979-05-27 }\nexpect='allow'", 6, "example[0].call", "JSON", "docs"),
+        ("[[example]]\ncall = { at = nan }\nexpect='allow'", 6, "example[0].call", "JSON", "docs"),
+        ("[[example]]\ncall = {}", 5, "example[0].expect", "missing", "docs/profiles"),
+        ("[limits]\npids = 9\n[limits]\n", 7, "limits", "given twice, first on line 5", "Keep one"),
+        ("[limits]\npids = 9\npids = 10", 7, "limits.pids", "given twice, first on line 6", "Keep one"),
+        ("tool = 'other'", 5, "tool", "given twice, first on line 1", "Keep one"),
+        ("[limits]\npids = ", 6, "", "not TOML", "toml.io"),
+        ("[limits\npids = 9", 5, "", "not TOML", "toml.io"),
+        ("x = " + "[" * 40, 5, "x[0][0]", "nested deeper", "flatter"),
+        ("a." * 30_000 + "a = 1", 5, "a", "nested deeper", "flatter"),
+    ],
+)
+def test_a_mistake_is_named_with_line_key_and_hint(extra: str, line: int, key: str, problem: str, hint: str) -> None:
+    """The operator can go to the line and fix it; nothing is guessed or dropped."""
+    error = refused(MINIMAL + extra + "\n")
+    assert (error.path, error.line, error.key) == (PATH, line, key)
+    assert problem in error.problem
+    assert hint in error.hint
+    assert str(error).startswith(f"probe.toml:{line}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "problem"),
+    [
+        ("", 1, "tool", "missing"),
+        (MINIMAL.replace('"low"', '"lowest"'), 3, "risk", "'low', 'medium' or 'high'"),
+        (MINIMAL.replace('["bubblewrap"]', "[]"), 4, "isolation", "must not be empty"),
+        (MINIMAL.replace('["bubblewrap"]', '["bwrap"]'), 4, "isolation[0]", "'bubblewrap', 'docker' or 'gvisor'"),
+        (MINIMAL.replace('["bubblewrap"]', '["docker", "docker"]'), 4, "isolation", "listed twice"),
+        (MINIMAL.replace('"probe"', '"../probe"'), 1, "tool", "pattern"),
+        (MINIMAL.replace("A tool", "A \\u202E tool"), 2, "description", "invisible"),
+        (MINIMAL.replace("A tool", "A \\u001b[2J tool"), 2, "description", "control"),
+    ],
+)
+def test_what_a_profile_must_say_is_checked(text: str, line: int, key: str, problem: str) -> None:
+    """Required keys, and the four that cannot be left to a default."""
+    error = refused(text)
+    assert (error.line, error.key) == (line, key)
+    assert problem in error.problem
+
+
+def test_text_that_is_not_utf8_is_named_with_its_line() -> None:
+    """A stray Latin-1 byte is an error of the file, not of the program."""
+    error = refused(MINIMAL.encode() + b"# caf\xe9\n")
+    assert (error.line, error.problem) == (5, "not UTF-8 text")
+
+
+def test_a_huge_file_is_refused_and_the_largest_allowed_one_is_not() -> None:
+    """The bound is on bytes, before anything is parsed."""
+    largest = (MINIMAL + "#" * MAX_FILE)[:MAX_FILE]
+    assert parse(largest.encode(), PATH) == profile()
+    assert "larger than 64 KiB" in refused(largest + "#").problem
+
+
+def test_the_digest_is_of_meaning_not_of_spelling() -> None:
+    """Comments, order, units and stated defaults do not change it; any value does."""
+    plain = profile("[limits]\nmemory = '1 GiB'\npids = 9\n")
+    same = profile("# note\n[limits]\npids=9\nmemory = 1073741824\n[files]\nworkspace = 'none'\n")
+    other = profile("[limits]\nmemory = '1 GiB'\npids = 10\n")
+    assert digest(plain) == digest(same)
+    assert digest(plain).startswith("sha256:")
+    assert len(digest(plain)) == len("sha256:") + 64
+    assert digest(plain) != digest(other)
+
+
+def test_an_operator_file_replaces_the_shipped_one_whole(tmp_path: Path) -> None:
+    """Nothing is inherited: what the operator's file leaves out is closed, whatever the shipped file said."""
+    shipped, mine = tmp_path / "shipped", tmp_path / "mine"
+    write(shipped, "probe.toml", MINIMAL + "approval = 'none'\n[files]\noutput = true\n")
+    write(shipped, "other.toml", MINIMAL.replace("probe", "other"))
+    before = load([shipped, mine], check_example=None)
+    write(mine, "probe.toml", MINIMAL)
+    after = load([shipped, mine], check_example=None)
+    assert before["probe"].files.output
+    assert not after["probe"].files.output
+    assert after["probe"].approval == "ask"
+    assert after.source("probe") == mine / "probe.toml"
+    assert list(after) == ["other", "probe"]
+    assert after["other"] == before["other"]
+    assert after.digest != before.digest
+    assert after.digest_for("probe") == digest(after["probe"])
+
+
+def test_a_missing_or_empty_operator_directory_is_fine(tmp_path: Path) -> None:
+    """No configuration is a configuration: the shipped profiles."""
+    shipped = load([SHIPPED], check_example=None).digest
+    assert load([SHIPPED, tmp_path / "absent"], check_example=None).digest == shipped
+    assert load([SHIPPED, tmp_path], check_example=None).digest == shipped
+
+
+def test_a_directory_that_cannot_be_one_is_an_error(tmp_path: Path) -> None:
+    """A file where a directory should be is not taken for an empty directory."""
+    with pytest.raises(ProfileError, match="cannot be read"):
+        load([write(tmp_path, "probe.toml", MINIMAL)], check_example=None)
+
+
+def test_the_set_cannot_be_changed(tmp_path: Path) -> None:
+    """What was loaded and digested is what is in force."""
+    write(tmp_path, "probe.toml", MINIMAL)
+    loaded = load([tmp_path], check_example=None)
+    with pytest.raises(TypeError):
+        loaded["probe"] = loaded["probe"]  # type: ignore[index]
+    with pytest.raises(ValueError, match="frozen"):
+        loaded["probe"].limits.pids = 4096  # type: ignore[misc]
+
+
+def test_the_file_must_have_the_name_of_its_tool(tmp_path: Path) -> None:
+    """Otherwise two files could speak for one tool, and which one won would depend on their names."""
+    with pytest.raises(ProfileError, match=r"Name the file probe\.toml") as caught:
+        read(write(tmp_path, "probe2.toml", MINIMAL), check_example=None)
+    assert (caught.value.line, caught.value.key) == (1, "tool")
+
+
+def test_more_files_than_tools_could_exist_are_refused(tmp_path: Path) -> None:
+    """A wrong directory is not read file by file."""
+    for index in range(MAX_PROFILES + 1):
+        write(tmp_path, f"t{index}.toml", "")
+    with pytest.raises(ProfileError, match="Name another directory"):
+        load([tmp_path], check_example=None)
+
+
+EXAMPLE = "[[example]]\ncall = {{ timeout_seconds = {seconds} }}\nexpect = '{expect}'\nrule = '{rule}'\n"
+
+
+def test_examples_that_hold_let_the_profile_load(tmp_path: Path) -> None:
+    """Control: the same examples, with the answers the profile gives."""
+    text = MINIMAL + EXAMPLE.format(seconds=2, expect="deny", rule="limits.wall_seconds")
+    assert read(write(tmp_path, "probe.toml", text), check_example=decide_by_name).tool == "probe"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expect", "rule", "problem"),
+    [
+        (2, "allow", "allow", "expects allow by allow, but the profile answers deny by limits.wall_seconds"),
+        (2, "deny", "files.inputs", "expects deny by files.inputs, but the profile answers deny by limits.wall"),
+        (1, "allow", "allow", "expects allow by allow, but the profile answers ask by approval.ask"),
+    ],
+)
+def test_a_failing_example_is_named(tmp_path: Path, seconds: int, expect: str, rule: str, problem: str) -> None:
+    """A profile that does not do what its author wrote down does not load."""
+    good = EXAMPLE.format(seconds=2, expect="deny", rule="limits.wall_seconds")
+    text = MINIMAL + good + EXAMPLE.format(seconds=seconds, expect=expect, rule=rule)
+    with pytest.raises(ProfileError) as caught:
+        load([write(tmp_path, "probe.toml", text).parent], check_example=decide_by_name)
+    assert (caught.value.line, caught.value.key) == (9, "example[1]")
+    assert problem in caught.value.problem
+
+
+def test_the_bounds_are_what_they_say() -> None:
+    """One step past each end is refused and the end itself is not."""
+    for key, low, high in (("pids", 8, 4096), ("stream", 4 * KIB, 4 * MIB), ("cpu_seconds", 1, 600)):
+        for value in (low, high):
+            profile(f"[limits]\n{key} = {value}\n")
+        for value in (low - 1, high + 1):
+            assert refused(f"{MINIMAL}[limits]\n{key} = {value}\n").key == f"limits.{key}"
+
+
+def test_hidden_files_and_other_names_are_not_profiles(tmp_path: Path) -> None:
+    """An editor's swap file does not become policy."""
+    write(tmp_path, "probe.toml", MINIMAL)
+    for name in (".probe.toml", "probe.toml~", "README.md", ".toml"):
+        write(tmp_path, name, "not a profile")
+    assert list(load([tmp_path], check_example=None)) == ["probe"]
+
+
+def test_a_fifo_in_the_place_of_a_profile_does_not_hang(tmp_path: Path) -> None:
+    """Opening it returns at once, and it is refused for what it is."""
+    os.mkfifo(tmp_path / "probe.toml")
+    with pytest.raises(ProfileError, match="not a regular file"):
+        load([tmp_path], check_example=None)

@@ -1,0 +1,199 @@
+"""The profiles that come with the package: what they permit, that they compile, and that a reviewer can read them."""
+
+from pathlib import Path
+
+import pytest
+
+from profiles.commands import to_toml
+from profiles.compile import to_spec
+from profiles.egress import decide_url
+from profiles.explain import explain, render
+from profiles.loader import SHIPPED, load, parse, valid_keys
+from profiles.model import MIB, Profile, digest
+from profiles.order import DESCRIPTIVE, DIMENSIONS
+from profiles.schema import SCHEMA_FILE, schema_text
+from profiles.words import LABELS
+from sandboxes.spec import WORKSPACE, Mount
+from tests.profile_texts import decide_by_name, profile
+
+TOOLS = ["fetch_url", "list_workspace_files", "read_workspace_file", "run_python", "search_workspace"]
+PROFILES = load([SHIPPED], check_example=decide_by_name)
+HERE = Path("/srv/workspace")
+
+
+def test_there_is_one_profile_for_each_tool() -> None:
+    """And no other."""
+    assert list(PROFILES) == TOOLS
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_examples_show_an_allowed_and_a_refused_call(tool: str) -> None:
+    """Both kinds were decided when PROFILES was loaded."""
+    assert {"allow", "deny"} <= {example.expect for example in PROFILES[tool].example}
+
+
+@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "fetch_url"])
+def test_only_fetch_url_reaches_anything(tool: str) -> None:
+    """Code of a model has no network, and neither have the workspace tools."""
+    assert PROFILES[tool].network.mode == "none"
+    assert to_spec(PROFILES[tool], workspace=HERE).network == "none"
+
+
+def test_fetch_url_sees_no_workspace() -> None:
+    """What could be sent out is not there to be read."""
+    assert to_spec(PROFILES["fetch_url"], workspace=HERE).mounts == ()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_only_run_python_gives_files_back(tool: str) -> None:
+    """Reading tools have no /output."""
+    assert PROFILES[tool].files.output == (tool == "run_python")
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "effect"),
+    [
+        ("GET", "https://docs.python.org/3/library/tomllib.html", "allow"),
+        ("HEAD", "https://pypi.org/simple/numpy/", "allow"),
+        ("GET", "https://pypi.org/pypi/numpy/json", "allow"),
+        ("GET", "https://numpy.org/doc/stable/", "allow"),
+        ("GET", "https://modelcontextprotocol.io/specification", "allow"),
+        ("GET", "https://gist.github.com/x/y", "deny"),
+        ("GET", "https://pastebin.com/raw/x", "deny"),
+        ("GET", "https://anything.readthedocs.io/", "deny"),
+        ("GET", "https://evil.numpy.org/", "deny"),
+        ("GET", "https://pypi.org/", "deny"),
+        ("POST", "https://pypi.org/simple/", "deny"),
+        ("GET", "http://docs.python.org/", "deny"),
+        ("GET", "https://docs.python.org:8443/", "deny"),
+    ],
+)
+def test_the_default_list_is_for_reading_documentation(method: str, url: str, effect: str) -> None:
+    """Named documentation and indexes over https; no pages that anyone can put up, no other way in."""
+    assert decide_url(method, url, PROFILES["fetch_url"].network.allow).effect == effect
+
+
+def test_no_shipped_rule_is_a_wildcard_a_tunnel_or_more_than_reading() -> None:
+    """Each line of the list can be reviewed by itself."""
+    for rule in PROFILES["fetch_url"].network.allow:
+        assert not rule.host.startswith("*")
+        assert rule.methods == {"GET", "HEAD"}
+        assert rule.schemes == {"https"}
+        assert rule.ports == {443}
+
+
+def test_a_profile_becomes_a_spec_with_nothing_of_its_own() -> None:
+    """Every limit arrives under its own name."""
+    given = profile(
+        "approval = 'none'\n[files]\nworkspace = 'read'\noutput = true\n"
+        "[limits]\nwall_seconds = 2.5\ncpu_seconds = 3\nmemory = '128 MiB'\npids = 9\nscratch = '2 MiB'\n"
+        "output = { bytes = '3 MiB', files = 4 }\nstream = 5000\n[python]\npreload = ['numpy']\n"
+    )
+    spec = to_spec(given, workspace=HERE)
+    limits = spec.limits
+    assert (limits.wall_seconds, limits.cpu_seconds, limits.pids, limits.stream_bytes) == (2.5, 3, 9, 5000)
+    assert (limits.memory_bytes, limits.scratch_bytes) == (128 * MIB, 2 * MIB)
+    assert (limits.output_bytes, limits.output_files) == (3 * MIB, 4)
+    assert spec.mounts == (Mount(source="/srv/workspace", target=WORKSPACE),)
+    assert (spec.network, spec.output, spec.preload, spec.require_cgroup) == ("none", True, ("numpy",), True)
+
+
+def test_without_a_workspace_nothing_is_mounted() -> None:
+    """The profile may read it; there is none."""
+    assert to_spec(PROFILES["run_python"], workspace=None).mounts == ()
+
+
+@pytest.mark.parametrize("path", ["workspace", "/srv/../etc"])
+def test_a_workspace_that_could_mean_another_place_is_refused(path: str) -> None:
+    """Only a plain absolute path is mounted."""
+    with pytest.raises(ValueError, match="absolute path"):
+        to_spec(PROFILES["run_python"], workspace=Path(path))
+
+
+def test_enforcement_per_process_is_accepted_only_when_the_profile_says_so() -> None:
+    """The default demands a cgroup."""
+    assert to_spec(profile(), workspace=None).require_cgroup
+    assert not to_spec(profile("[limits]\nenforce = 'any'\n"), workspace=None).require_cgroup
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_effective_profile_as_toml_loads_to_the_same_digest(tool: str) -> None:
+    """What `show` prints is the profile, not a picture of it."""
+    again = parse(to_toml(PROFILES[tool]).encode(), Path(f"{tool}.toml"))
+    assert digest(again) == PROFILES.digest_for(tool)
+
+
+def test_every_question_of_a_reviewer_has_an_answer() -> None:
+    """Read, write, reach, spend, asked, runs, recorded, never: each has at least one sentence."""
+    titles = [section.title for section in explain(PROFILES["run_python"])]
+    assert [title.removeprefix("What it may ").split()[0] for title in titles[1:5]] == [
+        "read",
+        "write",
+        "reach",
+        "spend",
+    ]
+    assert titles[-1] == "What it can never do"
+    for given in (*PROFILES.values(), profile()):
+        assert all(section.sentences for section in explain(given))
+
+
+@pytest.mark.parametrize(
+    ("extra", "sentence"),
+    [
+        ("", "Nothing. The sandbox has no network."),
+        ("", "Nothing of the workspace: it is not there."),
+        ("", "It gives no files back."),
+        ("", "A person is asked before every call; without an answer nothing runs."),
+        ("approval = 'none'", "Nobody is asked: calls that this profile allows run at once, all others are refused."),
+        ("[files]\nworkspace='read'", "Every file in the workspace that the operator serves, at /workspace."),
+        ("[files]\noutput=true", "/output, from which at most 1 files and 1 MiB come back."),
+        (
+            "[network]\nmode='egress'\nallow=[{host='a.org', paths=['/x/*'], methods=['GET']}]",
+            "https://a.org (GET; only /x/*)",
+        ),
+        ("[audit]\nkeep=['arguments']", "In full: arguments. The rest by digest and size."),
+        ("[limits]\nenforce='any'", "Limits hold for the sandbox as a whole where the host can"),
+    ],
+)
+def test_an_explanation_says_it_in_words(extra: str, sentence: str) -> None:
+    """The sentence follows the key."""
+    assert sentence in render(profile(extra + "\n"))
+
+
+def test_every_key_has_a_label() -> None:
+    """So neither diff nor explain falls back to a key's name."""
+    assert set(LABELS) == {dimension.key for dimension in DIMENSIONS} | set(DESCRIPTIVE)
+
+
+def test_the_committed_schema_is_the_generated_one() -> None:
+    """Run `python -m profiles.schema` after a change of the model."""
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
+
+
+def test_every_key_is_in_the_documentation_with_its_default() -> None:
+    """docs/profiles.md has one row for each key, and states its default."""
+    document = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(" `"): line for line in document.splitlines() if line.startswith("| `")}
+    tables = {"files", "network", "limits", "python", "audit", "example", "limits.output"}
+    keys = {".".join(key) for key in valid_keys()} - tables
+    assert keys <= set(rows)
+    assert {key for key in rows if "." in key} <= keys
+    for key in keys:
+        default = _default(key)
+        assert default is None or f"`{default}`" in rows[key], key
+
+
+def _default(key: str) -> str | None:
+    shown = dict(line.split(" = ", 1) for line in to_toml(profile()).splitlines())
+    required = {"tool", "description", "risk", "isolation"}
+    if key in required or key not in shown:
+        return None
+    size = {"65536": '"64 KiB"', "67108864": '"64 MiB"', "1048576": '"1 MiB"', "4096": '"4 KiB"', "1.0": "1"}
+    return size.get(shown[key], shown[key])
+
+
+def test_profiles_are_read_only_data() -> None:
+    """A profile that was decided about cannot be changed by the code that carries it out."""
+    given: Profile = PROFILES["run_python"]
+    with pytest.raises(ValueError, match="frozen"):
+        given.approval = "ask"  # type: ignore[misc]
