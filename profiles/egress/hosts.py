@@ -20,6 +20,7 @@ MAX_LABEL = 63
 MIN_WILDCARD_LABELS = 2
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+_COLONS = re.compile(r"[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%.*)?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 #: Names that mean something else on every network (RFC 6761, 6762, 7686, 8375, and ICANN's ``internal``).
 _LOCAL_SUFFIXES = frozenset({"arpa", "internal", "local", "localhost", "onion"})
@@ -60,7 +61,8 @@ def parse_address(text: str) -> Address | None:
     Raises:
         InvalidTarget: It is another spelling of an address (decimal, octal, hexadecimal, short, zone id, …).
     """
-    if ":" not in text and not _NUMBER.fullmatch(text.rstrip(".").rpartition(".")[2].lower()):
+    last = text.rstrip(".").rpartition(".")[2]
+    if not _COLONS.fullmatch(text) and not _NUMBER.fullmatch(last.lower()):
         return None
     try:
         address: Address = IPv6Address(text) if ":" in text else IPv4Address(text)

@@ -32,13 +32,18 @@ class ClientHello:
         self._at = 0
         self._message = bytearray()
 
+    @property
+    def room(self) -> int:
+        """How many bytes it takes at most; read no more at a time, what follows the hello is not its business."""
+        return MAX_HELLO - len(self.raw)
+
     def feed(self, data: bytes) -> str | None:
         """Take more bytes; return the canonical server name once the hello is complete, None while it is not.
 
         Raises:
             InvalidTarget: Rule ``egress.sni``: not a ClientHello, or no single readable server name in it.
         """
-        if len(self.raw) + len(data) > MAX_HELLO:
+        if len(data) > self.room:
             raise _refused(f"the first {MAX_HELLO} bytes hold no complete TLS ClientHello")
         self.raw += data
         while self._take_record():

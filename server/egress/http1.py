@@ -53,6 +53,7 @@ class Exchange:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
         self._received = 0
         self._encoding = ""
+        self._over = self._closed = False
 
     async def send(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """Send the request; ``headers`` are those besides ``Host``, ``Connection`` and the body's length.
@@ -80,12 +81,14 @@ class Exchange:
         Raises:
             PeerFailed: Not HTTP/1.1, too large, too slow, an upgrade, or framed in two ways at once.
         """
-        for _ in range(self._limits.interim_responses + 1):
-            event = await self._next()
-            if isinstance(event, h11.Response):
-                break
-        else:
-            raise PeerFailed("The server sent too many interim responses.")
+        interim = 0
+        while not isinstance(event := self._event(), h11.Response):
+            if event is None:
+                self._http.receive_data(await self._read())
+                continue
+            interim += 1
+            if interim > self._limits.interim_responses:
+                raise PeerFailed("The server sent too many interim responses.")
         headers = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
             raise PeerFailed(f"The response has more than {self._limits.header_bytes} bytes of headers.")
@@ -107,10 +110,10 @@ class Exchange:
         limits, passed = self._limits, 0
         try:
             decoder = Decoder(self._encoding, ratio=limits.ratio, grace=limits.ratio_grace_bytes)
-            while isinstance(event := await self._next(), h11.Data):
-                for piece in decoder.feed(bytes(event.data)):
+            while data := await self._data():
+                for piece in decoder.feed(data):
                     room = limits.body_bytes - passed
-                    if piece[:room]:
+                    if room:
                         yield piece[:room]
                     passed += len(piece)
                     if passed > limits.body_bytes:
@@ -119,16 +122,28 @@ class Exchange:
         except BodyError as error:
             raise PeerFailed(str(error)) from None
 
-    async def _next(self) -> h11.Event:
-        """Return the next protocol event, reading as much as it takes."""
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
+    async def _data(self) -> bytes:
+        """Return the body bytes that one read brought, none at the end: many tiny chunks become one piece."""
+        pieces: list[bytes] = []
+        while not self._over:
+            event = self._event()
+            if isinstance(event, h11.Data):
+                pieces.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                self._over = True
+            elif pieces:
+                break
+            else:
                 self._http.receive_data(await self._read())
+        return b"".join(pieces)
+
+    def _event(self) -> h11.Event | None:
+        """Return the next protocol event, None when more bytes are needed for one."""
+        try:
+            event = self._http.next_event()
         except h11.RemoteProtocolError as error:
             raise PeerFailed(f"The server broke HTTP/1.1: {ascii(str(error))[:200]}.") from None
-        if isinstance(event, h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage):
-            return event
-        raise PeerFailed("The server closed the connection without a response.")
+        return event if isinstance(event, h11.Event) else None
 
     async def _read(self) -> bytes:
         # Framing costs bytes too: a chunk of one byte has five around it, and endless interim responses have no body.
@@ -138,6 +153,9 @@ class Exchange:
             try:
                 data = await self._stream.receive(READ_BYTES)
             except anyio.EndOfStream:
+                if self._closed or self._received == 0:
+                    raise PeerFailed("The server closed the connection without a response.") from None
+                self._closed = True
                 return b""
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError):
                 raise PeerFailed("The connection broke.") from None

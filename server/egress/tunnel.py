@@ -61,7 +61,7 @@ async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> b
     with anyio.move_on_after(limits.hello_seconds):
         while name is None:
             try:
-                name = hello.feed(await guest.receive(READ_BYTES))
+                name = hello.feed(await guest.receive(max(1, hello.room)))
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 raise InvalidTarget("egress.sni", "The tunnel was closed before its ClientHello.", "") from None
     if name is None:

