@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,16 @@ def test_docker_gets_the_same_rules() -> None:
 def test_docker_document_is_plain_json() -> None:
     """It survives a round trip, so it can be passed inline as a security option."""
     assert json.loads(json.dumps(docker_profile())) == docker_profile()
+
+
+def test_the_page_for_reviewers_names_every_rule_and_call() -> None:
+    """docs/seccomp.md cannot drift: each group, each refused call and each link is on it."""
+    page = (Path(__file__).parents[2] / "docs" / "seccomp.md").read_text()
+    policy = load()
+    rows = set(page.splitlines())
+    for group in policy.refuse:
+        calls = ", ".join(f"`{name}`" for name in group.syscalls)
+        answer = errno.errorcode[group.errno]
+        assert f"| `{group.id}` | {calls} | {answer} | {group.why} [source]({group.link}) |" in rows
+    for allowed in policy.allow:
+        assert any(row.startswith(f"| `{allowed.id}` |") and row.endswith(f"| {allowed.needed_by} |") for row in rows)
