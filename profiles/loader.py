@@ -4,20 +4,19 @@ A later directory replaces whole files of an earlier one, by tool name: nothing 
 Never import ``server``: how a call is decided comes in as a function.
 """
 
-import difflib
 import os
 import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from profiles.errors import ProfileError
-from profiles.model import RULE_KEYS, Effect, Profile, RuleKeyError, digest, digest_of
+from profiles.mistakes import RULES, first_mistake
+from profiles.model import Effect, Profile, digest, digest_of
 from profiles.positions import KeyPath, ScanError, dotted, scan
 
 SHIPPED = Path(__file__).parent
@@ -29,12 +28,6 @@ MAX_PROFILES = 256
 """Files in one directory: more is a wrong directory."""
 
 _TOML = "See https://toml.io/en/v1.0.0."
-
-#: Where rules stand; they are data of ``egress``, so the model knows them as a whole only.
-_RULES = ("network", "allow")
-
-_UNKNOWN, _MISSING = "unknown key", "required, and missing"
-_RANK = {_UNKNOWN: 0, _MISSING: 2}
 
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
 """Decides one call under one profile, purely: the effect and the id of the rule that decided."""
@@ -156,18 +149,16 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
             _parse_toml(text, path)
         raise ProfileError(path, error.line, error.key, error.problem, error.hint or _TOML) from None
     values, lines = _parse_toml(text, path), positions.lines
-    if _RULES in positions.headed:
+    if RULES in positions.headed:
         # Cut off in the middle, a rule below a header of its own would lose its paths and so name every path.
         raise ProfileError(
-            path, lines[_RULES], dotted(_RULES), "its rules stand below headers of their own",
+            path, lines[RULES], dotted(RULES), "its rules stand below headers of their own",
             'Write them as allow = [{ host = "docs.python.org" }, ...].',
         )  # fmt: skip
     try:
         return Profile.model_validate(values), lines
     except ValidationError as error:
-        # One mistake at a time: a misspelt key before what is wrong or missing because of it, then by line.
-        problems = [_translate(each, path, lines) for each in error.errors(include_url=False, include_input=False)]
-        raise min(problems, key=lambda each: (_RANK.get(each.problem, 1), each.line or 0)) from None
+        raise first_mistake(error, path, lines) from None
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
@@ -180,58 +171,6 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise ProfileError(path, line, "", f"not TOML: {sentence}", _TOML) from None
     except ValueError as error:  # an integer with thousands of digits
         raise ProfileError(path, None, "", f"not TOML: {error}", "Write a smaller number.") from None
-
-
-def _translate(detail: ErrorDetails, path: Path, lines: Mapping[KeyPath, int]) -> ProfileError:
-    """Say in our words what pydantic found, at the nearest place that stands in the file."""
-    key: KeyPath = detail["loc"]
-    kind, context = detail["type"], detail.get("ctx", {})
-    cause = context.get("error")
-    if isinstance(cause, RuleKeyError):
-        key, kind = (*key, cause.key), "extra_forbidden"
-    where = key
-    while where and where not in lines:
-        where = where[:-1]
-    match kind:
-        case "extra_forbidden":
-            problem, hint = _UNKNOWN, _nearest(key)
-        case "missing":
-            problem, hint = _MISSING, "See docs/profiles.md for its values."
-        case "value_error" if cause is not None:
-            problem, hint = str(cause).rstrip("."), "See docs/profiles.md."
-        case "model_type" | "dict_type":
-            problem, hint = "must be a table", f"Write it as [{dotted(key)}]."
-        case "too_short" | "string_too_short":
-            problem, hint = "must not be empty", "See docs/profiles.md for its values."
-        case _:
-            sentence = detail["msg"]
-            problem, hint = f"{sentence[:1].lower()}{sentence[1:]}", "See docs/profiles.md for its type and bounds."
-    return ProfileError(path, lines.get(where, 1), dotted(key), problem, hint)
-
-
-def _nearest(key: KeyPath) -> str:
-    """Name the valid key the writer probably meant: in the same table first, then anywhere."""
-    *table, name = (part for part in key if isinstance(part, str))
-    keys = {dotted(each): each for each in valid_keys()}
-    same = {each[-1]: full for full, each in keys.items() if list(each[:-1]) == table}
-    anywhere = {each[-1]: full for full, each in reversed(keys.items())}
-    for names in (same, anywhere):
-        if close := difflib.get_close_matches(name, names, n=1):
-            return f'The nearest valid key is "{names[close[0]]}".'
-    return f"Valid keys here: {', '.join(same) or 'none'}."
-
-
-def valid_keys(model: type[BaseModel] = Profile, table: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ...]:
-    """Return the path of every key and table a profile may have, in the order of the model; arrays count as tables."""
-    keys: list[tuple[str, ...]] = []
-    for name, field in model.model_fields.items():
-        keys.append((*table, name))
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                keys.extend(valid_keys(inner, (*table, name)))
-        if keys[-1] == _RULES:
-            keys.extend((*table, name, key) for key in RULE_KEYS)
-    return tuple(keys)
 
 
 def _run_examples(profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample) -> None:

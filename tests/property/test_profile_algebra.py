@@ -5,8 +5,8 @@ from hypothesis import given
 
 from profiles.diff import diff
 from profiles.errors import ProfileError
-from profiles.loader import valid_keys
 from profiles.meet import meet
+from profiles.mistakes import valid_keys
 from profiles.model import Profile
 from profiles.order import DESCRIPTIVE, DIMENSIONS, within
 from tests.profile_texts import profile, profiles

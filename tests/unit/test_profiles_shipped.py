@@ -8,7 +8,8 @@ from profiles.commands import to_toml
 from profiles.compile import to_spec
 from profiles.egress import decide_url
 from profiles.explain import explain, render
-from profiles.loader import SHIPPED, load, parse, valid_keys
+from profiles.loader import SHIPPED, load, parse
+from profiles.mistakes import valid_keys
 from profiles.model import MIB, Profile, digest
 from profiles.order import DESCRIPTIVE, DIMENSIONS
 from profiles.schema import SCHEMA_FILE, schema_text
