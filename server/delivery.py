@@ -49,7 +49,7 @@ class AuditParams(types.NotificationParams):
     seq: int
     """Place in the chain; a hole means that records of others, or lost messages, lie between."""
     kind: str
-    """Which event (docs/audit.md), or ``missed``."""
+    """Which event (docs/audit.md); or ``missed``, or ``listening`` at the start of a listen request."""
     time: str | None = None
     call_id: str | None = None
     data: dict[str, Any] = Field(default_factory=dict)
@@ -165,9 +165,9 @@ def hears_audit(ctx: Context, level: types.LoggingLevel) -> bool:
 async def tell(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -> None:
     """Send one record on the stream of the request, in the form this client understands."""
     if declares_audit(ctx):
-        await tell_extension(ctx, item)
+        await tell_extension(ctx, shown(item))
         return
-    params = _params(item)
+    params = shown(item)
     severity: types.LoggingLevel = "warning" if params.data.get("effect") == "deny" else "info"
     if severity in _levels(ctx, level):
         data = params.model_dump(by_alias=True, mode="json", exclude_none=True)
@@ -176,13 +176,20 @@ async def tell(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -
         await ctx.session.send_notification(message, related_request_id=ctx.request_id)
 
 
-async def tell_extension(ctx: Context, item: Record | Missed) -> None:
-    """Send one record as our own notification; only to a client that declared the extension or asked to listen."""
-    message: Any = AuditNotification(params=_params(item))
+async def tell_extension(ctx: Context, params: AuditParams) -> None:
+    """Send our own notification; only to a client that declared the extension or asked to listen."""
+    message: Any = AuditNotification(params=params)
     await ctx.session.send_notification(message, related_request_id=ctx.request_id)
 
 
-def _params(item: Record | Missed) -> AuditParams:
+async def cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    """Cancel ``scope`` once ``event`` is set."""
+    await event.wait()
+    scope.cancel()
+
+
+def shown(item: Record | Missed) -> AuditParams:
+    """Return a record, or a notice of missed ones, as clients see it."""
     if isinstance(item, Missed):
         return AuditParams(seq=item.last, kind="missed", data={"count": item.count, "first": item.first})
     return AuditParams(

@@ -4,7 +4,9 @@
 in both protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``, ``delivery``, ``resources``.
 """
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -18,11 +20,11 @@ from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from server import catalogue, delivery, rendering
 from server.admission import Admission
 from server.arguments import validated
-from server.audit.log import AuditLog
 from server.calls import CallResult, Listener, Principal, ToolCall
 from server.delivery import Context
 from server.errors import AuditUnavailable, InvalidArguments, Refused
 from server.ids import new_call_id
+from server.resources import LISTEN_METHOD, TEMPLATES, ListenParams, ListenResult, Resources, Stores, Watches
 from server.tools.base import Tool
 
 #: Told to a model once per connection; longer texts are cut by clients.
@@ -38,6 +40,9 @@ DIGEST_META_KEY = "dev.glovebox/digest"
 #: Where ``server.transports`` leaves an event in the ASGI scope that is set when the client has closed the stream.
 GONE_SCOPE_KEY = "glovebox.gone"
 
+#: Sessions whose ``logging/setLevel`` is remembered; the oldest is forgotten first and hears ``info`` again.
+MAX_LEVELS = 1024
+
 #: Longest unknown name repeated to the caller.
 _MAX_NAME = 64
 
@@ -51,7 +56,7 @@ class Broker(Protocol):
         """Run one call; cancelling it kills the sandbox. Policy's refusals are results."""
 
 
-class App(Protocol):
+class App(Stores, Protocol):
     """What the surface needs of the composition root."""
 
     @property
@@ -61,10 +66,6 @@ class App(Protocol):
     @property
     def broker(self) -> Broker:
         """Runs calls."""
-
-    @property
-    def audit(self) -> AuditLog:
-        """Tells what happens to them."""
 
     @property
     def version(self) -> str:
@@ -84,6 +85,8 @@ class Surface:
         self._identify = identify
         self._admission = Admission()
         self._stopping = anyio.Event()
+        self._resources = Resources(app, self._stopping)
+        self._levels: OrderedDict[tuple[str, str | None], types.LoggingLevel] = OrderedDict()
         self._tools = catalogue.listed(app.tools.values())
         self._digest = catalogue.digest(self._tools)
         self.server: Server[Any] = Server(
@@ -91,9 +94,19 @@ class Surface:
             version=app.version,
             title="Glovebox",
             instructions=INSTRUCTIONS,
+            lifespan=_lifespan,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates,
+            on_read_resource=self._read_resource,
+            on_subscribe_resource=self._subscribe,
+            on_unsubscribe_resource=self._unsubscribe,
+            on_subscriptions_listen=self._listen_resources,
         )
+        self.server.add_request_handler(LISTEN_METHOD, ListenParams, self._listen_audit)
+        # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
+        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.server.extensions[delivery.AUDIT_EXTENSION] = {}
 
     def stop(self) -> None:
@@ -131,8 +144,9 @@ class Surface:
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             for event in filter(None, (self._stopping, gone(ctx))):
-                tasks.start_soon(_cancel_when, event, tasks.cancel_scope)
-            async with delivery.listening(ctx, self._app.audit, call.id, "info") as reporter:
+                tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
+            level = self._levels.get((call.principal.id, call.session), "info")
+            async with delivery.listening(ctx, self._app.audit, call.id, level) as reporter:
                 try:
                     outcome = await self._app.broker.call(call, reporter)
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
@@ -141,6 +155,52 @@ class Surface:
         if outcome is None:
             raise MCPError(types.CONNECTION_CLOSED, f"Call {call.id} was stopped; its sandbox is gone.")
         return outcome
+
+    async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        key = (self._identify(ctx).id, session_of(ctx))
+        self._levels[key] = params.level
+        self._levels.move_to_end(key)
+        if len(self._levels) > MAX_LEVELS:
+            self._levels.popitem(last=False)
+        return types.EmptyResult()
+
+    async def _list_resources(
+        self, _ctx: Context, _params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        # Addresses of artifacts and calls are given to the caller with each result; a list would only repeat them.
+        return types.ListResourcesResult(resources=[])
+
+    async def _list_templates(
+        self, _ctx: Context, _params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        return types.ListResourceTemplatesResult(resource_templates=list(TEMPLATES))
+
+    async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        return await self._resources.read(self._identify(ctx), params.uri)
+
+    async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        await self._resources.subscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)
+        return types.EmptyResult()
+
+    async def _unsubscribe(self, ctx: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        await self._resources.unsubscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)
+        return types.EmptyResult()
+
+    async def _listen_resources(
+        self, ctx: Context, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        return await self._resources.listen_resources(ctx, self._identify(ctx), params)
+
+    async def _listen_audit(self, ctx: Context, _params: ListenParams) -> ListenResult:
+        return await self._resources.listen_audit(ctx, self._identify(ctx), gone(ctx))
+
+
+@asynccontextmanager
+async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
+    """Give subscriptions a home: one connection over stdio and SSE, all of them over streamable HTTP."""
+    async with anyio.create_task_group() as tasks:
+        yield Watches(tasks)
+        tasks.cancel_scope.cancel()
 
 
 def build(app: App, identify: Identify) -> Surface:
@@ -190,8 +250,3 @@ def _explained(error: Exception, call_id: str) -> types.CallToolResult:
             _log.error("a call failed in a way nobody foresaw", call_id=call_id, exc_info=error)
             text = f"Internal error in call {call_id}; the server's log has the details."
             raise MCPError(types.INTERNAL_ERROR, text) from error
-
-
-async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()

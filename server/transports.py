@@ -1,23 +1,54 @@
-"""The ways in: stdio here; HTTP with SSE in ``serve_http``. Signals and the end of a client end calls; nothing is left.
+"""The ways in: stdio, and HTTP with SSE. Signals and the end of a client end calls; nothing is left behind.
 
-Public: ``serve_stdio(app)``. Returns when the client is gone or on SIGTERM or SIGINT; the caller then closes the app
-and exits with 0. Knows no tool; must not be imported by the broker or below.
+Public: ``serve_stdio(app)`` and ``serve_http(app, …)``. Both return on SIGTERM or SIGINT (stdio also when the client is
+gone), after every call under way has been cancelled; the caller then closes the app and exits with 0. Knows no tool;
+must not be imported by the broker or below.
 """
 
+import contextlib
+import ipaddress
 import os
 import signal
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
+import anyio.abc
+import mcp_types as types
+import uvicorn
+from mcp.server.sse import SseServerTransport
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from server import stdio
 from server.calls import Principal
 from server.delivery import Context
+from server.gate import MAX_BODY_BYTES, PRINCIPAL_SCOPE_KEY, Gate
 from server.mcp import App, Surface, build, client_of
 
 #: Signals that end a server in good order.
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+
+#: Seconds that answers to cancelled calls may take on their way out before connections are cut.
+GRACE_SECONDS = 3
+
+#: Sessions of the handshake era over streamable HTTP; each costs some 100 kB.
+MAX_SESSIONS = 512
+
+#: Connections at a time, below the usual limit of 1,024 open files; more are answered with 503.
+MAX_CONNECTIONS = 900
+
+
+class CannotListen(Exception):  # noqa: N818 - as the design's other failures
+    """The address cannot, or must not, be listened on."""
 
 
 async def serve_stdio(app: App, wire: stdio.Wire | None = None) -> str:
@@ -42,26 +73,172 @@ async def serve_stdio(app: App, wire: stdio.Wire | None = None) -> str:
         return Principal(id=uid, transport="stdio", client=client_of(ctx))
 
     surface = build(app, identify)
-    async with _until_signal(surface) as reason, stdio.streams(wire) as (incoming, outgoing):
-        await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
-    return reason[0] if reason else "stdin closed"
+    with anyio.CancelScope() as scope:
+        async with _on_signal(surface, scope.cancel) as names, stdio.streams(wire) as (incoming, outgoing):
+            await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
+    return names[0] if names else "stdin closed"
+
+
+async def serve_http(
+    app: App,
+    *,
+    tokens: Mapping[str, str],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allowed_hosts: Collection[str] = (),
+    on_ready: Callable[[str], None] = lambda _url: None,
+) -> str:
+    """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
+
+    Args:
+        app: the composition root, entered.
+        tokens: bearer tokens by name, at least one; see ``server.tokens.load``.
+        host: address to listen on.
+        port: TCP port; 0 for any free one.
+        allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
+            the only ones, where ``host`` is not a loopback address.
+        on_ready: told the base URL, without a trailing slash, once connections are accepted.
+
+    Returns:
+        The signal's name, for the audit log.
+
+    Raises:
+        CannotListen: the address is taken or not ours, there is no token, or it is open to others without
+            ``allowed_hosts``.
+    """
+    if not tokens:
+        raise CannotListen("HTTP is never served without a bearer token: make one in the token directory.")
+    with contextlib.closing(_listener(host, port)) as listener:
+        address, bound = listener.getsockname()[:2]
+        names = _names(address, bound, allowed_hosts)
+        surface = build(app, _by_token)
+        gate = Gate(_application(surface), hosts=names, known=tokens)
+        server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
+
+        def end() -> None:
+            server.should_exit = True
+
+        async with _on_signal(surface, end) as signals:
+            await server.serve(sockets=[listener])
+    return signals[0] if signals else "stopped"
+
+
+def _application(surface: Surface) -> ASGIApp:
+    """Return both HTTP transports over one surface; the gate around it is the only thing that checks callers."""
+    # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
+    checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    manager = StreamableHTTPSessionManager(
+        surface.server, security_settings=checked, max_request_body_size=MAX_BODY_BYTES, max_sessions=MAX_SESSIONS
+    )
+    sse = SseServerTransport("/messages/", security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
+
+    async def open_sse(request: Request) -> Response:
+        streams = sse.connect_sse(request.scope, request.receive, request._send)  # noqa: SLF001 - the SDK's own example
+        async with streams as (incoming, outgoing):
+            await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
+        return Response()
+
+    async def health(_request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    routes = [
+        Route("/mcp", endpoint=StreamableHTTPASGIApp(manager)),
+        Route("/sse", endpoint=open_sse, methods=["GET"]),
+        Mount("/messages/", app=sse.handle_post_message),
+        Route("/health", endpoint=health, methods=["GET"]),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with manager.run():
+            yield
+
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def _by_token(ctx: Context) -> Principal:
+    """Identify a caller by what the gate found; a request that did not come through the gate has none."""
+    if ctx.request is None:
+        raise MCPError(types.INTERNAL_ERROR, "The request has no authenticated caller.")
+    principal: Principal = ctx.request.scope[PRINCIPAL_SCOPE_KEY]
+    return replace(principal, client=client_of(ctx))
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its signal handlers, which raise the signal again after a shutdown in good order."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        """Take what to call once connections are accepted."""
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _configured(application: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise CannotListen(f"Cannot listen on {host} port {port}: {error.strerror}. Choose another.") from error
+
+
+def _names(address: str, port: int, allowed: Collection[str]) -> set[str]:
+    """Return the values of Host that are ours.
+
+    Raises:
+        CannotListen: others can reach the address, and nobody said under which name.
+    """
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        if not allowed:
+            raise CannotListen(
+                f"{address} can be reached by others. Name the hosts clients will use in allowed_hosts, "
+                "or listen on 127.0.0.1."
+            )
+        return set(allowed)
+    return {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | set(allowed)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 @asynccontextmanager
-async def _until_signal(surface: Surface) -> AsyncIterator[list[str]]:
-    """Run the body until it ends or an ending signal arrives; the list then holds the signal's name."""
-    reason: list[str] = []
+async def _on_signal(surface: Surface, end: Callable[[], None]) -> AsyncIterator[list[str]]:
+    """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``."""
+    names: list[str] = []
 
-    async def watch(scope: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(*_ENDING) as signals:
             task_status.started()
             async for number in signals:
-                reason.append(signal.Signals(number).name)
+                names.append(signal.Signals(number).name)
                 surface.stop()
-                scope.cancel()
-                return
+                end()
 
     async with anyio.create_task_group() as tasks:
-        await tasks.start(watch, tasks.cancel_scope)
-        yield reason
+        await tasks.start(watch)
+        yield names
         tasks.cancel_scope.cancel()

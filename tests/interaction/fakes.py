@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,25 @@ from pydantic import Field
 
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.outcome import Job, Outcome
+from sandboxes.spec import Limits
+from server.artifacts.store import ArtifactStore
 from server.audit.events import CallCancelled, CallDecided, CallFinished
 from server.audit.log import AuditLog
-from server.calls import CallResult, Decision, Image, Link, Listener, Text, ToolCall
+from server.calls import CallResult, Content, Decision, Image, Link, Listener, Text, ToolCall
 from server.errors import AuditUnavailable
 from server.tools.base import Answer, Arguments, Result, Tool
 
 DIGEST = "sha256:" + "0" * 64
+LIMITS = Limits(
+    wall_seconds=30,
+    cpu_seconds=20,
+    memory_bytes=1 << 29,
+    pids=64,
+    scratch_bytes=1 << 28,
+    output_bytes=1 << 20,
+    output_files=8,
+    stream_bytes=1 << 18,
+)
 PIXEL = bytes.fromhex("89504e470d0a1a0a")
 
 
@@ -64,6 +77,7 @@ class WaitingBroker:
     """Does what the code says and writes the records a real broker writes."""
 
     audit: AuditLog
+    artifacts: ArtifactStore
     running: dict[str, ToolCall] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -111,15 +125,21 @@ class WaitingBroker:
         )
         self.finished.append(call.id)
         stdout = "x" * 400_000 if code == "big" else f"echo {code}"
-        return self._result(call, {"ended": "exited", "stdout": stdout}, stdout, failed=False)
+        content = (Image(data=PIXEL, media_type="image/png"), await self._keep(call)) if code == "plot" else ()
+        return self._result(call, {"ended": "exited", "stdout": stdout}, stdout, content, failed=False)
 
-    def _result(self, call: ToolCall, fields: dict[str, Any], text: str, *, failed: bool) -> CallResult:
+    async def _keep(self, call: ToolCall) -> Link:
+        async with self.artifacts.collect(call, LIMITS) as collection:
+            async with collection.receive("plot.txt") as sink:
+                await sink.write(f"made for {call.arguments['tag']}".encode())
+            (kept,) = await collection.publish()
+        return Link(uri=kept.uri, name=kept.name, media_type=kept.media_type, bytes=kept.bytes, sha256=kept.sha256)
+
+    def _result(
+        self, call: ToolCall, fields: dict[str, Any], text: str, more: tuple[Content, ...] = (), *, failed: bool
+    ) -> CallResult:
         structured = RunResult(call_id=call.id, tag=call.arguments["tag"], profile_digest=DIGEST, **fields)
-        content: tuple[Text | Image | Link, ...] = (Text(text=text),)
-        if call.arguments["code"] == "plot":
-            uri = f"artifact://{call.id}/plot.png"
-            link = Link(uri=uri, name="plot.png", media_type="image/png", bytes=8, sha256="ab" * 32)
-            content = (*content, Image(data=PIXEL, media_type="image/png"), link)
+        content = (Text(text=text), *more)
         meta = {"call_id": call.id, "profile_digest": DIGEST, "audit_head": self.audit.head.hash}
         return CallResult(structured=structured.model_dump(mode="json"), content=content, failed=failed, meta=meta)
 
@@ -130,6 +150,8 @@ class FakeApp:
 
     broker: WaitingBroker
     audit: AuditLog
+    audit_directory: Path
+    artifacts: ArtifactStore
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
     version: str = "0.0.0"
 
@@ -138,4 +160,17 @@ class FakeApp:
 async def fake_app(directory: Path) -> AsyncIterator[FakeApp]:
     """Open an app on an audit log in ``directory``."""
     async with AuditLog.open(directory / "audit", "s_test") as audit:
-        yield FakeApp(broker=WaitingBroker(audit=audit), audit=audit)
+        store = ArtifactStore(
+            directory / "artifacts",
+            clock=lambda: datetime.now(UTC),
+            ttl=timedelta(hours=1),
+            max_bytes_total=1 << 24,
+            max_bytes_owner=1 << 22,
+        )
+        async with store:
+            yield FakeApp(
+                broker=WaitingBroker(audit=audit, artifacts=store),
+                audit=audit,
+                audit_directory=directory / "audit",
+                artifacts=store,
+            )

@@ -1,0 +1,32 @@
+"""``python -m tests.interaction.fake_server stdio|http DIRECTORY [NAME…]``: real transports, no sandboxes.
+
+Over HTTP it prints one line of JSON to stdout: the base URL and the tokens, one per NAME.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import anyio
+
+from server.transports import serve_http, serve_stdio
+from tests.interaction.fakes import fake_app
+
+
+async def _main(transport: str, directory: Path, names: list[str]) -> None:
+    async with fake_app(directory) as app:
+        if transport == "stdio":
+            why = await serve_stdio(app)
+        else:
+            tokens = {name: f"token-of-{name}".ljust(40, "x") for name in names}
+
+            def ready(url: str) -> None:
+                sys.stdout.write(json.dumps({"url": url, "tokens": tokens}) + "\n")
+                sys.stdout.flush()
+
+            why = await serve_http(app, tokens=tokens, on_ready=ready)
+        (directory / "ended").write_text(f"{why} cancelled={len(app.broker.cancelled)}")
+
+
+if __name__ == "__main__":
+    anyio.run(_main, sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
