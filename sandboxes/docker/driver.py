@@ -1,0 +1,184 @@
+"""Opening containers. What is asked for is decided in ``plan``; this only does it. Nothing of the server here."""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from sandboxes.base import Capabilities, Facts, Plan
+from sandboxes.docker import plan as plans
+from sandboxes.docker import probe, usage
+from sandboxes.docker.engine import Engine, host_from_environment
+from sandboxes.docker.owner import this_process
+from sandboxes.docker.removal import Remover
+from sandboxes.docker.stream import AttachedStream
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.seccomp import docker_profile
+from sandboxes.spec import SandboxSpec
+
+OWNER_LABEL = plans.LABEL + "owner"
+"""On every container: which server process made it (see ``owner``)."""
+SANDBOX_LABEL = plans.LABEL + "sandbox"
+"""On every container: the sandbox's id."""
+
+_log = structlog.get_logger(__name__)
+
+
+class DockerSandbox:
+    """One container and the connection to its guest."""
+
+    def __init__(self, sandbox_id: str, name: str, engine: Engine, stream: AttachedStream) -> None:
+        self._id = sandbox_id
+        self._name = name
+        self._engine = engine
+        self._stream = stream
+        self._groups: Mapping[str, Path] = {}
+        self._located = anyio.Event()
+        self._last = usage.Usage()
+
+    @property
+    def id(self) -> str:
+        """Part of the container's name."""
+        return self._id
+
+    @property
+    def channel(self) -> anyio.abc.ByteStream:
+        """The guest's standard input and output."""
+        return self._stream
+
+    async def locate(self) -> None:
+        """Find the container's control groups: run once, beside the guest's own start."""
+        try:
+            found = await self._engine.inspect(self._name)
+            if found is not None:
+                self._groups = usage.groups(found["State"]["Pid"], found["Id"])
+                self._read()
+        except SandboxUnavailable as problem:
+            _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
+        finally:
+            self._located.set()
+
+    async def kill(self) -> None:
+        """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
+        await self._located.wait()
+        self._read()
+        await self._engine.kill(self._name)
+
+    async def facts(self) -> Facts:
+        """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxUnavailable."""
+        await self._located.wait()
+        out_of_memory = False
+        if not self._read():
+            found = await self._engine.inspect(self._name)
+            out_of_memory = found is not None and bool(found["State"]["OOMKilled"])
+        return Facts(
+            out_of_memory=out_of_memory or self._last.out_of_memory,
+            memory_peak_bytes=self._last.memory_peak_bytes,
+            cpu_seconds=self._last.cpu_seconds,
+            detail=self._stream.last_words,
+        )
+
+    def _read(self) -> bool:
+        found = usage.read(self._groups)
+        if found is not None:
+            self._last = found
+        return found is not None
+
+
+class DockerDriver:
+    """Sandboxes as containers of the local Docker Engine; made by ``connect``."""
+
+    def __init__(self, capabilities: Capabilities, host: plans.Host, remover: Remover | None, engine: Engine | None):
+        self._capabilities = capabilities
+        self._host = host
+        self._remover = remover
+        self._engine = engine
+        self._owner = this_process().mark()
+        self._seccomp = docker_profile()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls) -> AsyncIterator["DockerDriver"]:
+        """Probe the Engine (``DOCKER_HOST`` or the usual socket), remove what dead servers left, and drive it.
+
+        There is a driver also when there is no Engine: its capabilities say what is missing. On leaving, waits until
+        every container is removed, at most 30 s; one that cannot be removed is logged and is in ``leaked``.
+        """
+        try:
+            engine = await anyio.to_thread.run_sync(Engine, host_from_environment())
+        except SandboxUnavailable as problem:
+            yield cls(probe.unavailable(problem), plans.Host(image=""), None, None)
+            return
+        try:
+            capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine)
+            remover = Remover(engine)
+            async with remover.running():
+                await remover.reap(OWNER_LABEL)
+                yield cls(capabilities, host, remover, engine)
+        finally:
+            engine.close()
+
+    @property
+    def name(self) -> str:
+        """The word used in profiles."""
+        return "docker"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the probe found when the driver was made."""
+        return self._capabilities
+
+    @property
+    def leaked(self) -> Mapping[str, str]:
+        """Containers that could not be removed, and why."""
+        return {} if self._remover is None else self._remover.leaked
+
+    def plan(self, spec: SandboxSpec) -> Plan:
+        """The container that would be created for ``spec``; starts nothing.
+
+        Raises:
+            UnsupportedSpec: a field cannot be enforced by Docker.
+            SandboxUnavailable: the driver is not usable on this host at all.
+        """
+        self._usable()
+        return plans.make(spec, self._host, self._seccomp)
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
+        """Create, attach, start; on leaving, the container is handed to the remover and the guest loses its input.
+
+        Raises:
+            SandboxUnavailable: the Engine could not do it.
+        """
+        engine, remover = self._usable()
+        plans.check_closed(plan.action)
+        sandbox_id = secrets.token_hex(8)
+        # Named by us, so that it can be removed also when the answer to "create" never came.
+        name = f"glovebox-{sandbox_id}"
+        labels = {**plan.action["Labels"], OWNER_LABEL: self._owner, SANDBOX_LABEL: sandbox_id}
+        stream: AttachedStream | None = None
+        try:
+            await engine.create(name, {**plan.action, "Labels": labels})
+            stream = AttachedStream(await engine.attach(name))
+            await engine.start(name)
+            sandbox = DockerSandbox(sandbox_id, name, engine, stream)
+            remover.start_soon(sandbox.locate)
+            yield sandbox
+        finally:
+            if stream is not None:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+            await remover.take(name)
+
+    def _usable(self) -> tuple[Engine, Remover]:
+        fatal = next((missing for missing in self._capabilities.missing if missing.fatal), None)
+        if fatal is not None:
+            raise SandboxUnavailable("Using Docker", f"missing: {fatal.what}", fatal.fix)
+        if self._engine is None or self._remover is None:
+            raise RuntimeError("a usable driver is made by connect()")
+        return self._engine, self._remover

@@ -1,0 +1,182 @@
+"""The Engine's API as a few awaitable calls. The only module that uses the SDK at run time and translates its errors.
+
+The SDK is synchronous: each call runs in a thread, is bounded in time, and is never abandoned half-way (an abandoned
+"create" would leave a container nobody knows of).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound
+
+from sandboxes.errors import SandboxUnavailable
+
+T = TypeVar("T")
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+CALL_SECONDS = 20
+"""For one API call. A start takes 0.1 s, and up to a few seconds when all processors are busy with others."""
+_THREADS = 8
+"""Calls under way at once: past that the daemon only queues them itself."""
+_REASON_CHARACTERS = 500
+"""How much of the Engine's own sentence is passed on."""
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+def host_from_environment() -> str:
+    """Where the Engine is: ``DOCKER_HOST``, or the usual socket."""
+    return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+
+
+class Engine:
+    """One Engine, spoken to over its unix socket."""
+
+    def __init__(self, host: str) -> None:
+        """Connect.
+
+        Raises:
+            SandboxUnavailable: nothing answers at ``host``, or it is on another machine, whose files and control
+                groups are not ours.
+        """
+        self.host = host
+        if not host.startswith("unix://"):
+            raise SandboxUnavailable(
+                f"Connecting to the Docker Engine at {host}",
+                "it is not a socket of this machine, so neither workspace nor limits could be checked",
+                "Unset DOCKER_HOST, or set it to unix:///path/to/docker.sock.",
+            )
+        self.socket = host.removeprefix("unix://")
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        with translated(f"Connecting to the Docker Engine at {host}"):
+            self.api = docker.APIClient(base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.api.close()
+
+    async def create(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create a container called ``name``; raises SandboxUnavailable."""
+        await self._call("Creating a container", lambda: self.api.create_container_from_config(dict(body), name=name))
+
+    async def attach(self, name: str) -> anyio.abc.SocketStream:
+        """Connect to input and output; done before the start, or the first output would be lost.
+
+        Raises:
+            SandboxUnavailable: the Engine refused.
+        """
+
+        def attach() -> int:
+            attached = self.api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+            try:
+                return os.dup(attached.fileno())
+            finally:
+                attached.close()
+
+        descriptor = await self._call("Attaching to a container", attach)
+        return await anyio.abc.UNIXSocketStream.from_socket(descriptor)
+
+    async def start(self, name: str) -> None:
+        """Start it; raises SandboxUnavailable."""
+        await self._call("Starting a container", lambda: self.api.start(name))
+
+    async def inspect(self, name: str) -> Mapping[str, Any] | None:
+        """What the Engine knows of it; None when it is gone. Raises SandboxUnavailable."""
+
+        def inspect() -> Mapping[str, Any] | None:
+            with _fine(_NOT_FOUND):
+                found: Mapping[str, Any] = self.api.inspect_container(name)
+                return found
+            return None
+
+        return await self._call("Inspecting a container", inspect)
+
+    async def kill(self, name: str) -> None:
+        """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxUnavailable."""
+
+        def kill() -> None:
+            with _fine(_NOT_FOUND, _CONFLICT):
+                self.api.kill(name)
+
+        await self._call("Killing a container", kill)
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove it, volumes included, and wait until it is gone; fine if it is.
+
+        Raises:
+            SandboxUnavailable: the Engine could not.
+        """
+
+        def remove() -> None:
+            with _fine(_NOT_FOUND):
+                with _fine(_CONFLICT):
+                    self.api.remove_container(name, v=True, force=True)
+                    return
+                # The Engine is removing it itself (AutoRemove): wait for that instead.
+                self.api.wait(name, timeout=CALL_SECONDS, condition="removed")
+
+        await self._call("Removing a container", remove)
+
+    async def labelled(self, label: str) -> list[Mapping[str, Any]]:
+        """Every container with this label, running or not. Raises SandboxUnavailable."""
+
+        def listed() -> list[Mapping[str, Any]]:
+            return list(self.api.containers(all=True, filters={"label": [label]}))
+
+        return await self._call("Listing containers", listed)
+
+    async def _call(self, attempted: str, function: Callable[[], T]) -> T:
+        def call() -> T:
+            with translated(attempted):
+                return function()
+
+        return await anyio.to_thread.run_sync(call, limiter=self._threads)
+
+
+@contextmanager
+def _fine(*statuses: int) -> Iterator[None]:
+    """Take these answers of the Engine as the end of the block instead of as an error."""
+    try:
+        yield
+    except APIError as problem:
+        if problem.status_code not in statuses:
+            raise
+
+
+@contextmanager
+def translated(attempted: str) -> Iterator[None]:
+    """Turn whatever the SDK and its HTTP client raise into SandboxUnavailable with the command that helps."""
+    try:
+        yield
+    except ImageNotFound as problem:
+        raise SandboxUnavailable(attempted, _sentence(problem), "Build the image: glovebox setup --docker") from problem
+    except (DockerException, requests.RequestException, OSError) as problem:
+        raise SandboxUnavailable(attempted, _sentence(problem), _fix(problem)) from problem
+
+
+def _sentence(problem: Exception) -> str:
+    explanation = problem.explanation if isinstance(problem, APIError) else None
+    return str(explanation or problem).strip().rstrip(".")[:_REASON_CHARACTERS]
+
+
+def _fix(problem: BaseException) -> str:
+    causes = list(_chain(problem))
+    if any(isinstance(cause, PermissionError) for cause in causes):
+        return "Let this user speak to the Engine (usermod -aG docker USER, then log in anew), or use rootless Docker."
+    if any(isinstance(cause, requests.Timeout) for cause in causes):
+        return "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."
+    if any(isinstance(cause, requests.ConnectionError | OSError) for cause in causes if not isinstance(cause, APIError)):
+        return "Start it: systemctl start docker"
+    return "See the Engine's log: journalctl -u docker"
+
+
+def _chain(problem: BaseException | None) -> Iterator[BaseException]:
+    while problem is not None:
+        yield problem
+        problem = problem.__cause__ or problem.__context__

@@ -1,0 +1,64 @@
+"""Whose a container is: the mark every container carries, and whether the server that made it still lives.
+
+A server that is killed cannot clean up. Its running containers end by themselves (their input closes); one it had
+created but not started stays, and the next server on this machine removes it. Never someone else's: a mark is only
+judged by a process that sees the same kernel and the same process ids. Nothing here may talk to the Engine.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_STARTED = 19
+"""Index of ``starttime`` after the command's closing bracket in /proc/PID/stat, see proc_pid_stat(5), field 22."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """One server process, told from every other that had or will have its number."""
+
+    boot: str
+    """The kernel's boot id."""
+    pid_namespace: str
+    pid: int
+    started: int
+    """Clock ticks after boot."""
+
+    def mark(self) -> str:
+        """The label's value."""
+        return f"{self.boot}:{self.pid_namespace}:{self.pid}:{self.started}"
+
+
+def this_process() -> Owner:
+    """The mark of the process that asks."""
+    return Owner(boot=_boot(), pid_namespace=_pid_namespace(), pid=os.getpid(), started=_started(os.getpid()) or 0)
+
+
+def is_orphan(mark: str) -> bool:
+    """Whether the server named by a mark is certainly gone; False for every mark that we cannot judge."""
+    boot, _, rest = mark.partition(":")
+    namespace, _, rest = rest.partition(":")
+    pid, _, started = rest.partition(":")
+    if not (pid.isascii() and pid.isdigit() and started.isascii() and started.isdigit()):
+        return False
+    if (boot, namespace) != (_boot(), _pid_namespace()):
+        return False
+    return _started(int(pid)) != int(started)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pid_namespace() -> str:
+    # "pid:[4026531836]": only the number, the label's separator is the colon.
+    return str(Path("/proc/self/ns/pid").readlink())[5:-1]
+
+
+def _started(pid: int) -> int | None:
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command may hold spaces and brackets: only what follows the last bracket is in columns.
+    return int(line.rpartition(")")[2].split()[_STARTED])

@@ -1,0 +1,134 @@
+"""What the Engine on this host can enforce, as data. Blocking calls: run it in a thread.
+
+Only asks; that a sandbox really is as planned is measured inside each one (see ``sandboxes.measure``).
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from docker.errors import ImageNotFound
+
+from sandboxes.base import Capabilities, Missing
+from sandboxes.docker.engine import Engine, translated
+from sandboxes.docker.plan import Host
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.images import content
+
+SETUP = "glovebox setup --docker"
+MINIMUM_API = (1, 41)
+"""Engine 20.10: the first that can give a container its own cgroup namespace."""
+# Field of the Engine's "info", the limit it stands for, and the kernel's part in it.
+_CONTROLLERS = {
+    "MemoryLimit": ("memory_bytes", "memory"),
+    "PidsLimit": ("pids", "pids"),
+    "CpuCfsQuota": ("cpu", "cpu"),
+}
+_GROUP_FIX = "Enable it on the kernel's command line (cgroup_enable={0}) and restart the Engine."
+
+
+def probe(engine: Engine) -> tuple[Capabilities, Host]:
+    """Ask the Engine what it can do.
+
+    Raises:
+        SandboxUnavailable: it does not answer.
+    """
+    with translated(f"Asking the Docker Engine at {engine.host} what it can do"):
+        info: Mapping[str, Any] = engine.api.info()
+        version: Mapping[str, Any] = engine.api.version()
+        image = _image(engine)
+    options = [option.removeprefix("name=").partition(",")[0] for option in info.get("SecurityOptions") or ()]
+    configuration: Mapping[str, Any] = (image or {}).get("Config") or {}
+    host = Host(
+        image=(image or {}).get("Id", ""),
+        image_environment=tuple(entry.partition("=")[0] for entry in configuration.get("Env") or ()),
+        apparmor="apparmor" in options,
+        user_namespace="rootless" in options or "userns" in options,
+        socket=engine.socket,
+    )
+    missing = (*_engine_gaps(info, version, options), *_image_gaps(image, configuration))
+    return Capabilities(
+        driver="docker", level="container", version=_version(version), limits=_limits(info), missing=missing
+    ), host
+
+
+def unavailable(problem: SandboxUnavailable) -> Capabilities:
+    """The capabilities of an Engine that does not answer."""
+    missing = Missing(what=f"a Docker Engine that answers ({problem.reason})", fix=problem.fix, fatal=True)
+    return Capabilities(driver="docker", level="container", version="", limits={}, missing=(missing,))
+
+
+def _image(engine: Engine) -> Mapping[str, Any] | None:
+    try:
+        found: Mapping[str, Any] = engine.api.inspect_image(content.tag())
+    except ImageNotFound:
+        return None
+    return found
+
+
+def _engine_gaps(info: Mapping[str, Any], version: Mapping[str, Any], options: list[str]) -> Iterator[Missing]:
+    api = tuple(int(part) for part in str(version.get("ApiVersion", "0")).split("."))
+    if info.get("OSType") != "linux" or api < MINIMUM_API:
+        yield Missing(what="a Docker Engine 20.10 or newer for Linux", fix="apt-get install docker.io", fatal=True)
+    if "seccomp" not in options:
+        yield Missing(
+            what="seccomp in the Docker Engine", fix="Use a kernel and an Engine built with seccomp.", fatal=True
+        )
+    if "runc" not in (info.get("Runtimes") or {}):
+        yield Missing(what="the runtime runc in the Docker Engine", fix="apt-get install runc", fatal=True)
+    for field, (limit, controller) in _CONTROLLERS.items():
+        if not info.get(field):
+            yield Missing(
+                what=f"the {controller} controller, which enforces {limit}",
+                fix=_GROUP_FIX.format(controller),
+                fatal=True,
+            )
+    if not info.get("SwapLimit") and _host_has_swap():
+        yield Missing(
+            what="swap accounting: memory_bytes could be exceeded into swap",
+            fix="Boot with swapaccount=1, or turn swap off: swapoff -a",
+            fatal=True,
+        )
+
+
+def _image_gaps(image: Mapping[str, Any] | None, configuration: Mapping[str, Any]) -> Iterator[Missing]:
+    if image is None:
+        yield Missing(what=f"the image {content.tag()}", fix=SETUP, fatal=True)
+    elif configuration.get("Volumes"):
+        # A volume is a writable directory of the host's, outside every limit.
+        declared = ", ".join(sorted(configuration["Volumes"]))
+        yield Missing(
+            what=f"an image without volumes ({content.tag()} declares {declared})",
+            fix=f"Build it again: docker rmi {content.tag()} && {SETUP}",
+            fatal=True,
+        )
+
+
+def _limits(info: Mapping[str, Any]) -> Mapping[str, str]:
+    group = f"cgroup v{info.get('CgroupVersion') or '1'}"
+    return {
+        "wall_seconds": "guest and broker",
+        "cpu_seconds": "rlimit",
+        "cpu": group,
+        "memory_bytes": group,
+        "pids": group,
+        "scratch_bytes": "tmpfs",
+        "output_bytes": "tmpfs",
+        "output_files": "guest and broker",
+        "stream_bytes": "broker",
+    }
+
+
+def _version(version: Mapping[str, Any]) -> str:
+    """The Engine and its runtime: "20.10.24 (runc 1.1.5)"."""
+    parts = {part.get("Name"): part.get("Version") for part in version.get("Components") or ()}
+    runtime = f" (runc {parts['runc']})" if parts.get("runc") else ""
+    return f"{version.get('Version', '')}{runtime}"
+
+
+def _host_has_swap() -> bool:
+    # The Engine is on this machine (see ``Engine``), so this is its memory too.
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("SwapTotal:"):
+            return int(line.split()[1]) > 0
+    return False

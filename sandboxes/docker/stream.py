@@ -1,0 +1,130 @@
+"""The Engine's attach stream: the demultiplexer (no I/O), and the byte stream a sandbox hands out.
+
+Everything the Engine sends passes here, so nothing is held beyond one header and one read. Nothing here may import the
+SDK, a profile or the server.
+
+The format is described at https://docs.docker.com/reference/api/engine/ under "Attach to a container": a header of
+eight bytes (stream, three zeros, payload length in network order) and the payload.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import ByteStream, SocketStream
+
+HEADER_BYTES = 8
+STDOUT, STDERR = 1, 2
+#: Stream 3 carries the Engine's own complaints about the attachment; for us they are part of the last words.
+ENGINE_ERROR = 3
+DETAIL_BYTES = 2_000
+"""How much of the runtime's and guest's last words is kept for the operator (see ``Facts.detail``)."""
+_READ_BYTES = 256 * 1024
+"""Most bytes taken from the socket at once: one wire frame and a little."""
+
+
+class StreamError(Exception):
+    """The bytes are not the Engine's attach stream: a terminal was allocated, or something else answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of one stream's payload; a long frame arrives as several chunks."""
+
+    stream: int
+    data: bytes
+
+
+class Demultiplexer:
+    """Takes bytes in any pieces, gives chunks. Holds at most an unfinished header."""
+
+    def __init__(self) -> None:
+        self._header = b""
+        self._stream = 0
+        self._remaining = 0
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether the stream could end here without losing part of a frame."""
+        return not self._header and self._remaining == 0
+
+    def receive(self, data: bytes) -> list[Chunk]:
+        """Chunks in ``data``, in order, none of them empty.
+
+        Raises:
+            StreamError: a header is not one of the Engine's.
+        """
+        chunks: list[Chunk] = []
+        at = 0
+        while at < len(data):
+            if self._remaining == 0:
+                taken = data[at : at + HEADER_BYTES - len(self._header)]
+                self._header += taken
+                at += len(taken)
+                if len(self._header) == HEADER_BYTES:
+                    self._begin()
+                continue
+            payload = data[at : at + self._remaining]
+            self._remaining -= len(payload)
+            at += len(payload)
+            chunks.append(Chunk(self._stream, payload))
+        return chunks
+
+    def _begin(self) -> None:
+        header, self._header = self._header, b""
+        if header[0] not in (STDOUT, STDERR, ENGINE_ERROR) or header[1:4] != b"\0\0\0":
+            raise StreamError(f"a frame header is {header.hex()}")
+        self._stream = header[0]
+        self._remaining = int.from_bytes(header[4:])
+
+
+class AttachedStream(ByteStream):
+    """The guest's standard input and output as one byte stream; standard error is kept aside, its end only."""
+
+    def __init__(self, socket: SocketStream) -> None:
+        """Take over a hijacked connection."""
+        self._socket = socket
+        self._demultiplexer = Demultiplexer()
+        self._waiting: deque[bytes] = deque()
+        self._words = b""
+
+    @property
+    def last_words(self) -> str:
+        """The end of what came on standard error."""
+        return self._words.decode("utf-8", "replace")
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Bytes of the guest's standard output.
+
+        Raises:
+            anyio.EndOfStream: the container has ended, or the Engine is gone.
+        """
+        while not self._waiting:
+            # Payload is never longer than what was read, so the queue never holds more than one read.
+            try:
+                read = await self._socket.receive(min(max_bytes, _READ_BYTES))
+                chunks = self._demultiplexer.receive(read)
+            except (anyio.BrokenResourceError, StreamError) as problem:
+                raise anyio.EndOfStream from problem
+            for chunk in chunks:
+                if chunk.stream == STDOUT:
+                    self._waiting.append(chunk.data)
+                else:
+                    self._words = (self._words + chunk.data)[-DETAIL_BYTES:]
+        data = self._waiting.popleft()
+        if len(data) > max_bytes:
+            self._waiting.appendleft(data[max_bytes:])
+            data = data[:max_bytes]
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes to the guest's standard input; raises anyio.BrokenResourceError when it is gone."""
+        await self._socket.send(item)
+
+    async def send_eof(self) -> None:
+        """Close the guest's standard input. The guest takes it as the end of its host and exits."""
+        await self._socket.send_eof()
+
+    async def aclose(self) -> None:
+        """Drop the connection; with ``StdinOnce`` the guest then reads the end of its input and exits."""
+        await self._socket.aclose()

@@ -1,0 +1,80 @@
+"""What the kernel accounts for one container, read from its control groups. Reads only; v1 and v2.
+
+See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_NANOSECONDS = 1_000_000_000
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One reading; None where the kernel does not tell."""
+
+    out_of_memory: bool = False
+    memory_peak_bytes: int | None = None
+    cpu_seconds: float | None = None
+
+
+def groups(pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> dict[str, Path]:
+    """Directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
+
+    Args:
+        pid: its number as the Engine sees it; where we see other numbers it may be anyone's.
+        container: the container's id, which its groups are named after: others are left out.
+        root: where the control groups are mounted.
+        proc: where proc(5) is mounted.
+    """
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for line in lines:
+        # hierarchy:controllers:path, see cgroups(7)
+        _, controllers, path = line.split(":", 2)
+        if container not in path:
+            continue
+        for controller in controllers.split(","):
+            found[controller] = root / controller / path.lstrip("/")
+    return found
+
+
+def read(directories: Mapping[str, Path]) -> Usage | None:
+    """The present reading; None when the groups are gone."""
+    memory = directories.get("memory")
+    if memory is not None:
+        events = _fields(memory / "memory.oom_control")
+        peak = _number(memory / "memory.max_usage_in_bytes")
+        spent = _number(directories.get("cpuacct", memory) / "cpuacct.usage")
+        seconds = None if spent is None else spent / _NANOSECONDS
+    else:
+        unified = directories.get("")
+        if unified is None:
+            return None
+        events = _fields(unified / "memory.events")
+        peak = _number(unified / "memory.peak")
+        spent = _fields(unified / "cpu.stat").get("usage_usec")
+        seconds = None if spent is None else spent / _MICROSECONDS
+    if not events:
+        return None
+    return Usage(out_of_memory=events.get("oom_kill", 0) > 0, memory_peak_bytes=peak, cpu_seconds=seconds)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        return {}
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
