@@ -12,9 +12,10 @@ import socket
 import ssl
 import subprocess  # noqa: TID251 - runs ip(8) for the test bed; nothing here comes from a sandbox
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import NoReturn
 
 import anyio
 import anyio.abc
@@ -101,27 +102,20 @@ def cable() -> Iterator[Cable]:
 @pytest.fixture
 def wires() -> Iterator[Cable]:
     """Two joined namespaces, or a skip with the reason; where ``GLOVEBOX_MUST_RUN`` names ``netns``, a failure."""
-    with AsyncOrSkip() as joined:
+    with ExitStack() as stack:
+        try:
+            joined = stack.enter_context(cable())
+        except OSError as error:
+            unavailable(error)
         yield joined
 
 
-class AsyncOrSkip:
-    """Enters ``cable`` and turns a refusal to make namespaces into a skip or a failure."""
-
-    def __init__(self) -> None:
-        self._cable = cable()
-
-    def __enter__(self) -> Cable:
-        try:
-            return self._cable.__enter__()
-        except OSError as error:
-            reason = f"network namespaces cannot be made here: {error}; run as root"
-            if "netns" in os.environ.get("GLOVEBOX_MUST_RUN", "").split(","):
-                pytest.fail(reason)
-            pytest.skip(reason)
-
-    def __exit__(self, *failure: object) -> None:
-        self._cable.__exit__(None, None, None)
+def unavailable(error: object) -> NoReturn:
+    """Skip a test that needs a namespace; where ``GLOVEBOX_MUST_RUN`` names ``netns``, fail it."""
+    reason = f"network namespaces cannot be made here ({error}); run as root, with iproute2"
+    if "netns" in os.environ.get("GLOVEBOX_MUST_RUN", "").split(","):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @dataclass

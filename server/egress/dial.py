@@ -4,6 +4,7 @@ The only module of egress that knows sockets. A name reaches it after the rules 
 looked up: a look-up is itself a message to whoever runs the zone.
 """
 
+import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,11 @@ class Unreachable(Exception):  # noqa: N818 - a state of the network, not a faul
     """An allowed host could not be resolved or connected; the text is one sentence for the caller."""
 
 
+def within(seconds: float, deadline: float) -> float:
+    """Return what may be waited: ``seconds``, or less if ``deadline`` (on the event loop's clock) comes first."""
+    return max(0.0, min(seconds, deadline - anyio.current_time()))
+
+
 async def system_resolver(host: str) -> tuple[Address, ...]:
     """Ask the operating system for every address of a name.
 
@@ -47,7 +53,7 @@ async def system_resolver(host: str) -> tuple[Address, ...]:
     return await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True)
 
 
-async def resolve(host: str, resolver: Resolver, limits: EgressLimits) -> tuple[Address, ...]:
+async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Address, ...]:
     """Return the addresses of an allowed host; an address literal is returned without asking anybody.
 
     Raises:
@@ -57,10 +63,10 @@ async def resolve(host: str, resolver: Resolver, limits: EgressLimits) -> tuple[
     if literal is not None:
         return (literal,)
     try:
-        with anyio.fail_after(limits.resolve_seconds):
+        with anyio.fail_after(seconds):
             addresses = await resolver(host)
     except TimeoutError:
-        raise Unreachable(f"The name {host} was not resolved within {limits.resolve_seconds:g} seconds.") from None
+        raise Unreachable(f"The name {host} was not resolved in time.") from None
     except (OSError, UnicodeError, ValueError):
         raise Unreachable(f"The name {host} could not be resolved.") from None
     if not addresses:
@@ -98,8 +104,12 @@ def is_own(address: Address) -> bool:
         return False  # no route to it at all, so it is not here
 
 
-async def dial(host: str, addresses: tuple[Address, ...], port: int, limits: EgressLimits) -> SocketStream:
+async def dial(
+    host: str, addresses: tuple[Address, ...], port: int, limits: EgressLimits, deadline: float = math.inf
+) -> SocketStream:
     """Connect to the first of the checked addresses that answers. Takes addresses only, so nothing is resolved again.
+
+    ``deadline`` is on the event loop's clock; each address has ``connect_seconds`` of its own.
 
     Raises:
         Unreachable: None of them answered.
@@ -107,17 +117,17 @@ async def dial(host: str, addresses: tuple[Address, ...], port: int, limits: Egr
     reason = "no address was left to try"
     for address in addresses[: limits.dialled_addresses]:
         try:
-            with anyio.fail_after(limits.connect_seconds):
+            with anyio.fail_after(within(limits.connect_seconds, deadline)):
                 return await anyio.connect_tcp(str(address), port)
         except TimeoutError:
-            reason = f"no answer within {limits.connect_seconds:g} seconds"
+            reason = "no answer in time"
         except OSError as error:
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
             reason = cause.strerror or "the connection failed"
     raise Unreachable(f"{host} could not be connected on port {port}: {reason}.")
 
 
-async def secure(stream: SocketStream, host: str, tls: ssl.SSLContext, limits: EgressLimits) -> TLSStream:
+async def secure(stream: SocketStream, host: str, tls: ssl.SSLContext, seconds: float) -> TLSStream:
     """Speak TLS to ``host`` over its connection; the certificate has to be valid and in its name.
 
     The close handshake is required of the peer, so that a cut connection is not taken for a finished body.
@@ -126,12 +136,12 @@ async def secure(stream: SocketStream, host: str, tls: ssl.SSLContext, limits: E
         Unreachable: The handshake failed.
     """
     try:
-        with anyio.fail_after(limits.connect_seconds):
+        with anyio.fail_after(seconds):
             return await TLSStream.wrap(stream, hostname=host, ssl_context=tls, standard_compatible=True)
     except ssl.SSLCertVerificationError as error:
         reason = f"its certificate is not trusted: {error.verify_message}"
     except TimeoutError:
-        reason = f"no TLS handshake within {limits.connect_seconds:g} seconds"
+        reason = "no TLS handshake in time"
     except (ssl.SSLError, OSError, anyio.EndOfStream, anyio.BrokenResourceError):
         reason = "the TLS handshake failed"
     raise Unreachable(f"{host} could not be reached over TLS: {reason}.")

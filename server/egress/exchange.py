@@ -9,9 +9,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from urllib.parse import urljoin
 
+from anyio.abc import ByteStream
+
 from profiles.egress import EgressTarget, parse_url
 from profiles.egress.errors import InvalidTarget, quoted
-from server.egress.dial import Unreachable, secure
+from server.egress.dial import Unreachable, secure, within
 from server.egress.events import Body, Denied, EgressAttempt, End, Failed, Head, Hop, SendRequestEvent
 from server.egress.gate import DeniedError, EgressGate
 from server.egress.headers import request_headers, returned_headers
@@ -84,8 +86,11 @@ class _Request:
             await gate.refuse(attempt, error)
         attempt = await gate.allow(attempt)
         self.seen.add(target.url)
-        async with gate.dialled(attempt) as socket:
-            stream = await secure(socket, target.host, gate.tls, gate.limits) if target.scheme == "https" else socket
+        async with gate.dialled(attempt, self.clock.deadline) as socket:
+            stream: ByteStream = socket
+            if target.scheme == "https":
+                left = within(gate.limits.connect_seconds, self.clock.deadline)
+                stream = await secure(socket, target.host, gate.tls, left)
             exchange = Exchange(stream, self.clock, gate.limits)
             await exchange.send(target, headers, self.body)
             status, received = await exchange.head()

@@ -4,6 +4,7 @@ Rules, then (for a tunnel) the name inside TLS, then resolving once, checking ev
 is an address dialled, and only one that was checked. ``exchange.request`` and ``tunnel.connect`` build on it.
 """
 
+import math
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from anyio.abc import SocketStream
 from profiles.egress import EgressDecision, EgressRule, EgressTarget, decide
 from profiles.egress.errors import InvalidTarget
 from profiles.egress.rules import denial
-from server.egress.dial import Resolver, Unreachable, check, dial, resolve, system_resolver
+from server.egress.dial import Resolver, Unreachable, check, dial, resolve, system_resolver, within
 from server.egress.events import EgressAttempt, OnDecision
 from server.egress.limits import EgressLimits
 
@@ -88,8 +89,10 @@ class EgressGate:
         raise DeniedError(attempt.decision)
 
     @asynccontextmanager
-    async def dialled(self, attempt: EgressAttempt) -> AsyncIterator[SocketStream]:
+    async def dialled(self, attempt: EgressAttempt, deadline: float = math.inf) -> AsyncIterator[SocketStream]:
         """Connect to an attempt's target, which ``allow`` has passed, for the length of the block.
+
+        ``deadline`` is on the event loop's clock and shortens resolving and connecting.
 
         Raises:
             DeniedError: An address of it is not public, or the call has no connections left; recorded.
@@ -106,7 +109,7 @@ class EgressGate:
         self._connections += 1
         self._open += 1
         try:
-            stream = await self._dial(attempt, target)
+            stream = await self._dial(attempt, target, deadline)
             try:
                 yield stream
             finally:
@@ -114,9 +117,9 @@ class EgressGate:
         finally:
             self._open -= 1
 
-    async def _dial(self, attempt: EgressAttempt, target: EgressTarget) -> SocketStream:
+    async def _dial(self, attempt: EgressAttempt, target: EgressTarget, deadline: float) -> SocketStream:
         try:
-            addresses = await resolve(target.host, self._resolver, self.limits)
+            addresses = await resolve(target.host, self._resolver, within(self.limits.resolve_seconds, deadline))
         except Unreachable:
             await self._record(attempt)
             raise
@@ -126,7 +129,7 @@ class EgressGate:
         except InvalidTarget as error:
             await self.refuse(attempt, error)
         await self._record(attempt)
-        return await dial(target.host, addresses, target.port, self.limits)
+        return await dial(target.host, addresses, target.port, self.limits, deadline)
 
     async def _record(self, attempt: EgressAttempt) -> None:
         """Count and record one attempt, up to a number that a loop in the sandbox cannot turn into a full disk."""

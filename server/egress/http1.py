@@ -5,7 +5,6 @@ request from parsed parts, and no second response is ever read from the connecti
 """
 
 import ssl
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 import anyio
@@ -30,16 +29,16 @@ class Clock:
     def __init__(self, limits: EgressLimits) -> None:
         """Start counting."""
         self._limits = limits
-        self._deadline = time.monotonic() + limits.request_seconds
+        self.deadline = anyio.current_time() + limits.request_seconds
+        """On the event loop's clock; connecting keeps to it too."""
 
-    def wait(self, most: float | None = None) -> anyio.CancelScope:
-        """Return a scope for one wait: at most ``most`` seconds (default: the idle limit), or what is left in all."""
-        left = self._deadline - time.monotonic()
-        return anyio.move_on_after(max(0.0, min(self._limits.idle_seconds if most is None else most, left)))
+    def wait(self) -> anyio.CancelScope:
+        """Return a scope for one wait: the idle limit, or what is left in all."""
+        return anyio.move_on_after(max(0.0, min(self._limits.idle_seconds, self.deadline - anyio.current_time())))
 
     def expired(self) -> PeerFailed:
         """Say which of the two limits ended a wait."""
-        if time.monotonic() >= self._deadline:
+        if anyio.current_time() >= self.deadline:
             return PeerFailed(f"The request took longer than {self._limits.request_seconds:g} seconds.")
         return PeerFailed(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
 

@@ -1,7 +1,7 @@
 """Runs inside namespaces of its own: a DNS server on loopback, and the real resolver asking it. Prints JSON.
 
-Usage: ``dns_probe.py NAME…`` with ``/etc/resolv.conf`` pointing at 127.0.0.1. For each name, the addresses or the error,
-and then every question that reached the server.
+Usage: ``dns_probe.py NAME…`` with ``/etc/resolv.conf`` pointing at 127.0.0.1. For each name, the addresses or the error;
+every question that reached the server; and, as the control, what a plain look-up of each name finds.
 """
 
 import json
@@ -49,6 +49,11 @@ async def look_up(name: str) -> list[str] | str:
         return str(failed)
 
 
+def plainly(name: str) -> list[str]:
+    """Resolve one name the way most programs do."""
+    return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+
+
 def main() -> None:
     """Serve, ask, report."""
     questions: list[str] = []
@@ -56,7 +61,9 @@ def main() -> None:
     server.bind(("127.0.0.1", 53))
     threading.Thread(target=serve, args=(server, questions), daemon=True).start()
     found = {name: anyio.run(look_up, name) for name in sys.argv[1:]}
-    json.dump({"found": found, "questions": sorted(set(questions))}, sys.stdout)
+    asked = sorted(set(questions))
+    plain = {name: plainly(name) for name in sys.argv[1:]}
+    json.dump({"found": found, "questions": asked, "plain": plain}, sys.stdout)
 
 
 main()
