@@ -395,6 +395,32 @@ async def test_a_call_has_only_so_many_connections_and_records(wires: Cable) -> 
     assert net.connections == [f"{SITE}:80"] * 2
 
 
+async def test_a_call_has_only_so_many_connections_at_once(wires: Cable) -> None:
+    """A server that never answers holds one place, not all of them, and the place is free again afterwards."""
+    waiting = anyio.Event()
+
+    async def hold(stream: anyio.abc.ByteStream) -> None:
+        await read_head(stream)
+        waiting.set()
+        await anyio.sleep_forever()
+
+    async with internet(wires) as net:
+        net.zone |= {"files.example.org": [[SITE]], "held.example.org": [[OTHER]]}
+        await net.serve(SITE, 80, answering(ok(b"")))
+        await net.serve(OTHER, 80, hold)
+        held = EgressRule(host="held.example.org", schemes=frozenset({"http"}), ports=frozenset({80}))
+        gate = net.gate(HTTP, held, limits=EgressLimits(concurrent=1))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fetch, gate, "http://held.example.org/")
+            await waiting.wait()
+            refused = await fetch(gate, "http://files.example.org/")
+            tasks.cancel_scope.cancel()
+        control = await fetch(gate, "http://files.example.org/")
+    assert isinstance(refused.last, Denied)
+    assert refused.last.decision.rule == "egress.concurrent"
+    assert control.last == End(truncated=None)
+
+
 async def test_post_carries_its_body_and_follows_nothing(wires: Cable) -> None:
     """A method that changes things is sent once: its redirect is handed back instead of followed."""
     rule = EgressRule(host="files.example.org", methods=frozenset({"POST"}))

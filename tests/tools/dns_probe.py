@@ -1,7 +1,7 @@
 """Runs inside namespaces of its own: a DNS server on loopback, and the real resolver asking it. Prints JSON.
 
-Usage: ``dns_probe.py NAME…`` with ``/etc/resolv.conf`` pointing at 127.0.0.1. For each name, the addresses or the error;
-every question that reached the server; and, as the control, what a plain look-up of each name finds.
+Usage: ``dns_probe.py NAME…`` with ``/etc/resolv.conf`` pointing at 127.0.0.1. For each name, the addresses or the
+error; every question that reached the server; and, as the control, what a plain look-up of each name finds.
 """
 
 import json
