@@ -31,6 +31,8 @@ HEAD_BYTES = 256
 
 # The integers every JSON reader agrees on (RFC 8785, section 3.2.2.3).
 _MAX_INTEGER = 2**53 - 1
+# Numbers from here on are written with an exponent (RFC 8785, section 3.2.2.3, by way of ECMAScript).
+_EXPONENT_FROM = 1e21
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
@@ -117,17 +119,22 @@ def recordable(value: object) -> object:
 def _recordable(value: object) -> object:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, int):
-        return value if abs(value) <= _MAX_INTEGER else hex(value)
+    if isinstance(value, bool | int | None):
+        return value if value is None or abs(value) <= _MAX_INTEGER else hex(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        return _recordable_float(value)
     if isinstance(value, Mapping):
         return {str(_recordable(str(key))): _recordable(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_recordable(item) for item in value]
     raise ValueError(f"{type(value).__name__} has no place in JSON")
+
+
+def _recordable_float(value: float) -> object:
+    if not math.isfinite(value):
+        return str(value)
+    # RFC 8785 writes a whole number below 1e21 without exponent: it would be read back as an integer.
+    return _recordable(int(value)) if value.is_integer() and abs(value) < _EXPONENT_FROM else value
 
 
 def _dumps(value: object) -> bytes:

@@ -184,7 +184,7 @@ class ArtifactCollected(CallEvent):
     name: str
     """File name inside ``/output``."""
     uri: str
-    """``artifact://…``."""
+    """Its address, ``artifact://…``."""
     sha256: str
     """Hex digest of the content."""
     bytes: int
@@ -210,7 +210,7 @@ class Output:
     """One thing a call gave back, by digest and size."""
 
     name: str
-    """``stdout``, ``stderr``, ``value``, ``image:0``…"""
+    """``stdout``, ``stderr``, ``value`` or ``image:0``, ``image:1`` and so on."""
     digest: str
     """Digest of the bytes that were kept."""
     bytes: int
@@ -257,7 +257,7 @@ class CallFailed(CallEvent):
     ends_call: ClassVar[bool] = True
 
     error: str
-    """Class of the failure: ``SandboxUnavailable``, ``UnsupportedSpec``…"""
+    """Class of the failure, e.g. ``SandboxUnavailable`` or ``UnsupportedSpec``."""
     reason: str
     """What was attempted and why it failed, without host paths."""
     elapsed_ms: float

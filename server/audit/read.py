@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -184,7 +184,7 @@ def records_of(directory: Path, call_id: str) -> Iterator[Record]:
                         yield record
 
 
-async def follow(directory: Path, count: int) -> AsyncIterator[Line]:
+async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
     """Yield the last ``count`` lines and then every new one, of all server processes, until it is closed.
 
     Raises:

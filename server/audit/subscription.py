@@ -6,6 +6,7 @@ A reader that does not keep up is not waited for: it is told which records it mi
 from dataclasses import dataclass
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import ObjectReceiveStream
 
 from server.audit.chain import Record
@@ -51,7 +52,7 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
                 self._send.send_nowait(record)
             except anyio.WouldBlock:
                 self._missed = Missed(count=1, first=record.seq, last=record.seq)
-            except anyio.BrokenResourceError:
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
         else:
             missed = self._missed
@@ -68,6 +69,7 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
             anyio.EndOfStream: the log was closed.
             anyio.ClosedResourceError: this subscription was closed.
         """
+        await anyio.lowlevel.checkpoint()
         try:
             return self._receive.receive_nowait()
         except (anyio.WouldBlock, anyio.EndOfStream):

@@ -65,19 +65,31 @@ def verify(directory: Path, anchor: Head | None = None) -> VerifyReport:
         AuditUnavailable: there is no log, or it cannot be read.
     """
     with read.opened(directory) as (log, snapshot):
-        verifier = _Verifier(anchor)
-        head = None
+        verifier = _Verifier()
+        if anchor is not None:
+            verifier.expect(anchor, "anchor")
         try:
-            head = chain.parse_head(snapshot.head or b"")
+            verifier.expect(chain.parse_head(snapshot.head or b""), "head")
         except NotARecord:
             state = "missing" if snapshot.head is None else "damaged"
             verifier.note(None, None, "head", f"{HEAD_NAME} is {state}, so a cut end cannot be told")
-        return verifier.run(read.lines(log, 0, snapshot.size), head)
+        return verifier.run(read.lines(log, 0, snapshot.size))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Claim:
+    """One record that must be in the log, and what became of it."""
+
+    head: Head
+    kind: Literal["head", "anchor"]
+    line: int | None = None
+    end: int = 0
+    met: bool = False
 
 
 class _Verifier:
-    def __init__(self, anchor: Head | None) -> None:
-        self._anchor = anchor
+    def __init__(self) -> None:
+        self._claims: list[_Claim] = []
         self._problems: list[Problem] = []
         self._omitted = 0
         self._records = self._gaps = 0
@@ -98,7 +110,10 @@ class _Verifier:
         else:
             self._omitted += 1
 
-    def run(self, found: Iterable[Line], head: Head | None) -> VerifyReport:
+    def expect(self, head: Head, kind: Literal["head", "anchor"]) -> None:
+        self._claims.append(_Claim(head=head, kind=kind))
+
+    def run(self, found: Iterable[Line]) -> VerifyReport:
         last = 0
         for line in found:
             fresh, last = line.number != last, line.number
@@ -107,8 +122,9 @@ class _Verifier:
                 continue
             self._records += 1
             self._record(line, line.record)
-            self._compare(line, line.record, head)
-        self._end(last, head)
+            self._compare(line, line.record)
+        self._end(last)
+        self._problems.sort(key=lambda problem: problem.line or 0)
         return VerifyReport(
             ok=not self._problems,
             records=self._records,
@@ -185,22 +201,23 @@ class _Verifier:
         self._line, self._prev, self._unreadable = line.number, record.prev, 0
         self._tail = Head(seq=record.seq, hash=record.hash, size=line.end)
 
-    def _compare(self, line: Line, record: Record, head: Head | None) -> None:
-        if head is not None and record.seq == head.seq:
-            if record.hash != head.hash:
-                self.note(line.number, record.seq, "head", f"{HEAD_NAME} names another record {record.seq}: rewritten")
-            elif not self._problems and line.end != head.size:
-                self.note(None, record.seq, "head", f"{HEAD_NAME} has the wrong size for record {record.seq}")
-        if self._anchor is not None and record.seq == self._anchor.seq and record.hash != self._anchor.hash:
-            self.note(line.number, record.seq, "anchor", f"the anchor names another record {record.seq}: rewritten")
+    def _compare(self, line: Line, record: Record) -> None:
+        for claim in self._claims:
+            if record.seq == claim.head.seq:
+                claim.line = line.number
+                claim.met = claim.met or record.hash == claim.head.hash
+                claim.end = line.end
 
-    def _end(self, last: int, head: Head | None) -> None:
+    def _end(self, last: int) -> None:
         reached = self._tail.seq + self._unreadable
-        if head is not None and reached < head.seq:
-            detail = f"records {reached + 1} to {head.seq} are missing at the end"
-            self.note(last + 1, reached + 1, "truncated", detail)
-        elif head is not None and head.seq == 0 and (head.hash != chain.GENESIS or head.size != 0):
-            self.note(None, None, "head", f"{HEAD_NAME} describes no log")
-        if self._anchor is not None and self._tail.seq < self._anchor.seq:
-            detail = f"the anchor names record {self._anchor.seq}, the log ends before: cut, or put back"
-            self.note(last + 1, self._tail.seq + 1, "anchor", detail)
+        for claim in self._claims:
+            seq, named = claim.head.seq, HEAD_NAME if claim.kind == "head" else "the anchor"
+            if claim.line is not None and not claim.met:
+                self.note(claim.line, seq, claim.kind, f"{named} names another record {seq}: the log was rewritten")
+            elif claim.line is None and reached < seq:
+                detail = f"records {reached + 1} to {seq}, the last that {named} knows, are missing at the end"
+                self.note(last + 1, reached + 1, "truncated" if claim.kind == "head" else "anchor", detail)
+            elif seq == 0 and claim.head.hash != chain.GENESIS:
+                self.note(None, None, claim.kind, f"{named} describes no log")
+            elif claim.kind == "head" and claim.head.size != claim.end and not self._problems:
+                self.note(None, seq, "head", f"{HEAD_NAME} has the wrong size for record {seq}")

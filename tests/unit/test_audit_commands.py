@@ -1,0 +1,151 @@
+"""`glovebox audit`: exit codes, JSON for programs, and text that cannot take over a terminal."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from server.audit import chain, commands, read
+from server.audit.events import ArtifactRefused, draft
+from server.audit.file import LOG_NAME, LogFile
+from tests.audit_logs import fill, log_lines, replace_lines
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return a log of four records and one that quotes hostile text."""
+    fill(tmp_path / "audit", 4)
+    file = LogFile(tmp_path / "audit", "s_1")
+    file.commit([draft(ArtifactRefused(call_id="c_evil", name=HOSTILE, reason="no UTF-8"))])
+    file.close()
+    return tmp_path / "audit"
+
+
+@pytest.fixture
+def console() -> Console:
+    """Return a console that behaves like a colour terminal and can be read."""
+    return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+
+
+def text(console: Console) -> str:
+    """Return what was shown."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def rows(console: Console) -> list[dict[str, object]]:
+    """Return what was shown as JSON, one object per line."""
+    return [json.loads(line) for line in text(console).splitlines()]
+
+
+def harmless(shown: str) -> bool:
+    """Say whether a terminal would obey nothing in it."""
+    return all(character.isprintable() or character == "\n" for character in shown)
+
+
+def test_tail_shows_records_as_lines(directory: Path, console: Console) -> None:
+    """One line each, with number, time, kind and call."""
+    assert commands.tail(directory, console, count=2, follow=False, as_json=False) == 0
+    lines = text(console).splitlines()
+    assert len(lines) == 2
+    assert "call.finished c_1" in lines[0]
+    assert "ended=exited" in lines[0]
+
+
+def test_hostile_text_reaches_no_terminal(directory: Path, console: Console) -> None:
+    """M16: escapes, C1 controls and direction marks come out escaped, markup as it is; raw they would act (control)."""
+    commands.tail(directory, console, count=5, follow=False, as_json=False)
+    commands.show(directory, console, "c_evil", as_json=False)
+    commands.show(directory, console, "c_evil", as_json=True)
+    assert harmless(text(console))
+    assert "\\x1b]0;owned" in text(console)
+    assert "[red]bold[/red]" in text(console)
+    assert not harmless(log_lines(directory)[-1].decode())
+
+
+def test_tail_as_json_is_one_record_per_line(directory: Path, console: Console) -> None:
+    """The objects are the records, whole; what is no record says so."""
+    with (directory / LOG_NAME).open("ab") as handle:
+        handle.write(b"rubbish\n")
+    assert commands.tail(directory, console, count=2, follow=False, as_json=True) == 0
+    record, rubbish = rows(console)
+    assert record == json.loads(log_lines(directory)[-2])
+    assert rubbish == {"unreadable": "the line is not JSON"}
+
+
+def test_follow_ends_when_interrupted(directory: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is how one leaves; it is no failure."""
+
+    async def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anyio.sleep", interrupted)
+    assert commands.tail(directory, console, count=1, follow=True, as_json=True) == 0
+    assert len(rows(console)) == 1
+
+
+def test_show_gives_every_record_of_a_call(directory: Path, console: Console) -> None:
+    """In order, with all fields."""
+    assert commands.show(directory, console, "c_1", as_json=True) == 0
+    assert [row["kind"] for row in rows(console)] == ["call.decided", "call.finished"]
+
+
+def test_show_of_an_unknown_call_says_how_to_find_one(directory: Path, console: Console) -> None:
+    """Exit code 1, and 2 for what cannot be an id."""
+    assert commands.show(directory, console, "c_none", as_json=False) == 1
+    assert "glovebox audit tail" in text(console)
+    assert commands.show(directory, console, "../x", as_json=False) == 2
+
+
+def test_verify_says_whole_or_names_the_line(directory: Path, console: Console) -> None:
+    """Exit code 0 or 1; without an anchor it says what it cannot see."""
+    assert commands.verify(directory, console, anchor=None, as_json=False) == 0
+    assert "the log is whole (without an anchor" in text(console)
+    lines = log_lines(directory)
+    replace_lines(directory, [lines[0], *lines[2:]])
+    assert commands.verify(directory, console, anchor=None, as_json=False) == 1
+    assert "line 2: deleted: records 2 to 2 are missing before this line" in text(console)
+
+
+def test_verify_as_json_has_every_problem(directory: Path, console: Console) -> None:
+    """A program sees kind, line and number."""
+    replace_lines(directory, log_lines(directory)[:-1])
+    assert commands.verify(directory, console, anchor=None, as_json=True) == 1
+    (report,) = rows(console)
+    assert (report["ok"], report["records"], report["omitted"]) == (False, 4, 0)
+    problems = report["problems"]
+    assert isinstance(problems, list)
+    assert (problems[0]["kind"], problems[0]["line"], problems[0]["seq"]) == ("truncated", 5, 5)
+
+
+def test_head_is_the_anchor_verify_takes(directory: Path, console: Console) -> None:
+    """Print it today, verify against it tomorrow; a wrong one fails, rubbish is a bad argument."""
+    assert commands.head(directory, console, as_json=False) == 0
+    anchor = text(console).strip()
+    assert commands.verify(directory, console, anchor=anchor, as_json=False) == 0
+    assert "(with the anchor)" in text(console)
+    wrong = f"{read.head(directory).seq}:{chain.GENESIS}"
+    assert commands.verify(directory, console, anchor=wrong, as_json=False) == 1
+    assert commands.verify(directory, console, anchor="rubbish", as_json=False) == 2
+
+
+def test_head_as_json(directory: Path, console: Console) -> None:
+    """The same anchor for a program."""
+    assert commands.head(directory, console, as_json=True) == 0
+    (row,) = rows(console)
+    assert row["anchor"] == f"{row['seq']}:{row['hash']}"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_without_a_log_every_command_says_so(tmp_path: Path, console: Console, as_json: bool) -> None:
+    """Exit code 4 and the fix, as a sentence or as an object."""
+    assert commands.tail(tmp_path, console, count=1, follow=False, as_json=as_json) == 4
+    assert commands.tail(tmp_path, console, count=1, follow=True, as_json=as_json) == 4
+    assert commands.show(tmp_path, console, "c_1", as_json=as_json) == 4
+    assert commands.verify(tmp_path, console, anchor=None, as_json=as_json) == 4
+    assert commands.head(tmp_path, console, as_json=as_json) == 4
+    assert text(console).count("Name the directory that holds audit.jsonl") == 5

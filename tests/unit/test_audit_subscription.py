@@ -1,0 +1,107 @@
+"""Live delivery: in order, only what was asked for, and never in the log's way."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from server.audit import subscription
+from server.audit.chain import Record
+from server.audit.events import ServerStarted
+from server.audit.log import AuditLog
+from server.audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
+from tests.audit_logs import decided, finished, log_lines
+
+
+async def drain(stream: Subscription) -> list[Record | Missed]:
+    """Return everything the stream holds until the log is closed."""
+    return [item async for item in stream]
+
+
+def calls(items: list[Record | Missed]) -> list[str | None]:
+    """Return the call ids of records."""
+    return [item.call_id for item in items if isinstance(item, Record)]
+
+
+async def test_every_reader_gets_every_record_in_order(tmp_path: Path) -> None:
+    """Concurrent appends arrive in the order of the chain; the stream ends with the log."""
+    async with AuditLog.open(tmp_path / "audit", "s_1") as log, log.subscribe() as one, log.subscribe() as two:
+        async with anyio.create_task_group() as group:
+            for number in range(50):
+                group.start_soon(log.append, decided(f"c_{number}"))
+        first = [await one.receive() for _ in range(50)]
+        second = [await two.receive() for _ in range(50)]
+    assert first == second
+    assert [item.line for item in first if isinstance(item, Record)] == log_lines(tmp_path / "audit")
+
+
+async def test_a_reader_gets_its_call_or_its_principal_only(tmp_path: Path) -> None:
+    """M3: records of another principal, or of the server, reach nobody who asked for one principal."""
+    async with (
+        AuditLog.open(tmp_path / "audit", "s_1") as log,
+        log.subscribe(call_id="c_a") as by_call,
+        log.subscribe(principal="token:alice") as by_principal,
+        log.subscribe(call_id="c_b", principal="token:alice") as crossed,
+        log.subscribe() as everything,
+    ):
+        await log.append(ServerStarted(version="0.1.0", pid=1, transport="http"))
+        await log.append(decided("c_a", principal="token:alice"))
+        await log.append(decided("c_b", principal="token:bob"))
+        await log.append(finished("c_b"))
+        await log.append(finished("c_a"))
+        await log.append(finished("c_a"))
+        log._close()
+        assert calls(await drain(by_call)) == ["c_a", "c_a", "c_a"]
+        # The second "finished" comes after the call's end: whose it is, is no longer known.
+        assert calls(await drain(by_principal)) == ["c_a", "c_a"]
+        assert calls(await drain(crossed)) == []
+        assert calls(await drain(everything)) == [None, "c_a", "c_b", "c_b", "c_a", "c_a"]
+
+
+async def test_the_table_of_open_calls_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest call is forgotten, and then its records are withheld rather than misdelivered."""
+    monkeypatch.setattr(subscription, "MAX_OPEN_CALLS", 2)
+    async with AuditLog.open(tmp_path / "audit", "s_1") as log, log.subscribe(principal="local:0") as stream:
+        for name in ("c_1", "c_2", "c_3"):
+            await log.append(decided(name))
+        await log.append(finished("c_1"))
+        await log.append(finished("c_3"))
+        assert [getattr(await stream.receive(), "call_id", None) for _ in range(4)] == ["c_1", "c_2", "c_3", "c_3"]
+
+
+async def test_a_slow_reader_is_told_what_it_missed_and_delays_nobody(tmp_path: Path) -> None:
+    """M13: appends go on, the gap carries the numbers to read from the disk, and later records follow it."""
+    extra = 7
+    async with AuditLog.open(tmp_path / "audit", "s_1") as log, log.subscribe() as slow:
+        for number in range(MAX_WAITING_RECORDS + extra):
+            await log.append(decided(f"c_{number}"))
+        received = [await slow.receive() for _ in range(MAX_WAITING_RECORDS)]
+        assert [item.seq for item in received if isinstance(item, Record)] == list(range(1, MAX_WAITING_RECORDS + 1))
+        await log.append(decided("c_late"))
+        first, last = MAX_WAITING_RECORDS + 1, MAX_WAITING_RECORDS + extra + 1
+        assert await slow.receive() == Missed(count=extra + 1, first=first, last=last)
+        record = await log.append(decided("c_later"))
+        assert await slow.receive() == record
+
+
+async def test_a_reader_that_left_is_forgotten(tmp_path: Path) -> None:
+    """Appending after a reader closed its stream, or left its block, is no error."""
+    async with AuditLog.open(tmp_path / "audit", "s_1") as log:
+        async with log.subscribe() as stream:
+            await stream.aclose()
+            await log.append(decided())
+            with pytest.raises(anyio.ClosedResourceError):
+                await stream.receive()
+        await log.append(decided())
+        assert not log._subscriptions
+
+
+async def test_what_was_missed_is_told_even_after_the_end(tmp_path: Path) -> None:
+    """A closed log does not swallow the notice."""
+    async with AuditLog.open(tmp_path / "audit", "s_1") as log, log.subscribe() as stream:
+        for number in range(MAX_WAITING_RECORDS + 1):
+            await log.append(decided(f"c_{number}"))
+        log._close()
+        items = await drain(stream)
+    assert isinstance(items[-1], Missed)
+    assert len(items) == MAX_WAITING_RECORDS + 1
