@@ -47,7 +47,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     emit.value(value)
 
 
-def _picture(file: BufferedReader, head: bytes, media_type: str, size: int, emit: Emit) -> dict[str, Any]:
+def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int, emit: Emit) -> dict[str, Any]:
     if size > MAX_PICTURE:
         reason = f"The file is a picture of {size} bytes; at most {MAX_PICTURE} can be shown."
         raise Problem("path.too_large", reason, "Use run_python to make a smaller copy.")
@@ -56,7 +56,7 @@ def _picture(file: BufferedReader, head: bytes, media_type: str, size: int, emit
     return {"media_type": media_type, "width": width, "height": height}
 
 
-def _text(file: BufferedReader, head: bytes, first: int, limit: int) -> dict[str, Any]:
+def _text(file: BufferedReader[Any], head: bytes, first: int, limit: int) -> dict[str, Any]:
     encoding = "utf-8"
     if wording.is_binary(head):
         raise _binary()
@@ -95,7 +95,7 @@ def _text(file: BufferedReader, head: bytes, first: int, limit: int) -> dict[str
     }
 
 
-def _converted(file: BufferedReader) -> BufferedReader:
+def _converted(file: BufferedReader[Any]) -> BufferedReader[Any]:
     data = file.read(MAX_UTF16 + 1)
     if len(data) > MAX_UTF16:
         reason = f"The file is UTF-16 and larger than {MAX_UTF16} bytes."
@@ -106,7 +106,7 @@ def _converted(file: BufferedReader) -> BufferedReader:
         raise _binary() from None
 
 
-def _skip(file: BufferedReader, lines: int) -> int:
+def _skip(file: BufferedReader[Any], lines: int) -> int:
     """Move past so many lines, block by block; returns how many there were."""
     skipped = 0
     ended = True
@@ -125,7 +125,7 @@ def _skip(file: BufferedReader, lines: int) -> int:
     return skipped + (not ended)
 
 
-def _line(file: BufferedReader, beginning: bytes) -> tuple[str, int]:
+def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
     """Decode the line that begins so; returns it, cut if need be, and how many characters were left out."""
     dropped = 0
     rest = beginning
@@ -159,7 +159,7 @@ def _whole_characters(data: bytes) -> bytes:
     return data
 
 
-def _count(file: BufferedReader, lines: int) -> int | None:
+def _count(file: BufferedReader[Any], lines: int) -> int | None:
     """Return the number of lines of the whole file, None where that means reading too much."""
     ended = True
     while block := file.read1(_BLOCK):

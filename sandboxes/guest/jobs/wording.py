@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 MAX_ANSWER = 100 * 1024
 """Bytes of JSON one job's texts may take. They appear twice in a result, in content and in structured content, and the
@@ -12,6 +13,14 @@ _SNIFFED = 8192
 
 UTF8_MARK = b"\xef\xbb\xbf"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+# Controls do nothing for a reader and much to a terminal; tab and line feed stay.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Return a stranger's text without control characters, lines ended by a line feed alone."""
+    return _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def cost(text: str) -> int:
