@@ -1,16 +1,19 @@
 """Events: each documented, each recordable whatever hostile text it quotes, none with more than it should keep."""
 
+import io
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from server.audit import chain, reference
 from server.audit.events import EVENTS, ArtifactRefused, CallDecided, CallFinished, SandboxStarted, draft
+from server.audit.verify import ProblemKind
 from server.calls import Decision, Principal, ToolCall
-from tests.audit_logs import decided, finished
+from tests.audit_logs import decided, fill, finished
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "audit.md"
 
@@ -21,6 +24,24 @@ def test_every_event_and_field_is_documented() -> None:
     for row in reference.rows():
         assert row.meaning.endswith("."), f"{row.kind}.{row.name} has no docstring under it"
     assert reference.markdown() in DOCUMENT.read_text(), "put `server.audit.reference.markdown()` into docs/audit.md"
+
+
+def test_every_kind_of_problem_is_explained() -> None:
+    """A reviewer finds each word `verify` may say."""
+    text = DOCUMENT.read_text()
+    for kind in get_args(ProblemKind):
+        assert f"| `{kind}` |" in text
+
+
+def test_the_check_by_hand_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of Python in docs/audit.md recognise a record, and a changed one (control), without Glovebox."""
+    program = DOCUMENT.read_text().split("python3 -c '")[1].split("' < audit.jsonl")[0]
+    line = fill(tmp_path / "audit", 1)[0].line.decode()
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stdin", io.StringIO(line + line.replace("stdio", "other")))
+    monkeypatch.setattr("sys.stdout", shown)
+    exec(program, {})  # noqa: S102 - our own documentation
+    assert shown.getvalue() == "1 True\n1 False\n"
 
 
 @pytest.mark.parametrize("kind", EVENTS)
