@@ -125,7 +125,7 @@ class _Request:
             return
         most = self.gate.limits.hops
         if len(self.hops) > most:
-            why = f"The request was redirected more than {most} times."
+            why = f"The request was redirected more than {most} times, now to {quoted(target.url)}."
         elif target.url in self.seen:
             why = "The redirects lead back to a URL that was already asked."
         elif target.scheme == "http" and self.hops[-1].url.startswith("https:"):

@@ -227,7 +227,9 @@ async def test_endless_redirects_end(wires: Cable) -> None:
         await net.serve(SITE, 80, onward)
         got = await fetch(net.gate(HTTP), "http://files.example.org/")
     assert isinstance(got.last, Denied)
-    assert got.last.decision.reason == "The request was redirected more than 5 times."
+    assert (
+        got.last.decision.reason == "The request was redirected more than 5 times, now to 'http://files.example.org/6'."
+    )
     assert served == 6
 
 
