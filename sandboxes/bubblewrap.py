@@ -8,15 +8,17 @@ descriptors, so no parent directory has to be readable. See bwrap(1), user_names
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import anyio
 import anyio.abc
 from anyio.streams.stapled import StapledByteStream
 
 from sandboxes import cgroup, guest_tree, seccomp
+from sandboxes import runtime as runtimes
 from sandboxes.base import Capabilities, Facts, Missing, Plan
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.janitor import Janitor
@@ -72,7 +74,9 @@ class Bubblewrap:
             raise UnsupportedSpec("isolation", f"bubblewrap cannot be used here: {missing.what}", missing.fix)
         if spec.require_cgroup and self._hierarchy is None:
             raise UnsupportedSpec(
-                "limits.enforce", "this host lets us make no control groups, so limits hold per process only", _CGROUP_FIX
+                "limits.enforce",
+                "this host lets us make no control groups, so limits hold per process only",
+                _CGROUP_FIX,
             )
         wanted = dict(cgroup.settings(self._hierarchy.version, spec.limits)) if self._hierarchy else {}
         return Plan(
@@ -82,11 +86,11 @@ class Bubblewrap:
             action={
                 "argv": list(self._argv(spec, self._runtime)),
                 "cgroup": wanted,
-                "enforced_outside": ["memory_bytes", "pids"] if self._hierarchy else [],
                 "seccomp": seccomp.digest(),
                 "runtime": self._runtime.digest,
             },
             expected=_expected(spec),
+            rlimits=() if self._hierarchy else ("memory_bytes", "pids"),
         )
 
     def _argv(self, spec: SandboxSpec, runtime: Runtime) -> tuple[str, ...]:
@@ -136,9 +140,7 @@ class Bubblewrap:
                 with anyio.CancelScope(shield=True):
                     await sandbox.kill()
 
-    async def _start(
-        self, plan: Plan, name: str, group: cgroup.Cgroup | None, stack: AsyncExitStack
-    ) -> "_Sandbox":
+    async def _start(self, plan: Plan, name: str, group: cgroup.Cgroup | None, stack: AsyncExitStack) -> "_Sandbox":
         with _Descriptors() as held:
             places = self._open_all(plan, held)
             info_read = held.pipe("info", places, reading=True)
@@ -150,26 +152,36 @@ class Bubblewrap:
             identity = {"user": HOST_UID, "group": HOST_UID, "extra_groups": []} if os.geteuid() == 0 else {}
             try:
                 process = await anyio.open_process(
-                    argv, stderr=detail, env={}, pass_fds=tuple(places.values()), **identity  # type: ignore[arg-type]
+                    argv,
+                    stderr=detail,
+                    env={},
+                    pass_fds=tuple(places.values()),
+                    **identity,  # type: ignore[arg-type]
                 )
             except OSError as problem:
                 raise _unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
             sandbox = _Sandbox(name, process, group, detail)
             try:
                 held.close(places.values())
-                info = await _read_info(info_read)
-                if info is None:
-                    await sandbox.kill()
-                    raise _unavailable((await sandbox.facts()).detail or "bwrap ended without a word")
-                if group is not None:
-                    group.add(process.pid)
-                    group.add(info)
-                os.write(block_write, b"\0")
+                await self._release(sandbox, await _read_info(info_read), block_write)
             except BaseException:
                 with anyio.CancelScope(shield=True):
                     await sandbox.kill()
                 raise
         return sandbox
+
+    async def _release(self, sandbox: "_Sandbox", first: int | None, gate: int) -> None:
+        """Put bwrap and its child, which waits at the gate, into their group; then let it go on."""
+        if first is None:
+            await sandbox.kill()
+            raise _unavailable((await sandbox.facts()).detail or "bwrap ended without a word")
+        sandbox.limit(first)
+        os.write(gate, b"\0")
+
+    async def close(self) -> None:
+        """End the janitor, which removes this server's control groups."""
+        if self._janitor is not None:
+            await self._janitor.stop()
 
     def _open_all(self, plan: Plan, held: "_Descriptors") -> dict[str, int]:
         runtime = self._runtime
@@ -180,6 +192,17 @@ class Bubblewrap:
             places[f"mount{number}"] = held.path(Path(mount.source))
         places["seccomp"] = held.memory(seccomp.bpf())
         return places
+
+
+@asynccontextmanager
+async def connect(data: Path, server_id: str) -> AsyncIterator[Bubblewrap]:
+    """The driver, for the length of the block; the control groups it needed are removed after it."""
+    driver = await detect(data, server_id)
+    try:
+        yield driver
+    finally:
+        with anyio.CancelScope(shield=True):
+            await driver.close()
 
 
 _SETUP = "Run `glovebox setup`."
@@ -196,8 +219,6 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
         data: the directory that holds the runtime.
         server_id: names the control groups of this server.
     """
-    from sandboxes import runtime as runtimes  # noqa: PLC0415 - the builder is only needed for looking
-
     program = _which("bwrap")
     missing: list[Missing] = []
     version = ""
@@ -212,7 +233,11 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
             code, words = await _run([program, *_TRIAL])
             if code != 0:
                 missing.append(Missing(what=f"it cannot make namespaces: {words}", fix=_userns_fix(), fatal=True))
-    runtime = runtimes.find(data)
+    try:
+        runtime = await runtimes.usable(data)
+    except (runtimes.RuntimeProblem, OSError) as problem:
+        runtime = None
+        missing.append(Missing(what=f"the guest cannot be installed: {problem}", fix=_SETUP, fatal=True))
     if runtime is None:
         missing.append(Missing(what="the sandbox's Python runtime is not built", fix=_SETUP, fatal=True))
     hierarchy = cgroup.detect(server_id)
@@ -221,9 +246,7 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     mechanism = hierarchy.mechanism if hierarchy else "rlimit"
     limits = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": "rlimit", "wall_seconds": "broker",
               "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
-    capabilities = Capabilities(
-        driver=NAME, level="namespaces", version=version, limits=limits, missing=tuple(missing)
-    )
+    capabilities = Capabilities(driver=NAME, level="namespaces", version=version, limits=limits, missing=tuple(missing))
     janitor = Janitor(hierarchy.parents) if hierarchy else None
     return Bubblewrap(capabilities, program or "bwrap", runtime, hierarchy, janitor)
 
@@ -258,6 +281,12 @@ class _Sandbox:
         self._group = group
         self._detail = detail
 
+    def limit(self, first: int) -> None:
+        """Put bwrap and the sandbox's first process into their control group, before either has done anything."""
+        if self._group is not None:
+            self._group.add(self._process.pid)
+            self._group.add(first)
+
     async def kill(self) -> None:
         """Kill bwrap; the guest dies with it (--die-with-parent), and everything else with the guest (process 1)."""
         with suppress(ProcessLookupError):
@@ -282,11 +311,11 @@ class _Descriptors:
     def __init__(self) -> None:
         self._open: set[int] = set()
 
-    def __enter__(self) -> "_Descriptors":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close(list(self._open))
+        self.close(self._open)
 
     def path(self, path: Path) -> int:
         """A directory as a place to mount from: names it without any right to read it."""
@@ -312,9 +341,9 @@ class _Descriptors:
         places[name] = write if reading else read
         return read if reading else write
 
-    def close(self, descriptors: "list[int] | object") -> None:
+    def close(self, descriptors: Iterable[int]) -> None:
         """Close these now."""
-        for descriptor in list(descriptors):  # type: ignore[call-overload]
+        for descriptor in tuple(descriptors):
             self._open.discard(descriptor)
             os.close(descriptor)
 
@@ -349,9 +378,9 @@ async def _read_info(descriptor: int) -> int | None:
     return None
 
 
-async def _shielded(action: "object") -> None:
+async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
     with anyio.CancelScope(shield=True):
-        await action()  # type: ignore[operator]
+        await action()
 
 
 async def _run(command: list[str]) -> tuple[int, str]:
@@ -373,7 +402,10 @@ def _which(program: str) -> str | None:
 
 
 def _userns_fix() -> str:
-    for name, wanted in (("kernel/unprivileged_userns_clone", "1"), ("kernel/apparmor_restrict_unprivileged_userns", "0")):
+    for name, wanted in (
+        ("kernel/unprivileged_userns_clone", "1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "0"),
+    ):
         path = Path("/proc/sys") / name
         with suppress(OSError):
             if path.read_text().strip() != wanted:

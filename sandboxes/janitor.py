@@ -51,6 +51,14 @@ class Janitor:
                 stdout=None, stderr=None, env={}, start_new_session=True,
             )  # fmt: skip
 
+    async def stop(self) -> None:
+        """Let it do its work now, and wait for it; without a process there is nothing but empty groups."""
+        if self._process is None:
+            for parent in self._parents:
+                _remove(parent)
+            return
+        await self._process.aclose()
+
 
 def reap(root: Path, living: "frozenset[str]") -> None:
     """Remove groups below ``root`` whose server id is not among the living (a janitor may have been killed too)."""

@@ -48,8 +48,8 @@ class Sink(Protocol):
         """The stream is complete."""
 
 
-class Duplex:
-    """A two-way stream the guest opened (egress), with flow control both ways. An ``anyio`` byte stream in shape."""
+class Duplex(anyio.abc.ByteStream):
+    """A two-way stream the guest opened (egress), with flow control both ways."""
 
     def __init__(self, link: "Link", stream: int, kind: str, meta: Mapping[str, Any]) -> None:
         self.stream = stream

@@ -34,6 +34,8 @@ class Expected:
     no_new_privs: bool = True
     capabilities: int = 0
     """Every capability set, bounding included, as the bit mask of capabilities(7)."""
+    landlock: bool = True
+    """Whether the kernel must have Landlock, which keeps ``/output`` from being read."""
     hidden: tuple[str, ...] = ()
     """Paths that must not exist inside, e.g. a daemon's socket."""
 
@@ -126,6 +128,7 @@ def compare(expected: Expected, measured: Measured, host_namespaces: Mapping[str
         ("writable mounts beyond the plan", [], writable),
         ("mounts of host files", sorted(expected.mounts), sorted(foreign)),
         ("open descriptors", [], measured.descriptors),
+        ("landlock", expected.landlock, measured.landlock > 0 if expected.landlock else False),
         ("paths that must not exist", [], measured.present),
     ]
     return tuple(

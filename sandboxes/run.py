@@ -13,10 +13,11 @@ import anyio
 from sandboxes.base import Facts, Plan, Sandbox
 from sandboxes.capture import HeadAndTail
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.link import Accept, GuestOutcome, Link, Serve, Sink
+from sandboxes.link import GuestOutcome, Link, Serve, Sink
 from sandboxes.measure import NAMESPACES, Difference, Measured, compare
 from sandboxes.outcome import Ended, Job, Outcome, SkippedFile, Usage
 from sandboxes.result import ResultReader
+from sandboxes.spec import Limits
 
 READY_SECONDS = 30.0
 """From start to ``ready``: well below a second, but for preloaded modules on a busy machine."""
@@ -70,7 +71,7 @@ async def prove(sandbox: Sandbox, plan: Plan) -> tuple[Link, Measured, tuple[Dif
 
 
 async def run(
-    sandbox: Sandbox, link: Link, plan: Plan, job: Job, inputs: Sequence[tuple[str, bytes]], hooks: Hooks
+    sandbox: Sandbox, link: Link, plan: Plan, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks
 ) -> Outcome:
     """Run one job to its end, or until its time is up.
 
@@ -114,9 +115,8 @@ async def run(
 
 def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
     limits = asdict(plan.spec.limits)
-    # Where a control group holds them for the whole sandbox, a limit per process would only be a second, wrong one.
-    enforced = plan.action.get("enforced_outside", ())
-    guest = {key: value for key, value in limits.items() if key not in enforced}
+    per_process = ("cpu_seconds", "output_bytes", "output_files", *plan.rlimits)
+    guest = {name: limits[name] for name in per_process}
     guest["wall_seconds"] = wall
     guest["printed_bytes"] = limits["stream_bytes"] * PRINTED_FACTOR
     return {"kind": job.kind, "payload": dict(job.payload), "inputs": inputs, "limits": guest}
@@ -127,25 +127,36 @@ def _ending(
 ) -> tuple[Ended, int | None, str]:
     """How it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
-    memory = f"It needed more than the {limits.memory_bytes // 2**20} MiB of memory it may use."
-    late = f"It was still running after {wall:g} seconds and was stopped."
     if told is None:
-        return ("out_of_memory", None, memory) if facts.out_of_memory else ("timed_out", None, late)
+        return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(wall)
     if told.stopped == "time":
-        return "timed_out", None, late
+        return _timed_out(wall)
     if told.stopped == "output":
         most = limits.stream_bytes * PRINTED_FACTOR // 2**20
         return "limit", None, f"It printed more than {most} MiB and was stopped."
-    if told.status >= 0:
-        error = value.get("error") if isinstance(value, dict) else None
-        if told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
-            return "out_of_memory", told.status, memory
-        return "exited", told.status, ""
-    if told.status == -_SIGXCPU or (told.status == -_SIGKILL and told.cpu_ms >= limits.cpu_seconds * 1000):
+    if told.status < 0:
+        return _signalled(limits, told, facts)
+    error = value.get("error") if isinstance(value, dict) else None
+    if told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
+        return _out_of_memory(limits, told.status)
+    return "exited", told.status, ""
+
+
+def _signalled(limits: Limits, told: GuestOutcome, facts: Facts) -> tuple[Ended, int | None, str]:
+    spent = told.cpu_ms >= limits.cpu_seconds * 1000
+    if told.status == -_SIGXCPU or (told.status == -_SIGKILL and spent):
         return "limit", None, f"It used more than {limits.cpu_seconds} seconds of processor time and was stopped."
     if told.status == -_SIGKILL and facts.out_of_memory:
-        return "out_of_memory", None, memory
+        return _out_of_memory(limits, None)
     return "signalled", -told.status, f"It was ended by signal {-told.status}."
+
+
+def _out_of_memory(limits: Limits, status: int | None) -> tuple[Ended, int | None, str]:
+    return "out_of_memory", status, f"It needed more than the {limits.memory_bytes // 2**20} MiB of memory it may use."
+
+
+def _timed_out(wall: float) -> tuple[Ended, int | None, str]:
+    return "timed_out", None, f"It was still running after {wall:g} seconds and was stopped."
 
 
 class _Streams:

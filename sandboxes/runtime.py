@@ -84,6 +84,17 @@ def find(data: Path) -> Runtime | None:
     )
 
 
+async def usable(data: Path) -> Runtime | None:
+    """The runtime, with the guest of this version put beside it where only that is missing; None where there is none.
+
+    Raises:
+        RuntimeProblem: the guest could not be written.
+    """
+    if find(data) is None and _manifest(data) is not None:
+        return await build(data, lambda _: None)
+    return find(data)
+
+
 async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
     """Build what is missing of the runtime under ``data``; ``tell`` hears one sentence per step.
 
@@ -274,9 +285,7 @@ def _tree_digest(root: Path) -> str:
     return "sha256:" + whole.hexdigest()
 
 
-async def _output(
-    command: list[str], *, check: bool = True, env: dict[str, str] | None = None
-) -> str:
+async def _output(command: list[str], *, check: bool = True, env: dict[str, str] | None = None) -> str:
     """Standard output of a program of the host's that we trust; raises RuntimeProblem with its last words."""
     try:
         done = await anyio.run_process(command, check=False, env=env)

@@ -67,7 +67,7 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any]) -> dict[
     if job["kind"] == "fetch":
         from sandboxes.guest.fetch import fetch
 
-        payload = fetch(loop, payload, deadline)
+        payload = fetch(loop, payload)
     proxy = None
     if config["proxy"]:
         from sandboxes.guest.proxy import Proxy
@@ -150,13 +150,21 @@ def _end_everything() -> None:
 def _task(kind: str) -> children.Task:
     import importlib
 
-    names = {"python": "python", "read": "read", "list": "listing", "search": "search", "fetch": "page"}
-    task: children.Task = importlib.import_module(f"sandboxes.guest.jobs.{names[kind]}").run
+    # A list, not a pattern: a job is only ever one of these.
+    modules = {
+        "python": "jobs.python",
+        "read": "jobs.read",
+        "list": "jobs.listing",
+        "search": "jobs.search",
+        "fetch": "fetch",
+    }
+    task: children.Task = importlib.import_module(f"sandboxes.guest.{modules[kind]}").run
     return task
 
 
 def _confine() -> None:
     """Last step before the task: /output becomes write-only for it."""
-    from sandboxes.guest import landlock
+    from sandboxes.guest import landlock, writing
 
     landlock.restrict_output_write_only()
+    writing.open_without_reading()

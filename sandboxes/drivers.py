@@ -1,0 +1,81 @@
+"""Which drivers there are, and how one is brought up: probed when it is first needed, kept until the server ends."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from sandboxes import bubblewrap
+from sandboxes.base import Driver, Plan
+from sandboxes.docker.driver import DockerDriver
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from sandboxes.spec import SandboxSpec
+
+NAMES: Final = ("bubblewrap", "docker")
+"""Every driver, strongest claim to be everywhere first."""
+
+_Connecting = AbstractAsyncContextManager[Driver]
+
+
+class Drivers:
+    """The drivers of one server. Open it with ``opened``."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, connect: Mapping[str, Callable[[], _Connecting]]) -> None:
+        self._tasks = tasks
+        self._connect = connect
+        self._ready: dict[str, Driver] = {}
+        self._locks = {name: anyio.Lock() for name in connect}
+
+    async def get(self, name: str) -> Driver:
+        """The driver of that name, probed now if it was not before."""
+        async with self._locks[name]:
+            if name not in self._ready:
+                # In a task of its own: a driver's clean-up must not depend on the call that happened to need it first.
+                self._ready[name] = await self._tasks.start(self._hold, name)
+            return self._ready[name]
+
+    async def _hold(self, name: str, *, task_status: anyio.abc.TaskStatus[Driver]) -> None:
+        async with self._connect[name]() as driver:
+            task_status.started(driver)
+            await anyio.sleep_forever()
+
+    async def choose(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan]:
+        """The first driver that can enforce every part of the spec, and its plan.
+
+        Raises:
+            UnsupportedSpec: none can; says why for each.
+        """
+        reasons: list[str] = []
+        fixes: list[str] = []
+        for name in names:
+            if name not in self._connect:
+                reasons.append(f"{name}: this version has no such driver")
+                continue
+            try:
+                driver = await self.get(name)
+                return driver, driver.plan(spec)
+            except (UnsupportedSpec, SandboxUnavailable) as problem:
+                reasons.append(f"{name}: {problem.reason}")
+                fixes.append(problem.fix)
+        fix = next(iter(fixes), "Run `glovebox doctor`.")
+        raise UnsupportedSpec("isolation", "no driver can enforce this profile here: " + "; ".join(reasons), fix)
+
+
+@asynccontextmanager
+async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
+    """The drivers, for the length of the block; nothing of theirs is left after it.
+
+    Args:
+        data: directory of the embedded runtime.
+        server_id: marks what this server makes.
+    """
+    connect: dict[str, Callable[[], _Connecting]] = {
+        "bubblewrap": lambda: bubblewrap.connect(data, server_id),
+        "docker": DockerDriver.connect,
+    }
+    async with anyio.create_task_group() as tasks:
+        yield Drivers(tasks, connect)
+        tasks.cancel_scope.cancel()

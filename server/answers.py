@@ -1,0 +1,68 @@
+"""From what came of a call to what its caller gets: complete as text and as structured data. Pure."""
+
+from dataclasses import asdict
+from typing import Any
+
+from sandboxes.outcome import Outcome
+from server.audit.chain import Head
+from server.calls import CallResult, Content, Decision, Text, ToolCall
+from server.collecting import Delivered
+from server.tools.base import Isolation, Tool
+
+
+def refused(call: ToolCall, decision: Decision, head: Head) -> CallResult:
+    """The result of a call that policy did not let through."""
+    refusal = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
+    return CallResult(
+        structured={"call_id": call.id, "refused": refusal, "profile_digest": decision.profile_digest},
+        content=(Text(text=f"Refused ({decision.rule}): {decision.reason} {decision.hint}".strip()),),
+        failed=True,
+        meta=_meta(call, decision, None, head),
+    )
+
+
+def answered(
+    tool: Tool,
+    call: ToolCall,
+    outcome: Outcome,
+    delivered: Delivered,
+    *,
+    decision: Decision,
+    isolation: Isolation,
+    head: Head,
+    elapsed_ms: float,
+) -> CallResult:
+    """The result of a call that ran."""
+    answer = tool.answer(outcome, call.arguments)
+    structured: dict[str, Any] = {
+        "call_id": call.id,
+        **answer.fields,
+        "isolation": isolation.model_dump(),
+        "profile_digest": decision.profile_digest,
+        "elapsed_ms": elapsed_ms,
+    }
+    content: list[Content] = list(answer.content)
+    if tool.kind == "python":
+        structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
+        structured["images"] = [asdict(link) for link in delivered.figures]
+        notes = [f"{each.name}: not collected, {each.reason}" for each in delivered.skipped]
+        structured["notes"] = [*structured.get("notes", ()), *notes]
+        content += [Text(text=f"[{note}]") for note in notes]
+    content += [*delivered.shown, *delivered.figures, *delivered.artifacts]
+    return CallResult(
+        structured=structured,
+        content=tuple(content),
+        failed=answer.failed,
+        meta=_meta(call, decision, isolation, head),
+    )
+
+
+def _meta(call: ToolCall, decision: Decision, isolation: Isolation | None, head: Head) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "call_id": call.id,
+        "profile_digest": decision.profile_digest,
+        "audit": {"seq": head.seq, "hash": head.hash},
+    }
+    if isolation is not None:
+        meta["isolation"] = isolation.model_dump()
+    return meta

@@ -1,0 +1,139 @@
+"""The composition root: everything a server needs, put together once, taken down in order."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from profiles.loader import SHIPPED, ProfileSet, load
+from profiles.model import Effect, Profile
+from sandboxes import drivers
+from sandboxes.docker.owner import this_process
+from server.arguments import validated
+from server.artifacts.store import ArtifactStore
+from server.audit.events import ProfileLoaded, ServerStarted, ServerStopped
+from server.audit.log import AuditLog
+from server.broker import Broker
+from server.errors import InvalidArguments
+from server.policy import decide
+from server.settings import Settings
+from server.tools import TOOLS
+from server.tools.base import Tool
+
+_SWEEP_SECONDS = 300.0
+"""Between two looks for expired artifacts: they are unreadable at once, this only gives the disk back."""
+
+VERSION = installed_version("glovebox-mcp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App:
+    """A running Glovebox, whatever transport serves it."""
+
+    settings: Settings
+    tools: Mapping[str, Tool]
+    profiles: ProfileSet
+    broker: Broker
+    audit: AuditLog
+    artifacts: ArtifactStore
+    version: str = VERSION
+    ended: list[str]
+    """Whoever ends the server puts the reason here, for its last record."""
+
+
+def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, str]:
+    """What this server would say to a profile's example."""
+    tool = TOOLS.get(profile.tool)
+    if tool is None:
+        return "deny", "tool.unknown"
+    try:
+        decision = decide(tool, validated(tool, call), profile)
+    except InvalidArguments:
+        return "deny", "arguments"
+    return decision.effect, decision.rule
+
+
+def load_profiles(settings: Settings) -> ProfileSet:
+    """The shipped profiles, with the operator's in place of those of the same tool.
+
+    Raises:
+        ProfileError: one is wrong, or the directory that was set does not exist.
+    """
+    return load([SHIPPED, settings.profiles_dir], check_example=check_example)
+
+
+@asynccontextmanager
+async def opened(settings: Settings, transport: str) -> AsyncIterator[App]:
+    """A server's parts, for the length of the block.
+
+    Args:
+        settings: where things are.
+        transport: for the record: ``stdio``, ``http`` or ``cli``.
+
+    Raises:
+        ProfileError: a profile is wrong; nothing was started.
+        AuditUnavailable: the state directory cannot be written.
+        ArtifactsUnavailable: nor can the artifacts'.
+    """
+    profiles = load_profiles(settings)
+    server_id = f"g{os.getpid()}-{this_process().started}"
+    ended: list[str] = []
+    store = ArtifactStore(
+        settings.state_dir / "artifacts",
+        clock=lambda: datetime.now(UTC),
+        ttl=timedelta(hours=settings.artifact_hours),
+        max_bytes_total=settings.artifact_total_mib * 2**20,
+        max_bytes_owner=settings.artifact_total_mib * 2**20,
+    )
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with (
+        AuditLog.open(settings.state_dir / "audit", server_id) as audit,
+        store,
+        drivers.opened(settings.data_dir, server_id) as available,
+        anyio.create_task_group() as tasks,
+    ):
+        await audit.append(ServerStarted(version=VERSION, pid=os.getpid(), transport=transport))
+        for tool, profile in profiles.items():
+            source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
+            await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
+        tasks.start_soon(_sweep, store)
+        broker = Broker(
+            tools=TOOLS,
+            profiles=profiles,
+            drivers=available,
+            audit=audit,
+            artifacts=store,
+            workspace=_workspace(settings.workspace),
+        )
+        app = App(
+            settings=settings,
+            tools=TOOLS,
+            profiles=profiles,
+            broker=broker,
+            audit=audit,
+            artifacts=store,
+            ended=ended,
+        )
+        try:
+            yield app
+        finally:
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await audit.append(ServerStopped(reason=ended[0] if ended else "done"))
+
+
+async def _sweep(store: ArtifactStore) -> None:
+    while True:
+        await anyio.sleep(_SWEEP_SECONDS)
+        await store.sweep()
+
+
+def _workspace(path: Path) -> Path | None:
+    resolved = path.resolve()
+    return resolved if resolved.is_dir() else None

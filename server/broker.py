@@ -1,0 +1,176 @@
+"""The broker: the only path a call can take. Read ``Broker.call`` from top to bottom; nothing happens elsewhere.
+
+Every step that has an effect is in the audit log, on disk, before the effect.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from profiles.compile import to_spec
+from profiles.loader import ProfileSet
+from profiles.model import Profile
+from sandboxes import run as running
+from sandboxes.base import Plan, Sandbox
+from sandboxes.drivers import Drivers
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from sandboxes.link import Link
+from sandboxes.outcome import Outcome
+from server.answers import answered, refused
+from server.artifacts.record import ArtifactsUnavailable
+from server.artifacts.store import ArtifactStore
+from server.audit.events import CallCancelled, CallDecided, CallFailed, CallFinished, Event, Output, SandboxStarted
+from server.audit.log import AuditLog
+from server.calls import CallResult, Decision, Listener, ToolCall
+from server.collecting import Collector
+from server.egress.gate import EgressGate
+from server.errors import AuditUnavailable, Refused
+from server.inputs import open_inputs
+from server.network import gate_for, serve_with
+from server.policy import decide
+from server.tools.base import Isolation, Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """Brokers calls. All its parts are given to it; it keeps nothing of a call after it."""
+
+    tools: Mapping[str, Tool]
+    profiles: ProfileSet
+    drivers: Drivers
+    audit: AuditLog
+    artifacts: ArtifactStore
+    workspace: Path | None
+
+    async def call(self, call: ToolCall, listener: Listener) -> CallResult:
+        """Run one call from decision to result; cancelling it kills the sandbox.
+
+        A refusal of policy is a result. Arguments have been validated before.
+
+        Raises:
+            UnsupportedSpec: no driver can enforce the profile here; nothing was started.
+            SandboxUnavailable: the sandbox could not be started, was not what was planned, or died.
+            ArtifactsUnavailable: the disk failed under an artifact.
+            AuditUnavailable: a record could not be made durable; what it announces did not happen.
+        """
+        tool = self.tools[call.tool]
+        profile = self.profiles.get(call.tool)
+        decision = decide(tool, call.arguments, profile, self.profiles.digest_for(tool.name) if profile else "")
+        inputs: list[tuple[str, bytes]] = []
+        try:
+            if decision.effect == "allow":
+                inputs = await open_inputs(self.artifacts, call)
+        except Refused as refusal:
+            decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
+        keep = profile is not None and "arguments" in profile.audit.keep
+        await self.audit.append(CallDecided.of(call, decision, keep_arguments=keep))
+        if profile is None or decision.effect != "allow":
+            return refused(call, decision, self.audit.head)
+        try:
+            return await self._run(call, tool, profile, decision, inputs=inputs, listener=listener)
+        except anyio.get_cancelled_exc_class():
+            await self._last_word(CallCancelled(call_id=call.id, by="client", elapsed_ms=_elapsed(call)))
+            raise
+        except (SandboxUnavailable, UnsupportedSpec, ArtifactsUnavailable, AuditUnavailable) as problem:
+            event = CallFailed(
+                call_id=call.id, error=type(problem).__name__, reason=str(problem)[:500], elapsed_ms=_elapsed(call)
+            )
+            await self._last_word(event)
+            raise
+
+    async def _run(
+        self,
+        call: ToolCall,
+        tool: Tool,
+        profile: Profile,
+        decision: Decision,
+        *,
+        inputs: list[tuple[str, bytes]],
+        listener: Listener,
+    ) -> CallResult:
+        spec = to_spec(profile, workspace=self.workspace)
+        driver, plan = await self.drivers.choose(profile.isolation, spec)
+        listener.progress(f"Starting a {driver.name} sandbox")
+        async with self.artifacts.collect(call, spec.limits) as collection:
+            collector = Collector(collection, self.audit, call)
+            gate = gate_for(profile, self.audit, call)
+            async with driver.open(plan) as sandbox:
+                link = await self._proved(call, plan, sandbox)
+                listener.progress("Running")
+                hooks = running.Hooks(
+                    file=collector.accept,
+                    serve=serve_with(gate) if gate else None,
+                    printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
+                )
+                outcome = await running.run(sandbox, link, plan, tool.job(call.arguments), inputs=inputs, hooks=hooks)
+            delivered = await collector.deliver(outcome)
+        isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
+        finished = _finished(call, outcome, profile, gate)
+        await self.audit.append(finished)
+        return answered(
+            tool, call, outcome, delivered, decision=decision, isolation=isolation, head=self.audit.head,
+            elapsed_ms=finished.elapsed_ms,
+        )  # fmt: skip
+
+    async def _proved(self, call: ToolCall, plan: Plan, sandbox: Sandbox) -> Link:
+        """The link to a guest whose isolation is what was planned; the record of it is on disk."""
+        link, measured, differences = await running.prove(sandbox, plan)
+        await self.audit.append(
+            SandboxStarted(
+                call_id=call.id,
+                sandbox_id=sandbox.id,
+                driver=plan.driver,
+                level=plan.level,
+                plan_digest=plan.digest,
+                planned=asdict(plan.expected),
+                measured=measured.model_dump(mode="json"),
+                verified=not differences,
+            )
+        )
+        if differences:
+            told = "; ".join(f"{each.field}: planned {each.planned}, found {each.measured}" for each in differences)
+            raise SandboxUnavailable(
+                "Proving a sandbox's isolation", f"it is not what was planned ({told[:800]})", "Run `glovebox doctor`."
+            )
+        return link
+
+    async def _last_word(self, event: Event) -> None:
+        """Record how a call ended although it is being cancelled, or although the log is what failed."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.audit.append(event)
+            except AuditUnavailable:
+                # The caller hears of it already, or is gone; the log itself says at its next record that it had failed.
+                return
+
+
+def _finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGate | None) -> CallFinished:
+    usage: dict[str, Any] = asdict(outcome.usage)
+    if gate is not None and gate.unrecorded:
+        usage["egress_attempts_without_record"] = gate.unrecorded
+    outputs = [
+        _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
+        _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),
+    ]
+    outputs += [_output(f"image:{n}", blob.data, len(blob.data)) for n, blob in enumerate(outcome.blobs)]
+    return CallFinished(
+        call_id=call.id,
+        ended=outcome.ended,
+        exit_code=outcome.code,
+        elapsed_ms=_elapsed(call),
+        usage=usage,
+        outputs=tuple(outputs),
+    )
+
+
+def _output(name: str, kept: bytes, total: int) -> Output:
+    return Output(name=name, digest="sha256:" + hashlib.sha256(kept).hexdigest(), bytes=total)
+
+
+def _elapsed(call: ToolCall) -> float:
+    return round((datetime.now(UTC) - call.received).total_seconds() * 1000, 3)

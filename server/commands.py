@@ -1,0 +1,216 @@
+"""What the commands of the command line do, apart from words and options. Each returns an exit code."""
+
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text as Plain
+
+from profiles.errors import ProfileError
+from sandboxes import runtime
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from server import app as apps
+from server.arguments import validated
+from server.artifacts.record import ArtifactsUnavailable
+from server.calls import CallResult, Image, Link, Principal, Text, ToolCall
+from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
+from server.errors import AuditUnavailable, InvalidArguments, Refused
+from server.ids import new_call_id
+from server.settings import Settings
+
+_UNAVAILABLE = (SandboxUnavailable, UnsupportedSpec, AuditUnavailable, ArtifactsUnavailable)
+
+
+class _Told:
+    """A listener for a terminal: what happens now, on one line of standard error."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def progress(self, message: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(message, style="dim", markup=False, highlight=False)
+
+    def printed(self, text: str) -> None:
+        """The result shows it in full a moment later."""
+
+
+def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments: str, as_json: bool) -> int:
+    """Make one call; see ``glovebox call``."""
+
+    async def make() -> int:
+        async with apps.opened(settings, "cli") as app:
+            wanted = app.tools.get(tool)
+            if wanted is None:
+                _fail(err, f"Unknown tool {tool}. There are: {', '.join(sorted(app.tools))}.", as_json=as_json)
+                return USAGE
+            try:
+                raw = json.loads(arguments)
+            except (ValueError, RecursionError):
+                raw = None
+            if not isinstance(raw, dict):
+                _fail(err, "--args must be one JSON object.", as_json=as_json)
+                return USAGE
+            request = ToolCall(
+                id=new_call_id(),
+                principal=Principal(id=f"local:{os.getuid()}", transport="cli"),
+                session=None,
+                tool=tool,
+                arguments=validated(wanted, raw),
+                received=datetime.now(UTC),
+            )
+            result = await app.broker.call(request, _Told(err))
+        _show(result, out, as_json=as_json)
+        if "refused" in result.structured:
+            return REFUSED
+        return FAILED if result.failed else OK
+
+    return _run(make, err, as_json=as_json)
+
+
+def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
+    if as_json:
+        out.file.write(json.dumps(result.structured, indent=2) + "\n")
+        return
+    for item in result.content:
+        match item:
+            case Text():
+                # Untrusted text: no markup, and nothing that could redraw the terminal.
+                out.print(Plain(item.text.replace("\x1b", "␛").replace("\r", "␍")), highlight=False)
+            case Image():
+                out.print(f"[{item.media_type}, {len(item.data)} bytes]", style="cyan", markup=False)
+            case Link():
+                out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan", markup=False)
+
+
+def setup(settings: Settings, err: Console, *, docker: bool) -> int:
+    """Build what sandboxes need; see ``glovebox setup``."""
+
+    async def make() -> int:
+        with err.status("Preparing") as status:
+
+            def tell(step: str) -> None:
+                status.update(step)
+                if not err.is_terminal:
+                    err.print(step, markup=False, highlight=False)
+
+            built = await runtime.build(settings.data_dir, tell)
+            if docker:
+                from sandboxes.images import build  # noqa: PLC0415 - needs the Engine
+
+                await build.image(tell)
+        err.print(f"Ready: Python {built.version} in {settings.data_dir}", style="green", markup=False, highlight=False)
+        return OK
+
+    return _run(make, err, as_json=False)
+
+
+def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
+    """Say what this host can enforce; see ``glovebox doctor``."""
+    from sandboxes import drivers  # noqa: PLC0415 - brings every driver
+
+    async def make() -> int:
+        async with drivers.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
+            found = [(await available.get(name)).capabilities for name in drivers.NAMES]
+        if as_json:
+            reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
+            out.file.write(json.dumps({"drivers": reports}, indent=2) + "\n")
+        else:
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for title in ("driver", "usable", "level", "version", "limits by", "missing, and what to do"):
+                table.add_column(title, overflow="fold")
+            for each in found:
+                missing = "\n".join(f"{item.what}\n  → {item.fix}" for item in each.missing) or "nothing"
+                usable = Plain("yes", style="green") if each.usable else Plain("no", style="red")
+                mechanisms = ", ".join(dict.fromkeys(each.limits.values())) if each.usable else ""
+                table.add_row(each.driver, usable, each.level, each.version, mechanisms, Plain(missing))
+            out.print(table)
+        return OK if any(each.usable for each in found) else UNAVAILABLE
+
+    return _run(make, out, as_json=as_json)
+
+
+def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None) -> int:
+    """Write an artifact's content; see ``glovebox artifact``."""
+
+    async def make() -> int:
+        async with apps.opened(settings, "cli") as app:
+            async with app.artifacts.open(uri, Principal(id=f"local:{os.getuid()}", transport="cli")) as reader:
+                if output is None or str(output) == "-":
+                    async for chunk in reader.chunks():
+                        sys.stdout.buffer.write(chunk)
+                else:
+                    async with await anyio.open_file(output, "xb") as file:
+                        async for chunk in reader.chunks():
+                            await file.write(chunk)
+        return OK
+
+    return _run(make, err, as_json=False)
+
+
+def serve(
+    settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
+) -> int:
+    """Serve until the clients or a signal end it; see ``glovebox serve``."""
+    from server import transports  # noqa: PLC0415 - brings the SDK
+
+    async def make() -> int:
+        async with apps.opened(settings, transport) as app:
+            if transport == "stdio":
+                app.ended.append(await transports.serve_stdio(app))
+            else:
+                served = transports.serve_http(app, host=host, port=port, allowed_hosts=allowed_hosts)
+                app.ended.append(await served)
+        return OK
+
+    return _run(make, err, as_json=False)
+
+
+def client_config(settings: Settings, out: Console, *, transport: str, host: str, port: int) -> int:
+    """Print what to paste into clients; see ``glovebox client-config``."""
+    from server import tokens  # noqa: PLC0415 - only here
+
+    out.print(tokens.client_configuration(settings.state_dir, transport=transport, host=host, port=port), markup=False)
+    return OK
+
+
+def _run(make: Callable[[], Awaitable[int]], err: Console, *, as_json: bool) -> int:
+    """Run a command; every failure of ours is one paragraph with what to do, and an exit code."""
+    try:
+        return anyio.run(make)
+    except Exception as raised:  # noqa: BLE001 - task groups wrap what is raised; what is not ours is raised again
+        problem = _first(raised)
+        match problem:
+            case Refused():
+                _fail(err, str(problem), as_json=as_json, refused=problem)
+                return REFUSED
+            case InvalidArguments() | ProfileError():
+                _fail(err, str(problem), as_json=as_json)
+                return USAGE
+            case _ if isinstance(problem, (*_UNAVAILABLE, runtime.RuntimeProblem)):
+                _fail(err, str(problem), as_json=as_json)
+                return UNAVAILABLE
+        raise
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _fail(err: Console, words: str, *, as_json: bool, refused: Refused | None = None) -> None:
+    err.print(words, style="red", markup=False, highlight=False)
+    if as_json:
+        body: dict[str, Any] = {"error": words}
+        if refused is not None:
+            body["refused"] = {"rule": refused.rule, "reason": refused.reason, "hint": refused.hint}
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")
