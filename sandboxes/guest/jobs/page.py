@@ -50,6 +50,9 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
     declared = _header(payload["headers"], "content-type")
     media_type = declared.partition(";")[0].strip().lower()[:100]
     most = payload["max_chars"]
+    if not body:  # to HEAD, or without content
+        lines = [f"{name}: {value}" for name, value in payload["headers"].items()]
+        return _shown(media_type, "", "", "\n".join(lines), most, cut=False)
     beginning = body[:512].lstrip().lower()
     is_html = media_type in _HTML or (not media_type and beginning.startswith(_LOOKS_LIKE_HTML))
     if body.startswith(_MAGIC) or media_type.startswith(_NOT_TEXT) or wording.is_binary(body):
@@ -62,10 +65,15 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
 
         page = readable(text, payload["url"], most)
         title, text, cut = page.title, page.text, cut or page.cut
-    shown = wording.clipped(wording.printable(text), most)
+    return _shown(media_type or ("text/html" if is_html else "text/plain"), charset, title, text, most, cut=cut)
+
+
+def _shown(media_type: str, charset: str, title: str, text: str, most: int, *, cut: bool) -> dict[str, Any]:
+    text = wording.printable(text)
+    shown = wording.clipped(text, most)
     cut = cut or len(shown) < len(text)
     return {
-        "media_type": media_type or ("text/html" if is_html else "text/plain"),
+        "media_type": media_type,
         "charset": charset,
         "title": title,
         "text": shown,
