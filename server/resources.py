@@ -48,6 +48,9 @@ MAX_LISTENERS = 32
 #: ``resources/subscribe`` of the handshake eras: per connection at most this many, the oldest is forgotten first.
 MAX_SUBSCRIPTIONS = 128
 
+#: Longest address repeated to the caller.
+_MAX_URI = 256
+
 LISTEN_METHOD = "dev.glovebox/audit/listen"
 
 _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
@@ -125,7 +128,7 @@ class Resources:
                 return await self._read_call(principal, uri)
             return await self._read_artifact(principal, uri)
         except Refused as error:
-            raise MCPError(types.INVALID_PARAMS, str(error), {"rule": error.rule}) from None
+            raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
         except (ArtifactsUnavailable, AuditUnavailable) as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 
@@ -153,7 +156,9 @@ class Resources:
         """Send ``resources/updated`` for ``uri`` on this connection until it unsubscribes or ends."""
         match = _CALL_URI.fullmatch(uri)
         if match is None:
-            raise MCPError(types.INVALID_PARAMS, "Only audit://calls/{call_id} changes over time.", {"uri": uri[:128]})
+            raise MCPError(
+                types.INVALID_PARAMS, "Only audit://calls/{call_id} changes over time.", {"uri": uri[:_MAX_URI]}
+            )
         watches: Watches = ctx.lifespan_context
         key = (principal.id, session, uri)
         await self.unsubscribe(ctx, principal, session, uri)

@@ -111,8 +111,8 @@ async def serve_http(
     with contextlib.closing(_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
-        surface = build(app, _by_token)
-        gate = Gate(_application(surface), hosts=names, known=tokens)
+        surface = build(app, by_token)
+        gate = Gate(http_application(surface), hosts=names, known=tokens)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         def end() -> None:
@@ -123,7 +123,7 @@ async def serve_http(
     return signals[0] if signals else "stopped"
 
 
-def _application(surface: Surface) -> ASGIApp:
+def http_application(surface: Surface) -> ASGIApp:
     """Return both HTTP transports over one surface; the gate around it is the only thing that checks callers."""
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
@@ -156,7 +156,7 @@ def _application(surface: Surface) -> ASGIApp:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def _by_token(ctx: Context) -> Principal:
+def by_token(ctx: Context) -> Principal:
     """Identify a caller by what the gate found; a request that did not come through the gate has none."""
     if ctx.request is None:
         raise MCPError(types.INTERNAL_ERROR, "The request has no authenticated caller.")

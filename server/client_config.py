@@ -1,0 +1,64 @@
+"""Ready-to-paste configuration for the clients people use. Pure text: nothing is written, nobody is asked.
+
+Formats: https://code.claude.com/docs/en/mcp, https://modelcontextprotocol.io/docs/develop/connect-local-servers,
+https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://cursor.com/docs/context/mcp.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+
+def for_stdio(command: Sequence[str]) -> str:
+    """Return set-up text for clients that start the server themselves.
+
+    Args:
+        command: program (absolute, because desktop applications have another PATH) and its arguments.
+    """
+    program, *arguments = command
+    server = {"command": program, "args": list(arguments)}
+    return _joined(
+        ("Claude Code", f"claude mcp add glovebox -- {shlex.join(command)}"),
+        ("Claude Desktop: claude_desktop_config.json", _json({"mcpServers": {"glovebox": server}})),
+        ("VS Code: .vscode/mcp.json", _json({"servers": {"glovebox": {"type": "stdio", **server}}})),
+        ("Cursor: ~/.cursor/mcp.json", _json({"mcpServers": {"glovebox": server}})),
+    )
+
+
+def for_http(url: str, token: str) -> str:
+    """Return set-up text for clients that connect to a running server. It holds the token: for the terminal only.
+
+    Args:
+        url: base URL, without a trailing slash.
+        token: bearer token of this client.
+    """
+    bearer = f"Bearer {token}"
+    headers = {"Authorization": bearer}
+    bridge = ["-y", "mcp-remote", f"{url}/mcp", "--header", "Authorization:${GLOVEBOX_AUTHORIZATION}"]
+    desktop = {"command": "npx", "args": bridge, "env": {"GLOVEBOX_AUTHORIZATION": bearer}}
+    # VS Code keeps an input in its own secret store, so the file can be committed.
+    asked = {"type": "promptString", "id": "glovebox", "description": "Glovebox token", "password": True}
+    code = {"type": "http", "url": f"{url}/mcp", "headers": {"Authorization": "Bearer ${input:glovebox}"}}
+    add = ["claude", "mcp", "add", "--transport", "http", "glovebox", f"{url}/mcp"]
+    return _joined(
+        ("Claude Code", shlex.join([*add, "--header", f"Authorization: {bearer}"])),
+        ("Claude Desktop: claude_desktop_config.json", _json({"mcpServers": {"glovebox": desktop}})),
+        (
+            f"VS Code: .vscode/mcp.json; it asks for the token, which is {token}",
+            _json({"inputs": [asked], "servers": {"glovebox": code}}),
+        ),
+        (
+            "Cursor: ~/.cursor/mcp.json",
+            _json({"mcpServers": {"glovebox": {"url": f"{url}/mcp", "headers": headers}}}),
+        ),
+        ("Clients that only know HTTP with SSE", f"{url}/sse\nAuthorization: {bearer}"),
+    )
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2)
+
+
+def _joined(*parts: tuple[str, str]) -> str:
+    return "\n\n".join(f"# {title}\n{text}" for title, text in parts) + "\n"

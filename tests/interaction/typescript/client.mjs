@@ -1,0 +1,72 @@
+// One session with a Glovebox server through an SDK that is not ours; prints what it saw as one JSON object.
+//
+//   node client.mjs v1|v2|v2-modern stdio|http|sse TARGET…
+//
+// TARGET is the command for stdio, else the base URL and the token. GLOVEBOX_NODE_DIR is where the packages are.
+import { createRequire } from "node:module";
+import { pathToFileURL } from "node:url";
+import { join } from "node:path";
+
+const require = createRequire(join(process.env.GLOVEBOX_NODE_DIR, "package.json"));
+const load = (name) => import(pathToFileURL(require.resolve(name)).href);
+const [sdk, transport, ...target] = process.argv.slice(2);
+
+async function pieces() {
+  if (sdk === "v1") {
+    const base = "@modelcontextprotocol/sdk/client";
+    const [index, stdio, http, sse] = await Promise.all([
+      load(`${base}/index.js`), load(`${base}/stdio.js`), load(`${base}/streamableHttp.js`), load(`${base}/sse.js`),
+    ]);
+    return { ...index, ...stdio, ...http, ...sse };
+  }
+  const name = "@modelcontextprotocol/client";
+  return { ...(await load(name)), ...(await load(`${name}/stdio`)) };
+}
+
+const { Client, StdioClientTransport, StreamableHTTPClientTransport, SSEClientTransport } = await pieces();
+
+function connection() {
+  if (transport === "stdio") {
+    const [command, ...args] = target;
+    return new StdioClientTransport({ command, args, env: process.env, stderr: "inherit" });
+  }
+  const [url, token] = target;
+  const headers = { Authorization: `Bearer ${token}` };
+  if (transport === "http") return new StreamableHTTPClientTransport(new URL(`${url}/mcp`), { requestInit: { headers } });
+  return new SSEClientTransport(new URL(`${url}/sse`), { requestInit: { headers } });
+}
+
+const options = sdk === "v2-modern" ? { versionNegotiation: { mode: "auto" } } : {};
+const client = new Client({ name: `typescript-${sdk}`, version: "1" }, options);
+// v1 takes the result's schema as the second parameter, v2 has none.
+const call = (name, args, more) =>
+  sdk === "v1" ? client.callTool({ name, arguments: args }, undefined, more) : client.callTool({ name, arguments: args }, more);
+
+const seen = { sdk, transport, progress: [] };
+await client.connect(connection());
+seen.protocol = client.getNegotiatedProtocolVersion?.() ?? client.transport?._protocolVersion ?? null;
+seen.tools = (await client.listTools()).tools.map((tool) => tool.name);
+const code = process.env.GLOVEBOX_CODE ?? "plot";
+seen.ran = await call("run_python", { code }, { onprogress: (update) => seen.progress.push(update.message) });
+const link = seen.ran.content.find((block) => block.type === "resource_link");
+if (link) seen.resource = (await client.readResource({ uri: link.uri })).contents[0];
+seen.invalid = await call("run_python", { code, sandbox_config: { network: true } });
+try {
+  seen.unknown = await call("run_shell", {});
+} catch (error) {
+  seen.unknown = { code: error.code, message: error.message };
+}
+const waiting = process.env.GLOVEBOX_WAITING_CODE;
+if (waiting) {
+  const abort = new AbortController();
+  const began = performance.now();
+  setTimeout(() => abort.abort("enough"), 300);
+  try {
+    await call("run_python", { code: waiting }, { signal: abort.signal });
+    seen.cancelled = "answered";
+  } catch {
+    seen.cancelled = Math.round(performance.now() - began);
+  }
+}
+await client.close();
+process.stdout.write(JSON.stringify(seen) + "\n");
