@@ -2,7 +2,8 @@
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -14,7 +15,8 @@ from sandboxes.base import Capabilities, Facts, Plan
 from sandboxes.docker import plan as plans
 from sandboxes.docker import probe, usage
 from sandboxes.docker.engine import Engine, host_from_environment
-from sandboxes.docker.owner import this_process
+from sandboxes.docker.janitor import Janitor
+from sandboxes.docker.owner import new_owner
 from sandboxes.docker.removal import Remover
 from sandboxes.docker.stream import AttachedStream
 from sandboxes.errors import SandboxUnavailable
@@ -40,6 +42,7 @@ class DockerSandbox:
         self._groups: Mapping[str, Path] = {}
         self._located = anyio.Event()
         self._last = usage.Usage()
+        self._out_of_memory = False
 
     @property
     def id(self) -> str:
@@ -57,7 +60,7 @@ class DockerSandbox:
             found = await self._engine.inspect(self._name)
             if found is not None:
                 self._groups = usage.groups(found["State"]["Pid"], found["Id"])
-                self._read()
+                await self._look()
         except SandboxUnavailable as problem:
             _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
         finally:
@@ -66,39 +69,48 @@ class DockerSandbox:
     async def kill(self) -> None:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
         await self._located.wait()
-        self._read()
+        # Now or never: the accounts go with the processes, and the Engine's memory of them soon after.
+        await self._look()
         await self._engine.kill(self._name)
 
     async def facts(self) -> Facts:
         """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxUnavailable."""
         await self._located.wait()
-        out_of_memory = False
-        if not self._read():
-            found = await self._engine.inspect(self._name)
-            out_of_memory = found is not None and bool(found["State"]["OOMKilled"])
+        await self._look()
         return Facts(
-            out_of_memory=out_of_memory or self._last.out_of_memory,
+            out_of_memory=self._out_of_memory or self._last.out_of_memory,
             memory_peak_bytes=self._last.memory_peak_bytes,
             cpu_seconds=self._last.cpu_seconds,
             detail=self._stream.last_words,
         )
 
-    def _read(self) -> bool:
-        found = usage.read(self._groups)
-        if found is not None:
-            self._last = found
-        return found is not None
+    async def _look(self) -> None:
+        reading = usage.read(self._groups)
+        if reading is not None:
+            self._last = reading
+            return
+        ended = await self._engine.ended(self._name)
+        if ended is not None:
+            self._out_of_memory |= bool(ended["OOMKilled"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Connection:
+    """What a driver has while the Engine answers."""
+
+    engine: Engine
+    host: plans.Host
+    remover: Remover
+    janitor: Janitor
+    mark: str
 
 
 class DockerDriver:
     """Sandboxes as containers of the local Docker Engine; made by ``connect``."""
 
-    def __init__(self, capabilities: Capabilities, host: plans.Host, remover: Remover | None, engine: Engine | None):
+    def __init__(self, capabilities: Capabilities, connection: _Connection | None) -> None:
         self._capabilities = capabilities
-        self._host = host
-        self._remover = remover
-        self._engine = engine
-        self._owner = this_process().mark()
+        self._connection = connection
         self._seccomp = docker_profile()
 
     @classmethod
@@ -109,19 +121,23 @@ class DockerDriver:
         There is a driver also when there is no Engine: its capabilities say what is missing. On leaving, waits until
         every container is removed, at most 30 s; one that cannot be removed is logged and is in ``leaked``.
         """
-        try:
-            engine = await anyio.to_thread.run_sync(Engine, host_from_environment())
-        except SandboxUnavailable as problem:
-            yield cls(probe.unavailable(problem), plans.Host(image=""), None, None)
-            return
-        try:
-            capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine)
-            remover = Remover(engine)
-            async with remover.running():
+        async with AsyncExitStack() as stack:
+            try:
+                engine = await anyio.to_thread.run_sync(Engine, host_from_environment())
+                stack.callback(engine.close)
+                capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine)
+                mark = new_owner().mark()
+                janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}")
+                stack.push_async_callback(janitor.stop)
+                remover = Remover(engine)
+                await stack.enter_async_context(remover.running())
                 await remover.reap(OWNER_LABEL)
-                yield cls(capabilities, host, remover, engine)
-        finally:
-            engine.close()
+            except SandboxUnavailable as problem:
+                driver = cls(probe.unavailable(problem), None)
+            else:
+                connection = _Connection(engine=engine, host=host, remover=remover, janitor=janitor, mark=mark)
+                driver = cls(capabilities, connection)
+            yield driver
 
     @property
     def name(self) -> str:
@@ -136,7 +152,7 @@ class DockerDriver:
     @property
     def leaked(self) -> Mapping[str, str]:
         """Containers that could not be removed, and why."""
-        return {} if self._remover is None else self._remover.leaked
+        return {} if self._connection is None else self._connection.remover.leaked
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """The container that would be created for ``spec``; starts nothing.
@@ -145,8 +161,7 @@ class DockerDriver:
             UnsupportedSpec: a field cannot be enforced by Docker.
             SandboxUnavailable: the driver is not usable on this host at all.
         """
-        self._usable()
-        return plans.make(spec, self._host, self._seccomp)
+        return plans.make(spec, self._connected().host, self._seccomp)
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
@@ -154,31 +169,37 @@ class DockerDriver:
 
         Raises:
             SandboxUnavailable: the Engine could not do it.
+            UnsupportedSpec: a mount's source leads to a place of the host that no sandbox may see.
         """
-        engine, remover = self._usable()
+        connection = self._connected()
+        engine = connection.engine
         plans.check_closed(plan.action)
+        for mount in plan.spec.mounts:
+            # The Engine follows symbolic links: what counts is where they lead now.
+            plans.check_source(str(await anyio.Path(mount.source).resolve()), engine.socket)
+        await connection.janitor.start()
         sandbox_id = secrets.token_hex(8)
         # Named by us, so that it can be removed also when the answer to "create" never came.
         name = f"glovebox-{sandbox_id}"
-        labels = {**plan.action["Labels"], OWNER_LABEL: self._owner, SANDBOX_LABEL: sandbox_id}
+        labels = {**plan.action["Labels"], OWNER_LABEL: connection.mark, SANDBOX_LABEL: sandbox_id}
         stream: AttachedStream | None = None
         try:
             await engine.create(name, {**plan.action, "Labels": labels})
             stream = AttachedStream(await engine.attach(name))
             await engine.start(name)
             sandbox = DockerSandbox(sandbox_id, name, engine, stream)
-            remover.start_soon(sandbox.locate)
+            connection.remover.start_soon(sandbox.locate)
             yield sandbox
         finally:
             if stream is not None:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()
-            await remover.take(name)
+            await connection.remover.take(name)
 
-    def _usable(self) -> tuple[Engine, Remover]:
+    def _connected(self) -> _Connection:
         fatal = next((missing for missing in self._capabilities.missing if missing.fatal), None)
         if fatal is not None:
-            raise SandboxUnavailable("Using Docker", f"missing: {fatal.what}", fatal.fix)
-        if self._engine is None or self._remover is None:
+            raise SandboxUnavailable("Using Docker", f"it lacks {fatal.what}", fatal.fix)
+        if self._connection is None:
             raise RuntimeError("a usable driver is made by connect()")
-        return self._engine, self._remover
+        return self._connection

@@ -7,7 +7,7 @@ The SDK is synchronous: each call runs in a thread, is bounded in time, and is n
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 import anyio.abc
@@ -19,6 +19,8 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from sandboxes.errors import SandboxUnavailable
 
 T = TypeVar("T")
+Client: TypeAlias = Any
+"""The SDK's low-level client; the stubs for it leave half of what is called here untyped."""
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CALL_SECONDS = 20
@@ -55,7 +57,9 @@ class Engine:
         self.socket = host.removeprefix("unix://")
         self._threads = anyio.CapacityLimiter(_THREADS)
         with translated(f"Connecting to the Docker Engine at {host}"):
-            self.api = docker.APIClient(base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS)
+            self.api: Client = docker.APIClient(
+                base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS
+            )
 
     def close(self) -> None:
         """Close idle connections."""
@@ -88,23 +92,27 @@ class Engine:
 
     async def inspect(self, name: str) -> Mapping[str, Any] | None:
         """What the Engine knows of it; None when it is gone. Raises SandboxUnavailable."""
+        return await self._call(
+            "Inspecting a container", lambda: _unless((_NOT_FOUND,), lambda: self.api.inspect_container(name))
+        )
 
-        def inspect() -> Mapping[str, Any] | None:
-            with _fine(_NOT_FOUND):
-                found: Mapping[str, Any] = self.api.inspect_container(name)
-                return found
-            return None
+    async def ended(self, name: str) -> Mapping[str, Any] | None:
+        """The state of a container whose processes are gone, once the Engine has noticed; None when it is removed.
 
-        return await self._call("Inspecting a container", inspect)
+        Raises:
+            SandboxUnavailable: the Engine does not answer.
+        """
+
+        def state() -> Mapping[str, Any]:
+            self.api.wait(name, timeout=CALL_SECONDS, condition="not-running")
+            found: Mapping[str, Any] = self.api.inspect_container(name)["State"]
+            return found
+
+        return await self._call("Looking at an ended container", lambda: _unless((_NOT_FOUND,), state))
 
     async def kill(self, name: str) -> None:
         """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxUnavailable."""
-
-        def kill() -> None:
-            with _fine(_NOT_FOUND, _CONFLICT):
-                self.api.kill(name)
-
-        await self._call("Killing a container", kill)
+        await self._call("Killing a container", lambda: _unless((_NOT_FOUND, _CONFLICT), lambda: self.api.kill(name)))
 
     async def remove(self, name: str) -> None:
         """Kill and remove it, volumes included, and wait until it is gone; fine if it is.
@@ -114,14 +122,16 @@ class Engine:
         """
 
         def remove() -> None:
-            with _fine(_NOT_FOUND):
-                with _fine(_CONFLICT):
-                    self.api.remove_container(name, v=True, force=True)
-                    return
-                # The Engine is removing it itself (AutoRemove): wait for that instead.
-                self.api.wait(name, timeout=CALL_SECONDS, condition="removed")
+            try:
+                self.api.remove_container(name, v=True, force=True)
+            except APIError as problem:
+                if problem.status_code == _CONFLICT:
+                    # The Engine is removing it itself (AutoRemove): wait for that instead.
+                    self.api.wait(name, timeout=CALL_SECONDS, condition="removed")
+                else:
+                    raise
 
-        await self._call("Removing a container", remove)
+        await self._call("Removing a container", lambda: _unless((_NOT_FOUND,), remove))
 
     async def labelled(self, label: str) -> list[Mapping[str, Any]]:
         """Every container with this label, running or not. Raises SandboxUnavailable."""
@@ -139,14 +149,14 @@ class Engine:
         return await anyio.to_thread.run_sync(call, limiter=self._threads)
 
 
-@contextmanager
-def _fine(*statuses: int) -> Iterator[None]:
-    """Take these answers of the Engine as the end of the block instead of as an error."""
+def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
+    """The function's value, or None where the Engine answers with one of these statuses."""
     try:
-        yield
+        return function()
     except APIError as problem:
-        if problem.status_code not in statuses:
-            raise
+        if problem.status_code in statuses:
+            return None
+        raise
 
 
 @contextmanager
@@ -171,7 +181,7 @@ def _fix(problem: BaseException) -> str:
         return "Let this user speak to the Engine (usermod -aG docker USER, then log in anew), or use rootless Docker."
     if any(isinstance(cause, requests.Timeout) for cause in causes):
         return "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."
-    if any(isinstance(cause, requests.ConnectionError | OSError) for cause in causes if not isinstance(cause, APIError)):
+    if not isinstance(problem, APIError) and any(isinstance(cause, OSError) for cause in causes):
         return "Start it: systemctl start docker"
     return "See the Engine's log: journalctl -u docker"
 

@@ -6,7 +6,8 @@ judged by a process that sees the same kernel and the same process ids. Nothing 
 """
 
 import os
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 _STARTED = 19
@@ -15,7 +16,7 @@ _STARTED = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """One server process, told from every other that had or will have its number."""
+    """One driver of one server process, told from every other that had or will have the process's number."""
 
     boot: str
     """The kernel's boot id."""
@@ -23,27 +24,39 @@ class Owner:
     pid: int
     started: int
     """Clock ticks after boot."""
+    nonce: str
+    """Tells the drivers of one process apart."""
 
     def mark(self) -> str:
         """The label's value."""
-        return f"{self.boot}:{self.pid_namespace}:{self.pid}:{self.started}"
+        return f"{self.boot}:{self.pid_namespace}:{self.pid}:{self.started}:{self.nonce}"
 
 
-def this_process() -> Owner:
-    """The mark of the process that asks."""
-    return Owner(boot=_boot(), pid_namespace=_pid_namespace(), pid=os.getpid(), started=_started(os.getpid()) or 0)
+def new_owner() -> Owner:
+    """An owner in the process that asks."""
+    return Owner(
+        boot=_boot(),
+        pid_namespace=_pid_namespace(),
+        pid=os.getpid(),
+        started=_started(os.getpid()) or 0,
+        nonce=secrets.token_hex(4),
+    )
 
 
 def is_orphan(mark: str) -> bool:
     """Whether the server named by a mark is certainly gone; False for every mark that we cannot judge."""
-    boot, _, rest = mark.partition(":")
-    namespace, _, rest = rest.partition(":")
-    pid, _, started = rest.partition(":")
-    if not (pid.isascii() and pid.isdigit() and started.isascii() and started.isdigit()):
+    parts = mark.split(":")
+    if len(parts) != len(fields(Owner)):
         return False
-    if (boot, namespace) != (_boot(), _pid_namespace()):
+    boot, namespace, pid, started, _ = parts
+    if (boot, namespace) != (_boot(), _pid_namespace()) or not (_is_number(pid) and _is_number(started)):
         return False
     return _started(int(pid)) != int(started)
+
+
+def _is_number(text: str) -> bool:
+    # At most 20 digits: a kernel's 64 bits. More would be nobody's mark.
+    return text.isascii() and text.isdigit() and len(text) <= 20  # noqa: PLR2004 - explained above
 
 
 def _boot() -> str:

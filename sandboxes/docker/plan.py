@@ -54,7 +54,9 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 # by their modes; the masked files are /dev/null.
 _RUNTIME_WRITABLE = ("/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc", "/sys/fs/cgroup")  # noqa: S108
 
-_HOST_CONTROL = ("/boot", "/dev", "/etc", "/proc", "/root/.docker", "/run", "/sys", "/var/lib", "/var/run")
+_HOST_CONTROL = (
+    "/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib/containerd", "/var/lib/docker", "/var/run",
+)  # fmt: skip
 """Places of the host that name its devices, secrets and daemons: nothing in them, and nothing that holds them."""
 _SOCKETS = ("/run/docker.sock", "/run/containerd/containerd.sock", "/var/run/docker.sock")
 
@@ -206,6 +208,25 @@ def check_closed(body: Mapping[str, Any]) -> None:
         raise UnsupportedSpec(f"plan.{opened[0]}", "it would open the host to the sandbox", "Report this as a bug.")
 
 
+def check_source(source: str, socket: str) -> None:
+    """Look at one directory of the host that a sandbox is to see.
+
+    Args:
+        source: absolute path, without symbolic links where it counts.
+        socket: the Engine's.
+
+    Raises:
+        UnsupportedSpec: the host's devices, secrets or daemons are in it, or it is in one of their places.
+    """
+    for place in (*_HOST_CONTROL, socket):
+        if _holds(place, source) or _holds(source, place):
+            raise UnsupportedSpec(
+                "mounts.source",
+                f"{source} would show the sandbox the host's {place}",
+                "Choose a directory that holds the caller's files and nothing else.",
+            )
+
+
 def _check_limits(spec: SandboxSpec) -> None:
     limits = spec.limits
     least = {
@@ -230,13 +251,7 @@ def _check_mount(mount: Mount, socket: str) -> None:
             raise UnsupportedSpec(f"mounts.{field}", f"{path!r} is not a plain absolute path", "Write it out in full.")
     if mount.target != WORKSPACE:
         raise UnsupportedSpec("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
-    for place in (*_HOST_CONTROL, socket):
-        if _holds(place, mount.source) or _holds(mount.source, place):
-            raise UnsupportedSpec(
-                "mounts.source",
-                f"{mount.source} would show the sandbox the host's {place}",
-                "Choose a directory that holds the caller's files and nothing else.",
-            )
+    check_source(mount.source, socket)
 
 
 def _holds(outer: str, inner: str) -> bool:
@@ -262,4 +277,3 @@ def _bind(mount: Mount) -> dict[str, Any]:
         "ReadOnly": True,
         "BindOptions": {"Propagation": "rprivate", "NonRecursive": True},
     }
-

@@ -1,7 +1,11 @@
-"""Removing containers, off the path of a call but without fail: an owned queue, its workers, and what they could not do."""
+"""Removing containers, off the path of a call but without fail: a queue, its workers, and what they could not do.
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+Nothing here may import a profile or the server.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -38,12 +42,15 @@ class Remover:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Work while the block runs, then until everything handed over is gone, at most 30 s."""
+        problem: Exception | None = None
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             for _ in range(_WORKERS):
                 tasks.start_soon(self._work)
             try:
                 yield
+            except Exception as raised:  # noqa: BLE001 - raised below, as itself and not in the task group's wrapping
+                problem = raised
             finally:
                 # No await from here on: the block may be leaving because it was cancelled. The workers are shielded
                 # and end with the queue; the task group waits for them.
@@ -53,8 +60,10 @@ class Remover:
         self._receive.close()
         for name in sorted(self._waiting):
             self._give_up(name, f"not done within {_SHUTDOWN_SECONDS} s of the server's end")
+        if problem is not None:
+            raise problem
 
-    def start_soon(self, function: Callable[[], Awaitable[None]]) -> None:
+    def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run something beside the workers; it ends with them."""
         if self._tasks is None:
             raise RuntimeError("the driver is not running")

@@ -20,7 +20,9 @@ class Usage:
     cpu_seconds: float | None = None
 
 
-def groups(pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> dict[str, Path]:
+def groups(
+    pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+) -> dict[str, Path]:
     """Directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
 
     Args:

@@ -17,7 +17,7 @@ import docker
 from docker.errors import ImageNotFound
 
 from sandboxes import guest_tree
-from sandboxes.docker.engine import host_from_environment, translated
+from sandboxes.docker.engine import Client, host_from_environment, translated
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.images import content
 
@@ -71,7 +71,7 @@ async def build(base: str = DEFAULT_BASE, tell: Callable[[str], None] = _silent)
     return str(built["Id"])
 
 
-def _find(api: docker.APIClient, image: str) -> Mapping[str, Any] | None:
+def _find(api: Client, image: str) -> Mapping[str, Any] | None:
     try:
         found: Mapping[str, Any] = api.inspect_image(image)
     except ImageNotFound:
@@ -79,7 +79,7 @@ def _find(api: docker.APIClient, image: str) -> Mapping[str, Any] | None:
     return found
 
 
-def _ask_base(api: docker.APIClient, base: str) -> tuple[str, str]:
+def _ask_base(api: Client, base: str) -> tuple[str, str]:
     """Python's series ("3.12") and the machine ("x86_64") of the base; pulls it if it is not here."""
     found = _find(api, base)
     if found is None:
@@ -128,10 +128,11 @@ async def _install(target: Path, series: str, machine: str) -> None:
         raise SandboxUnavailable("Installing the locked packages", words, fix)
 
 
-def _build(api: docker.APIClient, base: str, scratch: Path) -> None:
+def _build(api: Client, base: str, scratch: Path) -> None:
     with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
         with tarfile.open(fileobj=context, mode="w") as archive:
-            for path in (content.RECIPE / "Dockerfile", content.RECIPE / "finish.py", scratch / "packages", scratch / "guest"):
+            recipe = [content.RECIPE / name for name in ("Dockerfile", "finish.py")]
+            for path in (*recipe, scratch / "packages", scratch / "guest"):
                 archive.add(path, arcname=path.name, filter=_as_root)
         context.seek(0)
         answers = api.build(
@@ -167,7 +168,3 @@ def _follow(answers: Iterable[Mapping[str, Any]]) -> None:
         words = (words + str(answer.get("stream", "")))[-_WORDS:]
         if "error" in answer:
             raise SandboxUnavailable(_ATTEMPT, f"{answer['error']}; before it: {words}", _OTHER_STEP)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(anyio.run(build, *sys.argv[1:2]) + "\n")

@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a program of the image, not a module of ours
 """Runs inside the image while it is built: compiles, builds caches, takes away what no sandbox needs.
 
 Standard library only; must not import anything of ours.
@@ -9,7 +10,7 @@ import pwd
 import py_compile
 import shutil
 import stat
-import subprocess
+import subprocess  # noqa: TID251 - inside the image there is nothing of ours to use instead
 import sys
 import sysconfig
 from pathlib import Path
@@ -18,8 +19,9 @@ PACKAGES = Path("/opt/packages")
 FONTS = Path("/opt/matplotlib")
 PYTHON = Path("/usr/bin/python3")
 GUEST = Path("/guest")
-USER = "sandbox:x:65532:65532::/tmp:/nonexistent\n"
-GROUP = "sandbox:x:65532:\n"
+UID = 65532
+USER = f"sandbox:x:{UID}:{UID}::/tmp:/nonexistent\n"
+GROUP = f"sandbox:x:{UID}:\n"
 MOUNT_POINTS = ("guest", "input", "output", "tmp", "workspace")
 #: Installers, their caches, and documentation; patterns below the root.
 LEFT_OUT = ("var/lib/apt", "var/cache", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
@@ -33,7 +35,7 @@ def runtime() -> None:
         PYTHON.symlink_to(sys.executable)
     for name in MOUNT_POINTS:
         Path("/", name).mkdir(exist_ok=True)
-    if not any(entry.pw_uid == 65532 for entry in pwd.getpwall()):
+    if not any(entry.pw_uid == UID for entry in pwd.getpwall()):
         with Path("/etc/passwd").open("a") as users, Path("/etc/group").open("a") as groups:
             users.write(USER)
             groups.write(GROUP)
