@@ -5,14 +5,13 @@ test counts.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import mcp_types as types
 import rfc8785
-from pydantic import BaseModel
 
 from server.tools.base import Tool
+from server.tools.schema import input_schema, output_schema
 
 
 def listed(tools: Iterable[Tool]) -> list[types.Tool]:
@@ -36,28 +35,7 @@ def _entry(tool: Tool) -> types.Tool:
         name=tool.name,
         title=tool.title,
         description=tool.description,
-        input_schema=schema(tool.arguments, "validation"),
-        output_schema=schema(tool.result, "serialization"),
+        input_schema=input_schema(tool.arguments),
+        output_schema=output_schema(tool.result),
         annotations=hints,
     )
-
-
-def schema(model: type[BaseModel], mode: Any) -> dict[str, Any]:
-    """Return the model's JSON Schema without what costs tokens and says nothing: generated titles, null defaults."""
-    compact: dict[str, Any] = _compact(model.model_json_schema(mode=mode))
-    compact.pop("description", None)
-    return compact
-
-
-def _compact(node: Any, *, names: bool = False) -> Any:
-    """Drop ``title`` and ``default: null`` keywords; ``names`` marks maps whose keys are field names, not keywords."""
-    if isinstance(node, list):
-        return [_compact(item) for item in node]
-    if not isinstance(node, Mapping):
-        return node
-    kept = {}
-    for key, value in node.items():
-        if not names and (key == "title" or (key == "default" and value is None)):
-            continue
-        kept[key] = _compact(value, names=not names and key in {"properties", "$defs"})
-    return kept

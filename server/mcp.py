@@ -20,6 +20,7 @@ from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from server import catalogue, delivery, rendering
 from server.admission import Admission
 from server.arguments import validated
+from server.artifacts.record import ArtifactsUnavailable
 from server.calls import CallResult, Listener, Principal, ToolCall
 from server.delivery import Context
 from server.errors import AuditUnavailable, InvalidArguments, Refused
@@ -244,6 +245,8 @@ def _explained(error: Exception, call_id: str) -> types.CallToolResult:
             return rendering.failure(f"Sandbox unavailable (call {call_id}): {error}")
         case AuditUnavailable():
             return rendering.failure(f"Audit unavailable (call {call_id}): {error}")
+        case ArtifactsUnavailable():
+            return rendering.failure(f"Artifacts unavailable (call {call_id}): {error}")
         case MCPError():
             raise error
         case _:

@@ -51,6 +51,9 @@ MAX_SUBSCRIPTIONS = 128
 #: Longest address repeated to the caller.
 _MAX_URI = 256
 
+#: The audit log's directory below the state directory, as the composition root opens it.
+AUDIT_DIRECTORY = "audit"
+
 LISTEN_METHOD = "dev.glovebox/audit/listen"
 
 _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
@@ -70,6 +73,14 @@ TEMPLATES = (
 )
 
 
+class Places(Protocol):
+    """The part of the settings that resources need."""
+
+    @property
+    def state_dir(self) -> Path:
+        """Holds the audit log in ``audit`` and the tokens in ``tokens``."""
+
+
 class Stores(Protocol):
     """What resources are read from."""
 
@@ -78,8 +89,8 @@ class Stores(Protocol):
         """Live records."""
 
     @property
-    def audit_directory(self) -> Path:
-        """Where the log lies."""
+    def settings(self) -> Places:
+        """Where things lie."""
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -141,7 +152,7 @@ class Resources:
         match = _CALL_URI.fullmatch(uri)
         if match is None:
             raise _unknown()
-        find = partial(_records, self._stores.audit_directory, match[1])
+        find = partial(_records, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1])
         records = await anyio.to_thread.run_sync(find, limiter=self._readers)
         # Only the first record names the principal, so it is the one that must be there.
         if not records or records[0].kind != CallDecided.kind or records[0].data.get("principal") != principal.id:

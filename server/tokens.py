@@ -9,9 +9,16 @@ import hmac
 import os
 import re
 import secrets
+import shutil
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from server import client_config
+
+#: Where they lie, below the state directory.
+DIRECTORY = "tokens"
 
 #: The token that is made when there is none.
 DEFAULT_NAME = "default"
@@ -68,6 +75,21 @@ def load(directory: Path) -> dict[str, str]:
         return {name: _read(place, name, directory / name) for name in names}
     finally:
         os.close(place)
+
+
+def client_configuration(state_dir: Path, *, transport: str, host: str, port: int) -> str:
+    """Return what to paste into clients, with the token ``default`` for ``http``; for the operator's terminal only.
+
+    Raises:
+        TokensUnusable: see ``load``.
+    """
+    if transport == "stdio":
+        # Absolute paths: desktop applications start servers with another PATH and in another directory.
+        program = shutil.which(sys.argv[0]) or sys.argv[0]
+        return client_config.for_stdio([str(Path(program).absolute()), "serve", "--workspace", str(Path.cwd())])
+    known = load(state_dir / DIRECTORY)
+    token = known.get(DEFAULT_NAME) or next(iter(known.values()))
+    return client_config.for_http(f"http://{f'[{host}]' if ':' in host else host}:{port}", token)
 
 
 def owner(tokens: Mapping[str, str], presented: str) -> str | None:

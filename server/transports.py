@@ -10,13 +10,14 @@ import ipaddress
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
 import anyio.abc
 import mcp_types as types
+import structlog
 import uvicorn
 from mcp.server.sse import SseServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
@@ -28,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from server import stdio
+from server import logs, stdio, tokens
 from server.calls import Principal
 from server.delivery import Context
 from server.gate import MAX_BODY_BYTES, PRINCIPAL_SCOPE_KEY, Gate
@@ -45,6 +46,8 @@ MAX_SESSIONS = 512
 
 #: Connections at a time, below the usual limit of 1,024 open files; more are answered with 503.
 MAX_CONNECTIONS = 900
+
+_log = structlog.get_logger(__name__)
 
 
 class CannotListen(Exception):  # noqa: N818 - as the design's other failures
@@ -67,6 +70,7 @@ async def serve_stdio(app: App, wire: stdio.Wire | None = None) -> str:
     if wire is None:
         with stdio.claimed_wire() as own:
             return await serve_stdio(app, own)
+    logs.to_stderr()
     uid = f"local:{os.getuid()}"
 
     def identify(ctx: Context) -> Principal:
@@ -82,38 +86,37 @@ async def serve_stdio(app: App, wire: stdio.Wire | None = None) -> str:
 async def serve_http(
     app: App,
     *,
-    tokens: Mapping[str, str],
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Collection[str] = (),
-    on_ready: Callable[[str], None] = lambda _url: None,
+    on_ready: Callable[[str], None] | None = None,
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
 
     Args:
-        app: the composition root, entered.
-        tokens: bearer tokens by name, at least one; see ``server.tokens.load``.
+        app: the composition root, entered. Bearer tokens lie in ``tokens`` below its state directory; one is made
+            where there is none.
         host: address to listen on.
         port: TCP port; 0 for any free one.
         allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
             the only ones, where ``host`` is not a loopback address.
-        on_ready: told the base URL, without a trailing slash, once connections are accepted.
+        on_ready: told the base URL, without a trailing slash, once connections are accepted; logged where not given.
 
     Returns:
         The signal's name, for the audit log.
 
     Raises:
-        CannotListen: the address is taken or not ours, there is no token, or it is open to others without
-            ``allowed_hosts``.
+        CannotListen: the address is taken or not ours, or it is open to others without ``allowed_hosts``.
+        TokensUnusable: others could read the tokens.
     """
-    if not tokens:
-        raise CannotListen("HTTP is never served without a bearer token: make one in the token directory.")
+    logs.to_stderr()
+    known = tokens.load(app.settings.state_dir / tokens.DIRECTORY)
     with contextlib.closing(_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
-        gate = Gate(http_application(surface), hosts=names, known=tokens)
-        server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
+        gate = Gate(http_application(surface), hosts=names, known=known)
+        server = _Uvicorn(_configured(gate), lambda: (on_ready or _announced)(f"http://{_bracketed(address)}:{bound}"))
 
         def end() -> None:
             server.should_exit = True
@@ -121,6 +124,10 @@ async def serve_http(
         async with _on_signal(surface, end) as signals:
             await server.serve(sockets=[listener])
     return signals[0] if signals else "stopped"
+
+
+def _announced(url: str) -> None:
+    _log.info("listening", url=url, clients="glovebox client-config --transport http")
 
 
 def http_application(surface: Surface) -> ASGIApp:

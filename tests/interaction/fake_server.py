@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from server.transports import serve_http, serve_stdio
-from tests.interaction.fakes import fake_app
+from tests.interaction.fakes import fake_app, give_tokens
 
 
 async def _main(transport: str, directory: Path, names: list[str]) -> None:
@@ -18,13 +18,13 @@ async def _main(transport: str, directory: Path, names: list[str]) -> None:
         if transport == "stdio":
             why = await serve_stdio(app)
         else:
-            tokens = {name: f"token-of-{name}".ljust(40, "x") for name in names}
+            tokens = give_tokens(directory, tuple(names))
 
             def ready(url: str) -> None:
                 sys.stdout.write(json.dumps({"url": url, "tokens": tokens}) + "\n")
                 sys.stdout.flush()
 
-            why = await serve_http(app, tokens=tokens, on_ready=ready)
+            why = await serve_http(app, on_ready=ready)
         (directory / "ended").write_text(f"{why} cancelled={len(app.broker.cancelled)}")
 
 

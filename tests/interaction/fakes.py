@@ -13,6 +13,7 @@ from pydantic import Field
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.outcome import Job, Outcome
 from sandboxes.spec import Limits
+from server import tokens
 from server.artifacts.store import ArtifactStore
 from server.audit.events import CallCancelled, CallDecided, CallFinished
 from server.audit.log import AuditLog
@@ -144,16 +145,34 @@ class WaitingBroker:
         return CallResult(structured=structured.model_dump(mode="json"), content=content, failed=failed, meta=meta)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The settings that the surface uses."""
+
+    state_dir: Path
+
+
 @dataclass(slots=True, kw_only=True)
 class FakeApp:
     """The parts of the composition root that the surface uses."""
 
     broker: WaitingBroker
     audit: AuditLog
-    audit_directory: Path
+    settings: Places
     artifacts: ArtifactStore
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
     version: str = "0.0.0"
+
+
+def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """Write a token for each name where the server looks for them; return them by name."""
+    place = directory / tokens.DIRECTORY
+    place.mkdir(mode=0o700)
+    made = {name: f"token-of-{name}".ljust(40, "x") for name in names}
+    for name, token in made.items():
+        (place / name).touch(mode=0o600)
+        (place / name).write_text(token)
+    return made
 
 
 @asynccontextmanager
@@ -171,6 +190,6 @@ async def fake_app(directory: Path) -> AsyncIterator[FakeApp]:
             yield FakeApp(
                 broker=WaitingBroker(audit=audit, artifacts=store),
                 audit=audit,
-                audit_directory=directory / "audit",
+                settings=Places(state_dir=directory),
                 artifacts=store,
             )
