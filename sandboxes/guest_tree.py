@@ -17,6 +17,7 @@ def files() -> Mapping[str, bytes]:
     found = {
         "__main__.py": (_PACKAGE / "guest" / "__main__.py").read_bytes(),
         "sandboxes/__init__.py": b"",
+        "sandboxes/jsontext.py": (_PACKAGE / "jsontext.py").read_bytes(),
         "sandboxes/wire.py": (_PACKAGE / "wire.py").read_bytes(),
     }
     for path in sorted((_PACKAGE / "guest").rglob("*.py")):
@@ -57,8 +58,11 @@ def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden
         "proxy": spec.network == "egress",
     }
     # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
-    return (python, "-I", "-S", "-B", "-X", "utf8", GUEST, json.dumps(config, sort_keys=True, separators=(",", ":")))
+    return (python, "-I", "-S", "-B", "-X", "utf8", "-c", _START, json.dumps(config, sort_keys=True, separators=(",", ":")))
 
+
+# Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself.
+_START = f"import sys; sys.path.insert(0, {GUEST!r}); from sandboxes.guest.main import main; main()"
 
 #: Environment of every guest, and so of every program: nothing of the host's.
 ENVIRONMENT: Mapping[str, str] = {

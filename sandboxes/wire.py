@@ -21,8 +21,9 @@ Rule 8   A frame that breaks a rule is the peer's fault: ``ProtocolError``. A ca
 
 from __future__ import annotations
 
-import json
 import struct
+
+from sandboxes.jsontext import dumps, loads
 
 # The guest starts in a few milliseconds, and `dataclasses` and `typing` alone would cost ten: types are for the checker
 # only, and events are plain slotted classes.
@@ -399,21 +400,16 @@ def _frame(kind: int, stream: int, payload: bytes | memoryview) -> bytes:
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
-    # ASCII output also escapes lone surrogates, so any str a program produced can cross the wire.
-    payload = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    payload = dumps(body)
     if len(payload) > MAX_MESSAGE:
         raise ValueError(f"a payload of {len(payload)} bytes exceeds {MAX_MESSAGE}")
     return payload
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _decode(payload: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
     """Parse a JSON object whose keys are exactly ``fields`` (any keys when empty), each of exactly that type."""
     try:
-        body = json.loads(payload, parse_constant=_refuse_constant)
+        body = loads(payload.decode())
     # Deep nesting ends in RecursionError; over-long integers and bad UTF-8 are ValueErrors.
     except (ValueError, RecursionError) as problem:
         raise ProtocolError(f"a payload is not JSON: {problem}") from None

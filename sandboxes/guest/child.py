@@ -6,8 +6,8 @@ dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot raise.
 
 from __future__ import annotations
 
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
-import signal
 import sys
 
 from sandboxes.guest.kernel import set_dumpable

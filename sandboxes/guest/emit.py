@@ -6,9 +6,10 @@ A frame is ``kind: u8, length: u32`` and the payload: ``J`` one JSON value, ``B`
 
 from __future__ import annotations
 
-import json
 import os
 import struct
+
+from sandboxes.jsontext import dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Emit:
 
     def value(self, value: Any) -> None:
         """Hand back one JSON-compatible value; the last one counts."""
-        self._frame(VALUE, json.dumps(value, separators=(",", ":")).encode("ascii"))
+        self._frame(VALUE, dumps(value))
 
     def blob(self, media_type: str, data: bytes) -> None:
         """Hand back one picture."""

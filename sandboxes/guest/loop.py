@@ -5,9 +5,9 @@ Frames to the host are written blocking: flow control bounds what is under way, 
 
 from __future__ import annotations
 
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
 import select
-import signal
 from time import monotonic
 
 from sandboxes import wire

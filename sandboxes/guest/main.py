@@ -5,15 +5,14 @@ It is the sandbox's process 1: when it exits, the kernel ends everything else in
 
 from __future__ import annotations
 
-import importlib
-import json
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
-import signal
 import sys
 
 from sandboxes.guest.kernel import get_dumpable, set_dumpable
 from sandboxes.guest.loop import HostGone, Loop
 from sandboxes.guest.measure import measure
+from sandboxes.jsontext import loads
 
 _WIRE = 10
 """Lowest number for the wire's descriptors: away from 0 to 3, which a child gives a meaning of its own."""
@@ -21,7 +20,7 @@ _WIRE = 10
 
 def main() -> None:
     """Run one job and exit. The configuration is the last argument, JSON: see ``sandboxes.guest_tree.config``."""
-    config = json.loads(sys.argv[-1])
+    config = loads(sys.argv[-1])
     sys.path.extend(config["path"])
     wire_in, wire_out = _take_wire()
     set_dumpable(0)
@@ -36,7 +35,7 @@ def main() -> None:
         hidden=config["hidden"],
     )
     for name in config["preload"]:
-        importlib.import_module(name)
+        __import__(name)
     try:
         loop.send(loop.wire.message("ready", ready))
         while loop.job is None:

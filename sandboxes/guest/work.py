@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
-import signal
 from time import monotonic
 
 from sandboxes import wire
@@ -148,8 +148,6 @@ def _end_everything() -> None:
 
 
 def _task(kind: str) -> children.Task:
-    import importlib
-
     # A list, not a pattern: a job is only ever one of these.
     modules = {
         "python": "jobs.python",
@@ -158,7 +156,7 @@ def _task(kind: str) -> children.Task:
         "search": "jobs.search",
         "fetch": "fetch",
     }
-    task: children.Task = importlib.import_module(f"sandboxes.guest.{modules[kind]}").run
+    task: children.Task = __import__(f"sandboxes.guest.{modules[kind]}", fromlist=["run"]).run
     return task
 
 

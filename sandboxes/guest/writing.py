@@ -8,7 +8,6 @@ inside the process of the untrusted program: nothing relies on it. Standard libr
 from __future__ import annotations
 
 import builtins
-import functools
 import io
 import os
 
@@ -24,7 +23,6 @@ def open_without_reading(output: str = "/output") -> None:
     """
     original = io.open
 
-    @functools.wraps(original)
     def fall_back(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         try:
             return original(file, mode, *args, **kwargs)

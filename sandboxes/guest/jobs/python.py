@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-import types
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def run(payload: dict[str, Any], emit: Emit) -> int:
         os.chdir(_WORKSPACE)
         # Last, not first as for a script: a file of the workspace must not take a standard module's place.
         sys.path.append(_WORKSPACE)
-    program = types.ModuleType("__main__")
+    program = type(sys)("__main__")
     program.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = program
     sys.argv = [NAME]

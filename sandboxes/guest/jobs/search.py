@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_FILE = 8 * 1024 * 1024
 """Bytes: a larger text is data, which a program reads better."""
+MAX_SECONDS = 10.0
+"""Below the 15 seconds of processor time the shipped profile grants."""
 MAX_SHOWN = 400
 """Characters of one line that are shown, the match among them."""
 _LEAD = 80
@@ -38,7 +40,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
     try:
         search = _Search(payload)
-        walk = Walk(payload.get("path") or "**")
+        walk = Walk(payload.get("path", "**"), MAX_SECONDS)
     except places.Problem as problem:
         emit.value(problem.value())
         return

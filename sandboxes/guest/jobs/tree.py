@@ -22,10 +22,6 @@ PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 """Folders made by tools, large and seldom meant; a pattern that names one means it."""
 MAX_ENTRIES = 300_000
 """Names looked at in one call: about 100 MiB of them in one folder, inside the profiles' 256 MiB."""
-MAX_SECONDS = 4.0
-"""Time one walk takes at most, so that a slow disk gives part of an answer instead of none: the strictest shipped
-profile ends a call after 5 seconds of processor time."""
-
 _by_name = attrgetter("name")
 
 
@@ -36,8 +32,12 @@ class Walk:
     never followed below the pattern's own folder.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, seconds: float) -> None:
         """Read the pattern and find where to start.
+
+        Args:
+            pattern: a file, a folder (with all below it) or a pattern, relative to the workspace.
+            seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
 
         Raises:
             Problem: the pattern is malformed, leaves the workspace, or names a folder that does not exist.
@@ -58,7 +58,8 @@ class Walk:
                 self._single = True
         self._named = PASSED_OVER & set(re.split(r"[/{},]", pattern))
         self._depth, self._match = _compiled(rest or ["**"])
-        self._deadline = monotonic() + MAX_SECONDS
+        self._seconds = seconds
+        self._deadline = monotonic() + seconds
         self.scanned = 0
         """Names looked at."""
         self.unreadable = 0
@@ -94,7 +95,7 @@ class Walk:
     def out_of_time(self) -> bool:
         """Whether the walk has to end now; ``stopped`` then says why."""
         if self.stopped is None and monotonic() > self._deadline:
-            self.stopped = f"{MAX_SECONDS:g} seconds"
+            self.stopped = f"{self._seconds:g} seconds"
         return self.stopped is not None
 
     def _enters(self, name: str, depth: int) -> bool:

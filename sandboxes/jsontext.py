@@ -1,0 +1,63 @@
+"""JSON for the wire: the standard library's own C scanner and encoder, without the package around them.
+
+``import json`` takes as long as starting the interpreter itself, because it brings ``re`` and ``enum``, and the guest
+pays it on every cold start. Strict: one value, nothing before or after it, no NaN or Infinity, ASCII out. Where an
+interpreter's C parts differ, the package is used instead.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+class _Context:
+    """What ``json.JSONDecoder`` would hand to the scanner."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = staticmethod(_refuse)
+
+
+try:
+    import _json
+
+    _scan = _json.make_scanner(_Context)  # type: ignore[attr-defined]
+    _encode = _json.make_encoder(  # type: ignore[attr-defined]
+        None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+    )
+
+    def loads(text: str) -> Any:
+        """The value of a JSON text. Raises ValueError or RecursionError."""
+        try:
+            value, end = _scan(text, 0)
+        except StopIteration:
+            raise ValueError("there is no JSON value") from None
+        if end != len(text):
+            raise ValueError("something follows the JSON value")
+        return value
+
+    def dumps(value: Any) -> bytes:
+        """The value as ASCII; lone surrogates stay escaped. Raises ValueError or TypeError."""
+        return "".join(_encode(value, 0)).encode("ascii")
+
+except (ImportError, AttributeError, TypeError):  # another interpreter, or a later version of the C parts
+    import json
+
+    def loads(text: str) -> Any:
+        """The value of a JSON text. Raises ValueError or RecursionError."""
+        if text[:1].isspace() or text[-1:].isspace():
+            raise ValueError("white space around the JSON value")
+        return json.loads(text, parse_constant=_refuse)
+
+    def dumps(value: Any) -> bytes:
+        """The value as ASCII; lone surrogates stay escaped. Raises ValueError or TypeError."""
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
