@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,41 @@ async def build(base: str = DEFAULT_BASE, tell: Callable[[str], None] = _silent)
         )
         with api:
             found = await anyio.to_thread.run_sync(_find, api, content.tag())
-            if found is not None:
-                return str(found["Id"])
-            tell(f"Looking at the base image {base}")
-            series, machine = await anyio.to_thread.run_sync(_ask_base, api, base)
-            with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
-                tell(f"Installing the locked packages for Python {series} on {machine}")
-                await _install(Path(scratch) / "packages", series, machine)
-                guest_tree.write(Path(scratch) / "guest")
+            if found is None:
+                runtime = await _runtime(api, base, tell)
                 tell(f"Building {content.tag()}")
-                await anyio.to_thread.run_sync(_build, api, base, Path(scratch))
-            built = await anyio.to_thread.run_sync(_find, api, content.tag())
-    if built is None:
-        raise SandboxUnavailable(_ATTEMPT, "the Engine built it and does not have it", "Run it again.")
-    return str(built["Id"])
+                with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
+                    guest = Path(scratch) / "guest"
+                    guest.mkdir()
+                    guest_tree.write(guest)
+                    recipe = _Recipe("guest.Dockerfile", content.tag(), {"RUNTIME": runtime}, guest)
+                    found = await anyio.to_thread.run_sync(_build, api, recipe)
+            return str(found["Id"])
+
+
+async def _runtime(api: Client, base: str, tell: Callable[[str], None]) -> str:
+    """Name of the image with everything but the guest; built if it is not there."""
+    tag = content.runtime_tag(base)
+    if await anyio.to_thread.run_sync(_find, api, tag) is None:
+        tell(f"Looking at the base image {base}")
+        series, machine = await anyio.to_thread.run_sync(_ask_base, api, base)
+        with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
+            tell(f"Installing the locked packages for Python {series} on {machine} (about 80 MiB the first time)")
+            packages = Path(scratch) / "packages"
+            await _install(packages, series, machine)
+            tell(f"Building {tag}")
+            await anyio.to_thread.run_sync(_build, api, _Recipe("Dockerfile", tag, {"BASE": base}, packages))
+    return tag
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """One build: a Dockerfile of ours, and the directory it copies in."""
+
+    dockerfile: str
+    tag: str
+    arguments: Mapping[str, str]
+    directory: Path
 
 
 def _find(api: Client, image: str) -> Mapping[str, Any] | None:
@@ -128,24 +150,29 @@ async def _install(target: Path, series: str, machine: str) -> None:
         raise SandboxUnavailable("Installing the locked packages", words, fix)
 
 
-def _build(api: Client, base: str, scratch: Path) -> None:
+def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
+    """Build and tag one image; what the Engine then knows of it."""
     with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
         with tarfile.open(fileobj=context, mode="w") as archive:
-            recipe = [content.RECIPE / name for name in ("Dockerfile", "finish.py")]
-            for path in (*recipe, scratch / "packages", scratch / "guest"):
+            for path in (content.RECIPE / recipe.dockerfile, content.RECIPE / "finish.py", recipe.directory):
                 archive.add(path, arcname=path.name, filter=_as_root)
         context.seek(0)
         answers = api.build(
             fileobj=context,
             custom_context=True,
-            tag=content.tag(),
-            buildargs={"BASE": base},
+            dockerfile=recipe.dockerfile,
+            tag=recipe.tag,
+            buildargs=dict(recipe.arguments),
             network_mode="none",
             rm=True,
             forcerm=True,
             decode=True,
         )
         _follow(answers)
+    # The stages before the last are only good for building the very same thing again.
+    api.prune_images(filters={"dangling": True, "label": ["dev.glovebox.stage=build"]})
+    built: Mapping[str, Any] = api.inspect_image(recipe.tag)
+    return built
 
 
 def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -1,4 +1,4 @@
-"""What is in our image, as a name: change the recipe, the packages or the guest, and it is another image. Pure.
+"""What is in our images, as names: change the recipe, the packages or the guest, and it is another image. Pure.
 
 A server only ever uses the image with exactly its own content, so an upgraded server cannot meet an old guest.
 """
@@ -11,13 +11,21 @@ from sandboxes import guest_tree
 
 RECIPE = Path(__file__).parent / "python"
 LOCK = Path(__file__).parent.parent / "runtime-requirements.lock"
-REPOSITORY = "glovebox/python"
 
 
 @functools.cache
 def tag() -> str:
     """Name of the image this version needs, e.g. ``glovebox/python:0f3a…``."""
-    whole = hashlib.sha256(guest_tree.digest().encode())
-    for path in (LOCK, *sorted(path for path in RECIPE.iterdir() if path.is_file())):
+    return f"glovebox/python:{_digest(guest_tree.digest(), 'Dockerfile', 'guest.Dockerfile', 'finish.py')}"
+
+
+def runtime_tag(base: str) -> str:
+    """Name of the image of the first step: all but the guest, for this base."""
+    return f"glovebox/runtime:{_digest(base, 'Dockerfile', 'finish.py')}"
+
+
+def _digest(start: str, *recipe: str) -> str:
+    whole = hashlib.sha256(start.encode())
+    for path in (LOCK, *(RECIPE / name for name in recipe)):
         whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return f"{REPOSITORY}:{whole.hexdigest()[:16]}"
+    return whole.hexdigest()[:16]
