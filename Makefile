@@ -1,0 +1,32 @@
+# Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help: ## Show this
+	@echo "Glovebox: make TARGET"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+
+setup: ## Install what is needed, build the sandboxes' Python; then use .venv/bin/glovebox
+	@scripts/bootstrap demo
+	@.venv/bin/glovebox setup
+	@.venv/bin/glovebox doctor
+
+demo: ## Watch an MCP client analyse a CSV file in a sandbox, and be refused twice
+	@scripts/bootstrap demo
+	@.venv/bin/python scripts/demo.py
+
+test: ## Run every test this machine can run (GLOVEBOX_MUST_RUN=bubblewrap,docker forbids skipping those)
+	@scripts/bootstrap test
+	@scripts/test $(PYTEST)
+
+check: ## Lint, formatting, types, and the rules of this repository
+	@scripts/bootstrap check
+	@scripts/check
+
+bench: ## Measure whole calls against a bare python3
+	@scripts/bootstrap demo
+	@.venv/bin/python -m tests.perf.bench
+
+clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

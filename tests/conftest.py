@@ -1,0 +1,70 @@
+"""What every test may rely on: which sandbox drivers are here, and where the embedded runtime is.
+
+A test marked ``driver("bubblewrap")`` or ``driver("docker")`` is skipped, with the reason, on a machine that cannot run
+it. Where ``GLOVEBOX_MUST_RUN`` (names with commas between) names the driver, it fails instead.
+"""
+
+import functools
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandboxes import drivers, runtime
+from server.settings import Settings
+
+#: ``netns`` and ``node`` are no drivers; the fixtures that need them look into the variable themselves.
+MUST_RUN_NAMES = {*drivers.NAMES, "netns", "node"}
+
+
+def must_run(name: str) -> bool:
+    """Whether this run forbids to skip what needs ``name``."""
+    return name in _forbidden_to_skip()
+
+
+def _forbidden_to_skip() -> set[str]:
+    return {name.strip() for name in os.environ.get("GLOVEBOX_MUST_RUN", "").split(",") if name.strip()}
+
+
+def pytest_configure() -> None:
+    """Refuse a name that nothing asks for: misspelt, it would forbid nothing."""
+    unknown = _forbidden_to_skip() - MUST_RUN_NAMES
+    if unknown:
+        known = ", ".join(sorted(MUST_RUN_NAMES))
+        raise pytest.UsageError(f"GLOVEBOX_MUST_RUN names {', '.join(sorted(unknown))}; there are: {known}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip or fail a test whose driver is not usable here, before any of its fixtures."""
+    for marker in item.iter_markers("driver"):
+        name = marker.args[0]
+        reason = why_unusable(name)
+        if reason and must_run(name):
+            pytest.fail(f"GLOVEBOX_MUST_RUN names {name}, which is not usable here: {reason}", pytrace=False)
+        if reason:
+            pytest.skip(f"{name} is not usable here: {reason}")
+
+
+@functools.cache
+def why_unusable(name: str) -> str:
+    """What the driver's own probe misses on this machine; empty if it is usable. Asked once per run."""
+
+    async def probe() -> str:
+        async with drivers.opened(Settings().data_dir, f"tests{os.getpid()}") as available:
+            found = (await available.get(name)).capabilities
+        return (
+            ""
+            if found.usable
+            else "; ".join(f"{each.what} ({each.fix})" for each in found.missing) or "no reason given"
+        )
+
+    return anyio.run(probe)
+
+
+@pytest.fixture(scope="session")
+def runtime_dir() -> Path:
+    """The data directory with the embedded runtime and this version's guest; built now if `make test` did not."""
+    data = Settings().data_dir
+    anyio.run(runtime.build, data, lambda _: None)
+    return data
