@@ -15,7 +15,6 @@ from typing import Self
 
 import anyio
 import anyio.abc
-from anyio.streams.stapled import StapledByteStream
 
 from sandboxes import cgroup, guest_tree, seccomp
 from sandboxes import runtime as runtimes
@@ -23,14 +22,13 @@ from sandboxes.base import Capabilities, Facts, Missing, Plan
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.janitor import Janitor
 from sandboxes.measure import NAMESPACES, Expected
+from sandboxes.process import HOST_UID, Process, Spawner
 from sandboxes.runtime import PACKAGES, Runtime
 from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, SandboxSpec
 
 NAME = "bubblewrap"
 MINIMUM = (0, 8, 0)
 """First version with --disable-userns and --size."""
-HOST_UID = 65532
-"""Who sandboxes are outside when the server is root: a user that owns nothing."""
 SHM_BYTES = 16 * 1024 * 1024
 """Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
 INPUT_BYTES = 64 * 1024 * 1024
@@ -65,6 +63,8 @@ class Bubblewrap:
         self._runtime = runtime
         self._hierarchy = hierarchy
         self._janitor = janitor
+        rest = tuple(parent / "tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
+        self._spawner = Spawner(rest)
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
@@ -118,9 +118,17 @@ class Bubblewrap:
         argv += ["--clearenv"]
         for key, value in guest_tree.ENVIRONMENT.items():
             argv += ["--setenv", key, value]
-        argv += ["--seccomp", "{seccomp}", "--info-fd", "{info}", "--block-fd", "{block}", "--"]
+        argv += ["--seccomp", "{seccomp}"]
+        if self._gated:
+            argv += ["--info-fd", "{info}", "--block-fd", "{block}"]
+        argv += ["--"]
         argv += guest_tree.command(runtime.python, spec, packages=(PACKAGES,), hidden=HIDDEN)
         return tuple(argv)
+
+    @property
+    def _gated(self) -> bool:
+        """Whether bwrap has to wait until it has been moved into its control group; on v1 it is born there."""
+        return self._hierarchy is not None and self._hierarchy.version > 1
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator["_Sandbox"]:
@@ -130,7 +138,7 @@ class Bubblewrap:
             group = None
             if self._hierarchy is not None:
                 if self._janitor is not None:
-                    await self._janitor.start()
+                    self._janitor.start()
                 group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
                 stack.push_async_callback(_shielded, group.remove)
             sandbox = await self._start(plan, name, group, stack)
@@ -143,27 +151,24 @@ class Bubblewrap:
     async def _start(self, plan: Plan, name: str, group: cgroup.Cgroup | None, stack: AsyncExitStack) -> "_Sandbox":
         with _Descriptors() as held:
             places = self._open_all(plan, held)
-            info_read = held.pipe("info", places, reading=True)
-            block_write = held.pipe("block", places, reading=False)
+            info = held.pipe("info", places, reading=True) if self._gated else None
+            gate = held.pipe("block", places, reading=False) if self._gated else None
             detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
             stack.callback(os.close, detail)
             _bound(detail)
             argv = [_fill(part, places) for part in plan.action["argv"]]
-            identity = {"user": HOST_UID, "group": HOST_UID, "extra_groups": []} if os.geteuid() == 0 else {}
             try:
-                process = await anyio.open_process(
-                    argv,
-                    stderr=detail,
-                    env={},
-                    pass_fds=tuple(places.values()),
-                    **identity,  # type: ignore[arg-type]
+                process = await self._spawner.start(
+                    argv, stderr=detail, descriptors=tuple(places.values()), tasks=group.tasks if group else ()
                 )
             except OSError as problem:
                 raise _unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
             sandbox = _Sandbox(name, process, group, detail)
+            if info is None or gate is None:
+                return sandbox
             try:
-                held.close(places.values())
-                await self._release(sandbox, await _read_info(info_read), block_write)
+                held.close([places["info"], places["block"]])
+                await self._release(sandbox, await _read_info(info), gate)
             except BaseException:
                 with anyio.CancelScope(shield=True):
                     await sandbox.kill()
@@ -179,7 +184,8 @@ class Bubblewrap:
         os.write(gate, b"\0")
 
     async def close(self) -> None:
-        """End the janitor, which removes this server's control groups."""
+        """End the thread that starts sandboxes, and the janitor, which removes this server's control groups."""
+        await anyio.to_thread.run_sync(self._spawner.close)
         if self._janitor is not None:
             await self._janitor.stop()
 
@@ -272,11 +278,9 @@ def _expected(spec: SandboxSpec) -> Expected:
 class _Sandbox:
     """One running bwrap."""
 
-    def __init__(self, name: str, process: anyio.abc.Process, group: cgroup.Cgroup | None, detail: int) -> None:
-        if process.stdin is None or process.stdout is None:
-            raise TypeError("bwrap needs pipes")
+    def __init__(self, name: str, process: Process, group: cgroup.Cgroup | None, detail: int) -> None:
         self.id = name
-        self.channel = StapledByteStream(process.stdin, process.stdout)
+        self.channel: anyio.abc.ByteStream = process.stream
         self._process = process
         self._group = group
         self._detail = detail
@@ -289,9 +293,9 @@ class _Sandbox:
 
     async def kill(self) -> None:
         """Kill bwrap; the guest dies with it (--die-with-parent), and everything else with the guest (process 1)."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.aclose()
+        self._process.kill()
+        await self._process.wait()
+        await self._process.stream.aclose()
 
     async def facts(self) -> Facts:
         """See ``Sandbox.facts``."""

@@ -58,7 +58,17 @@ def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden
         "proxy": spec.network == "egress",
     }
     # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
-    return (python, "-I", "-S", "-B", "-X", "utf8", "-c", _START, json.dumps(config, sort_keys=True, separators=(",", ":")))
+    return (
+        python,
+        "-I",
+        "-S",
+        "-B",
+        "-X",
+        "utf8",
+        "-c",
+        _START,
+        json.dumps(config, sort_keys=True, separators=(",", ":")),
+    )
 
 
 # Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself.

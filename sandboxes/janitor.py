@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import anyio
-import anyio.abc
+
+from sandboxes.process import helper
 
 _PROGRAM = """
 import os, sys, time
@@ -39,25 +40,24 @@ class Janitor:
     """One waiting process per server, started with the first sandbox."""
 
     def __init__(self, parents: tuple[Path, ...]) -> None:
+        """Take the directories below which this server makes its groups."""
         self._parents = parents
-        self._process: anyio.abc.Process | None = None
+        self._running: tuple[int, int] | None = None
 
-    async def start(self) -> None:
-        """Start it, once."""
-        if self._process is None:
-            # A session of its own: a Ctrl-C for the server must not reach it before the server is gone.
-            self._process = await anyio.open_process(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, *map(str, self._parents)],
-                stdout=None, stderr=None, env={}, start_new_session=True,
-            )  # fmt: skip
+    def start(self) -> None:
+        """Start it, once. Raises OSError."""
+        if self._running is None:
+            self._running = helper([sys.executable, "-I", "-S", "-c", _PROGRAM, *map(str, self._parents)])
 
     async def stop(self) -> None:
         """Let it do its work now, and wait for it; without a process there is nothing but empty groups."""
-        if self._process is None:
+        if self._running is None:
             for parent in self._parents:
                 _remove(parent)
             return
-        await self._process.aclose()
+        (pid, standard_input), self._running = self._running, None
+        os.close(standard_input)
+        await anyio.to_thread.run_sync(os.waitpid, pid, 0)
 
 
 def reap(root: Path, living: "frozenset[str]") -> None:

@@ -106,7 +106,7 @@ async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
         return found
     previous = os.umask(0o022)  # the sandbox's user is another one and has to read it
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a command that does nothing else meanwhile
         manifest = _manifest(data)
         if manifest is None:
             await _build_root(data, tell)
@@ -221,7 +221,7 @@ async def _install(target: Path, series: str) -> None:
 
 async def _copy_libraries(root: Path) -> None:
     """Copy every library ldd(1) finds outside the tree, to the place the dynamic linker looks for it."""
-    programs = [str(path) for path in root.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
+    programs = _programs(root)
     found: set[Path] = set()
     for batch in range(0, len(programs), 200):
         # ldd ends with 1 if one of the files is not dynamic: what counts is what it names.
@@ -237,6 +237,10 @@ async def _copy_libraries(root: Path) -> None:
         target = root / _merged(library)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(library, target)
+
+
+def _programs(root: Path) -> list[str]:
+    return [str(path) for path in root.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
 
 
 def _merged(path: Path) -> str:

@@ -6,9 +6,11 @@ https://docs.kernel.org/userspace-api/landlock.html. Standard library only; runs
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
+import struct
+
+from sandboxes.guest.kernel import set_no_new_privs, syscall
 
 # Numbers since Linux 5.13, the same on every architecture (asm-generic/unistd.h).
 _CREATE_RULESET = 444
@@ -17,7 +19,6 @@ _RESTRICT_SELF = 446
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
-_PR_SET_NO_NEW_PRIVS = 38
 
 # LANDLOCK_ACCESS_FS_*, linux/landlock.h.
 _EXECUTE = 1 << 0
@@ -42,43 +43,15 @@ _ABI_SCOPES = 6
 #: descendants can be signalled or reached by name.
 _SCOPES = 1 << 0 | 1 << 1
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
-
-class _RulesetAttributes(ctypes.Structure):
-    """``struct landlock_ruleset_attr``; older kernels take a shorter one."""
-
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
-class _PathBeneath(ctypes.Structure):
-    """``struct landlock_path_beneath_attr``, which is packed."""
-
-    _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
-def _call(what: str, *arguments: object) -> int:
-    result = int(_libc.syscall(*arguments))
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
-    return result
+# ``struct landlock_ruleset_attr`` (older kernels take its first field alone) and ``struct landlock_path_beneath_attr``,
+# which is packed.
+_RULESET = struct.Struct("=QQQ")
+_PATH_BENEATH = struct.Struct("=Qi")
 
 
 def _version() -> int:
-    return _call(
-        "landlock_create_ruleset (is Landlock in this kernel, and in its lsm= list?)",
-        ctypes.c_long(_CREATE_RULESET),
-        None,
-        ctypes.c_size_t(0),
-        ctypes.c_uint(_CREATE_RULESET_VERSION),
-    )
+    what = "landlock_create_ruleset (is Landlock in this kernel, and in its lsm= list?)"
+    return syscall(what, _CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
 
 
 def abi_version() -> int:
@@ -120,9 +93,8 @@ def restrict_output_write_only(output: str = "/output") -> int:
                 _grant(ruleset, path, handled)
             elif abi >= _ABI_REFER:
                 _grant(ruleset, path, _REFER)  # files may move between the directories beneath it
-        if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
-        _call("landlock_restrict_self", ctypes.c_long(_RESTRICT_SELF), ctypes.c_int(ruleset), ctypes.c_uint(0))
+        set_no_new_privs()
+        syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
     return abi
@@ -136,16 +108,10 @@ def _top_level() -> list[str]:
 
 def _create_ruleset(handled: int, abi: int) -> int:
     scoped = _SCOPES if abi >= _ABI_SCOPES else 0
-    attributes = _RulesetAttributes(handled, 0, scoped)
+    attributes = _RULESET.pack(handled, 0, scoped)
     # The first field alone is the structure of version 1; every kernel takes it.
-    size = ctypes.sizeof(attributes) if scoped else ctypes.sizeof(ctypes.c_uint64)
-    return _call(
-        "landlock_create_ruleset",
-        ctypes.c_long(_CREATE_RULESET),
-        ctypes.byref(attributes),
-        ctypes.c_size_t(size),
-        ctypes.c_uint(0),
-    )
+    size = len(attributes) if scoped else 8
+    return syscall("landlock_create_ruleset", _CREATE_RULESET, attributes, size, 0)
 
 
 def _grant(ruleset: int, path: str, rights: int) -> None:
@@ -153,14 +119,7 @@ def _grant(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _FOR_FILES
-        rule = _PathBeneath(rights, descriptor)
-        _call(
-            f"landlock_add_rule for {path}",
-            ctypes.c_long(_ADD_RULE),
-            ctypes.c_int(ruleset),
-            ctypes.c_int(_RULE_PATH_BENEATH),
-            ctypes.byref(rule),
-            ctypes.c_uint(0),
-        )
+        rule = _PATH_BENEATH.pack(rights, descriptor)
+        syscall(f"landlock_add_rule for {path}", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
     finally:
         os.close(descriptor)

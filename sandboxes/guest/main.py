@@ -27,7 +27,11 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     loop = Loop(wire_in, wire_out)
     from sandboxes.guest import landlock
+    from sandboxes.guest.work import Inputs, work
 
+    # Before the job can come: the host sends the job and the first inputs in one go.
+    inputs = Inputs(config["input"])
+    loop.on_open = inputs.accept
     ready = measure(
         dumpable=get_dumpable(),
         landlock=landlock.abi_version(),
@@ -40,10 +44,7 @@ def main() -> None:
         loop.send(loop.wire.message("ready", ready))
         while loop.job is None:
             loop.step(None)
-        # Imported while nobody waits would be better still; it is small.
-        from sandboxes.guest.work import work
-
-        outcome = work(loop, loop.job, config)
+        outcome = work(loop, loop.job, config, inputs)
         loop.send(loop.wire.message("outcome", outcome))
     except HostGone:
         # Nobody is left to tell. Process 1 ends, and with it the sandbox.

@@ -55,12 +55,10 @@ class Inputs:
         return _InputFile(self, event.meta["name"])
 
 
-def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
     """Do the job; returns the outcome's body (see ``sandboxes.link.GuestOutcome``)."""
     started = monotonic()
     deadline = started + job["limits"]["wall_seconds"]
-    inputs = Inputs(config["input"])
-    loop.on_open = inputs.accept
     while inputs.received < job["inputs"]:
         loop.step(None)
     payload = dict(job["payload"])

@@ -15,7 +15,7 @@ _HEADER = re.compile(r"""charset\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
 _META_WITHIN = 4096
 """Bytes in which a page has to name its encoding; the standard asks for 1024, not every page keeps to it."""
 _KNOWN = re.compile(
-    r"utf-8|utf-16(le|be)?|windows-(874|125[0-8])|iso-8859-([2-9]|1[03-6])|koi8-[ru]|macintosh|shift_jis|euc-jp|"
+    r"utf-8|utf-16-[lb]e|windows-(874|125[0-8])|iso-8859-([2-9]|1[03-6])|koi8-[ru]|macintosh|shift_jis|euc-jp|"
     r"iso-2022-jp|gbk|gb18030|big5|euc-kr"
 )
 # Labels pages use for an encoding of another name; the standard's table, the part of it that is met.
@@ -33,6 +33,8 @@ _SAME = {
     "ks_c_5601-1987": "euc-kr",
     "x-sjis": "shift_jis",
     "utf-16": "utf-16-le",
+    "utf-16le": "utf-16-le",
+    "utf-16be": "utf-16-be",
 }
 # What Python calls them differently.
 _PYTHON = {"windows-874": "cp874", "macintosh": "mac_roman", "shift_jis": "cp932", "euc-kr": "cp949"}

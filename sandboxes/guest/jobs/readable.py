@@ -106,7 +106,7 @@ def _joined(blocks: list[_Block]) -> str:
 class _Reader:
     def __init__(self, page: str, url: str, most: int, *, whole: bool) -> None:
         self._base = url
-        self._most = most
+        self._most = most + 1  # each block counts with a line feed, the last one too
         self._skipped_names = _DROPPED if whole else _DROPPED | _AROUND
         self._whole = whole
         self._wanted = MAIN if _HAS_CONTENT_TAG.search(page) else ALL

@@ -1,0 +1,232 @@
+"""Starting a sandbox's outermost process, and the byte stream to it. The only place that makes processes for sandboxes.
+
+Processes are started by one thread that lives as long as the driver, for two reasons. A child may ask to die with its
+parent, and the kernel means the *thread* that started it (prctl(2), PR_SET_PDEATHSIG), so it must not be one of a
+pool's. And on control groups v1 a thread can enter a group by itself for the length of a fork, so that the child is
+born in it: moving it later makes the kernel wait for a grace period, ten milliseconds a call
+(https://docs.kernel.org/admin-guide/cgroup-v1/cgroups.html, "tasks").
+"""
+
+import os
+import queue
+import signal
+import subprocess  # noqa: TID251 - this is the module the ban points to
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.from_thread
+import anyio.lowlevel
+
+HOST_UID = 65532
+"""Who sandboxes are outside when the server is root: a user that owns nothing."""
+
+
+class PipeStream(anyio.abc.ByteStream):
+    """The two ends of a child's standard input and output as one stream."""
+
+    def __init__(self, write: int, read: int) -> None:
+        """Take over both descriptors."""
+        os.set_blocking(write, False)
+        os.set_blocking(read, False)
+        self._write = write
+        self._read = read
+        self._closed = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """See ``anyio.abc.ByteReceiveStream``."""
+        while True:
+            if self._closed:
+                raise anyio.ClosedResourceError
+            try:
+                data = os.read(self._read, max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(self._read)
+                continue
+            if not data:
+                raise anyio.EndOfStream
+            return data
+
+    async def send(self, item: bytes) -> None:
+        """See ``anyio.abc.ByteSendStream``."""
+        view = memoryview(item)
+        while view:
+            if self._closed:
+                raise anyio.ClosedResourceError
+            try:
+                view = view[os.write(self._write, view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._write)
+            except BrokenPipeError:
+                raise anyio.BrokenResourceError from None
+
+    async def send_eof(self) -> None:
+        """Not needed: the wire says itself when it ends."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Close both ends."""
+        if not self._closed:
+            self._closed = True
+            for descriptor in (self._write, self._read):
+                anyio.notify_closing(descriptor)
+                os.close(descriptor)
+
+
+class Process:
+    """A child process. Its end is seen through a pidfd, so its number cannot mean another process meanwhile."""
+
+    def __init__(self, pid: int, stream: PipeStream) -> None:
+        """Take over the running child."""
+        self.pid = pid
+        self.stream = stream
+        self._pidfd = os.pidfd_open(pid)
+        self._over = False
+
+    def kill(self) -> None:
+        """Send SIGKILL; fine if it has ended."""
+        if not self._over:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        """Return when it has ended and is reaped."""
+        if not self._over:
+            await anyio.wait_readable(self._pidfd)  # see pidfd_open(2)
+            self._over = True
+            os.close(self._pidfd)
+            os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: nothing is waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What the thread hands back: the child's number and our ends of its pipes."""
+
+    pid: int
+    write: int
+    read: int
+
+
+class Spawner:
+    """The thread that starts processes."""
+
+    def __init__(self, rest: Sequence[Path] = ()) -> None:
+        """Start the thread.
+
+        Args:
+            rest: ``tasks`` files of the v1 control groups the thread waits in between two starts.
+        """
+        self._rest = tuple(rest)
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="glovebox-spawner", daemon=True)
+        self._thread.start()
+
+    async def start(
+        self, argv: Sequence[str], *, stderr: int, descriptors: Sequence[int], tasks: Sequence[Path] = ()
+    ) -> Process:
+        """Start a process as the unprivileged user, without environment, with pipes for input and output.
+
+        Args:
+            argv: program and arguments.
+            stderr: descriptor that becomes its standard error.
+            descriptors: others it inherits, under their own numbers.
+            tasks: ``tasks`` files of the v1 control groups it is to be born in.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        future: Future[Started] = Future()
+        token = anyio.lowlevel.current_token()
+        done = anyio.Event()
+
+        def work() -> None:
+            try:
+                future.set_result(self._start(argv, stderr, descriptors, tasks))
+            except BaseException as problem:  # noqa: BLE001 - handed to the caller
+                future.set_exception(problem)
+            with suppress(anyio.RunFinishedError):
+                anyio.from_thread.run_sync(done.set, token=token)
+
+        self._work.put(work)
+        with anyio.CancelScope(shield=True):  # else nobody would know the child; a start takes milliseconds
+            await done.wait()
+        started = future.result()
+        return Process(started.pid, PipeStream(started.write, started.read))
+
+    def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[Path]) -> Started:
+        as_root = os.geteuid() == 0
+        try:
+            _enter(tasks)
+            # Not asyncio's: it starts in the event loop's thread, and brings a thread of its own for every child.
+            child = subprocess.Popen(  # noqa: S603 - a fixed program of the system's, no shell
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={},
+                cwd="/",
+                pass_fds=tuple(descriptors),
+                user=HOST_UID if as_root else None,
+                group=HOST_UID if as_root else None,
+                extra_groups=[] if as_root else None,
+                umask=0o077,
+            )
+        finally:
+            if tasks:
+                _enter(self._rest)
+        if child.stdin is None or child.stdout is None:
+            raise TypeError("a child without pipes")
+        started = Started(pid=child.pid, write=os.dup(child.stdin.fileno()), read=os.dup(child.stdout.fileno()))
+        child.stdin.close()
+        child.stdout.close()
+        child.returncode = 0  # reaped by Process: Popen must not look for it again
+        return started
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def close(self) -> None:
+        """End the thread. Children that asked to die with their parent die now."""
+        self._work.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def helper(argv: Sequence[str]) -> tuple[int, int]:
+    """Start a small program of ours beside the server, in a session of its own; its number and its standard input.
+
+    It keeps the server's rights. Raises OSError.
+    """
+    # A session of its own: a Ctrl-C for the server must not reach it before the server is gone.
+    child = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={},
+        start_new_session=True,
+    )
+    if child.stdin is None:
+        raise TypeError("a child without pipes")
+    standard_input = os.dup(child.stdin.fileno())
+    child.stdin.close()
+    child.returncode = 0  # waited for by number
+    return child.pid, standard_input
+
+
+def _enter(tasks: Sequence[Path]) -> None:
+    """Put the calling thread, and so what it starts next, into control groups. 0 is "myself"."""
+    for path in tasks:
+        path.write_text("0")
