@@ -14,7 +14,7 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 
 
-class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # no such argument exists at run time
+class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
     _type_ = "l"
 
 

@@ -15,10 +15,12 @@ from tests import bubblewrap
 pytestmark = pytest.mark.driver("bubblewrap")
 
 GUEST = Path(__file__).parents[2] / "sandboxes" / "guest"
-#: The two modules as text: the sandbox's user may not be able to enter the folder they are in.
-MODULES = "import types\n" + "\n".join(
-    f"{name} = types.ModuleType({name!r})\nexec({(GUEST / name).with_suffix('.py').read_text()!r}, {name}.__dict__)"
-    for name in ("landlock", "writing")
+#: The modules as text: the sandbox's user may not be able to enter the folder they are in.
+MODULES = "import sys, types\nsys.modules['sandboxes'] = sys.modules['sandboxes.guest'] = types.ModuleType('sandboxes')\n"
+MODULES += "\n".join(
+    f"{name} = sys.modules['sandboxes.guest.{name}'] = types.ModuleType({name!r})\n"
+    f"exec({(GUEST / name).with_suffix('.py').read_text()!r}, {name}.__dict__)"
+    for name in ("kernel", "landlock", "writing")
 )
 LAYOUT = [part for name in ("usr", "bin", "lib", "lib64", "etc") for part in ("--ro-bind", f"/{name}", f"/{name}")]
 LAYOUT += ["--proc", "/proc", "--dev", "/dev"]
