@@ -14,7 +14,7 @@ import anyio
 from profiles.loader import SHIPPED, ProfileSet, load
 from profiles.model import Effect, Profile
 from sandboxes import drivers
-from sandboxes.docker.owner import this_process
+from sandboxes.docker.owner import new_owner
 from server.arguments import validated
 from server.artifacts.store import ArtifactStore
 from server.audit.events import ProfileLoaded, ServerStarted, ServerStopped
@@ -82,7 +82,8 @@ async def opened(settings: Settings, transport: str) -> AsyncIterator[App]:
         ArtifactsUnavailable: nor can the artifacts'.
     """
     profiles = load_profiles(settings)
-    server_id = f"g{os.getpid()}-{this_process().started}"
+    owner = new_owner()
+    server_id = f"g{owner.pid}-{owner.started}"
     ended: list[str] = []
     store = ArtifactStore(
         settings.state_dir / "artifacts",

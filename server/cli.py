@@ -94,12 +94,13 @@ def call(settings: Settings, tool: str, arguments: str, as_json: bool) -> None:
 
 @main.command()
 @click.option("--docker", is_flag=True, help="Build the docker driver's image too.")
+@click.option("--base", help="Image to build it from: CPython 3.11 or newer, glibc (python:3.12-slim).")
 @_directories
-def setup(settings: Settings, docker: bool) -> None:
+def setup(settings: Settings, docker: bool, base: str | None) -> None:
     """Build the sandboxes' Python runtime (once, and after an upgrade)."""
     from server import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.setup(settings, _err, docker=docker))
+    sys.exit(commands.setup(settings, _err, docker=docker, base=base))
 
 
 @main.command()

@@ -91,7 +91,7 @@ def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
                 out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan", markup=False)
 
 
-def setup(settings: Settings, err: Console, *, docker: bool) -> int:
+def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -> int:
     """Build what sandboxes need; see ``glovebox setup``."""
 
     async def make() -> int:
@@ -106,7 +106,7 @@ def setup(settings: Settings, err: Console, *, docker: bool) -> int:
             if docker:
                 from sandboxes.images import build  # noqa: PLC0415 - needs the Engine
 
-                await build.image(tell)
+                await build.build(base or build.DEFAULT_BASE, tell)
         err.print(f"Ready: Python {built.version} in {settings.data_dir}", style="green", markup=False, highlight=False)
         return OK
 
