@@ -1,0 +1,181 @@
+"""Whatever names and bytes a workspace holds, the jobs answer: one value, bounded, JSON, nothing from outside."""
+
+import fnmatch
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandboxes.guest.jobs import glob, places, read
+from tests.guest_jobs import Workspace, make
+
+names = st.binary(min_size=1, max_size=30).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+)
+trees = st.dictionaries(st.lists(names, min_size=1, max_size=3).map(tuple), st.binary(max_size=200), max_size=8)
+paths = st.text(st.sampled_from("ab./*?[]{},!-\\\0\n\udcff^é"), max_size=12) | st.text(max_size=12)
+
+
+@contextmanager
+def workspace(tree: dict[tuple[bytes, ...], bytes] | None = None) -> Iterator[Workspace]:
+    """A workspace with these files; a name that is both file and folder is what came first."""
+    with tempfile.TemporaryDirectory() as parent, pytest.MonkeyPatch.context() as patch:
+        made = make(Path(parent) / "w", patch)
+        for parts, content in (tree or {}).items():
+            path = os.path.join(os.fsencode(made.root), *parts)  # noqa: PTH118 - bytes
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - bytes
+                with open(path, "xb") as file:  # noqa: PTH123 - bytes
+                    file.write(content)
+            except OSError:
+                continue
+        yield made
+
+
+def sound(value: Any) -> None:
+    """A value can be sent: JSON without lone surrogates, smaller than a message; errors have their parts."""
+    encoded = json.dumps(value)
+    assert len(encoded) < 900 * 1024
+    json.dumps(value, ensure_ascii=False).encode()
+    if "error" in value:
+        assert set(value["error"]) == {"rule", "reason", "hint"}
+        assert "\n" not in value["error"]["reason"]
+
+
+@given(tree=trees)
+@settings(max_examples=60, deadline=None)
+def test_every_file_of_any_name_is_listed_once_and_in_order(tree: dict[tuple[bytes, ...], bytes]) -> None:
+    """The listing is os.walk's, escaped, whatever bytes the names are made of."""
+    with workspace(tree) as made:
+        value = made.run("list", limit=1000)
+        sound(value)
+        walked = [
+            os.fsdecode(os.path.relpath(os.path.join(folder, name), made.root))  # noqa: PTH118
+            for folder, folders, files in os.walk(made.root)
+            for name in folders + files
+        ]
+        assert sorted(entry["path"] for entry in value["entries"]) == sorted(map(places.shown, walked))
+        assert value["total"] == len(walked)
+        assert all(entry["path"].isprintable() for entry in value["entries"])
+        assert made.run("list", limit=1000) == value
+
+
+@given(tree=trees)
+@settings(max_examples=60, deadline=None)
+def test_any_file_can_be_searched(tree: dict[tuple[bytes, ...], bytes]) -> None:
+    """Every line matches a pattern that matches everything, and none a pattern that matches nothing."""
+    with workspace(tree) as made:
+        value = made.run("search", pattern="", context=2, limit=1000)
+        sound(value)
+        assert all(not re.search("[\n]", match["text"]) for match in value["matches"])
+        assert made.run("search", pattern="(?!)")["matches"] == []
+
+
+@given(
+    content=st.binary(max_size=3000) | st.text(max_size=1000).map(str.encode),
+    offset=st.integers(1, 20),
+    limit=st.integers(1, 20),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_can_be_read_or_are_refused(content: bytes, offset: int, limit: int) -> None:
+    """Text comes back as exactly the lines asked for; anything else is an answer too, never an exception."""
+    with workspace({(b"f",): content}) as made:
+        value = made.run("read", path="f", offset=offset, limit=limit)
+        sound(value)
+        if value.get("encoding") == "utf-8":
+            lines = content.split(b"\n")
+            expected = b"\n".join(lines[offset - 1 : offset - 1 + limit])
+            assert value["text"].removesuffix("\n").encode() == expected.removesuffix(b"\n")
+            assert value["total_lines"] == len(lines) - (lines[-1] == b"")
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9000), max_size=12), character=st.sampled_from("xé漢😀"), small=st.integers(1, 40)
+)
+@settings(max_examples=60, deadline=None)
+def test_reading_on_gives_every_line_exactly_once(lengths: list[int], character: str, small: int) -> None:
+    """With long lines cut and their rest counted, the counts add up to the file."""
+    content = "".join(character * length + "\n" for length in lengths)
+    with workspace({(b"f",): content.encode()}) as made:
+        offset: int | None = 1
+        found: list[str] = []
+        while offset is not None:
+            value = made.run("read", path="f", offset=offset, limit=small)
+            found += value["text"].split("\n")[:-1]
+            offset = value["next_offset"]
+    counted = []
+    for line in found:
+        kept, _, rest = line.partition("… [+")
+        counted.append(len(kept) + int(rest.removesuffix(" characters]") or 0))
+        assert len(kept) <= read.MAX_LINE
+    assert counted == lengths
+
+
+@given(path=paths)
+@settings(max_examples=300, deadline=None)
+def test_any_path_or_pattern_gets_an_answer_from_inside(path: str) -> None:
+    """Beside the workspace is a file every escape would find; no answer holds any of it."""
+    with workspace({(b"a",): b"inside\n", (b"b", b"a"): b"inside\n"}) as made:
+        (made.root.parent / "a").write_text("FOREIGN")
+        (made.root / "up").symlink_to("..")
+        for value in (
+            made.run("read", path=path),
+            made.run("read", path=f"up/{path}"),
+            made.run("list", pattern=path),
+            made.run("search", pattern="FOREIGN", path=path),
+            made.run("search", pattern=path, path="a"),
+        ):
+            sound(value)
+            assert "FOREIGN" not in json.dumps(value)
+
+
+parts = st.text(st.sampled_from("ab*?"), min_size=1, max_size=6).filter(lambda part: "**" not in part)
+plain = st.text(st.sampled_from("ab"), min_size=1, max_size=8)
+
+
+@given(pattern=parts, name=plain)
+@settings(max_examples=500)
+def test_a_pattern_within_a_name_is_fnmatchs(pattern: str, name: str) -> None:
+    """The standard library's translation is the oracle."""
+    ours = re.compile(glob.expression([pattern])).fullmatch(name) is not None
+    assert ours == fnmatch.fnmatchcase(name, pattern)
+
+
+def _matches(pattern: list[str], path: list[str]) -> bool:
+    """The meaning of a pattern, as simply as it can be said."""
+    if not pattern:
+        return not path
+    if pattern[0] == "**":
+        least = 1 if len(pattern) == 1 else 0  # at the end it is what is below, not the folder itself
+        return any(_matches(pattern[1:], path[count:]) for count in range(least, len(path) + 1))
+    return bool(path) and fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(pattern[1:], path[1:])
+
+
+@given(pattern=st.lists(parts | st.just("**"), min_size=1, max_size=5), path=st.lists(plain, min_size=1, max_size=5))
+@settings(max_examples=500)
+def test_a_pattern_across_folders_means_what_its_definition_says(pattern: list[str], path: list[str]) -> None:
+    """Including that atomic groups, which keep it linear, lose no match."""
+    pattern = [part for at, part in enumerate(pattern) if part != "**" or pattern[at - 1 : at] != ["**"]]
+    ours = re.compile(glob.expression(pattern)).fullmatch("/".join(path)) is not None
+    assert ours == _matches(pattern, path)
+
+
+@given(pattern=st.text(max_size=20), name=st.text(max_size=10))
+@settings(max_examples=300)
+def test_any_pattern_compiles_or_says_why(pattern: str, name: str) -> None:
+    """No pattern raises anything but ValueError or re.error, which are the caller's to hear."""
+    try:
+        alternatives = glob.alternatives(pattern)
+        compiled = [re.compile(glob.expression(each.split("/"))) for each in alternatives]
+    except (ValueError, re.error):
+        return
+    for each in compiled:
+        each.fullmatch(name)

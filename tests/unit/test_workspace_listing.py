@@ -1,0 +1,188 @@
+"""Listing the workspace: what a pattern means, in which order, what is passed over and how bounds are said."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from sandboxes.guest.jobs import glob, listing, tree
+from tests.guest_jobs import Workspace, make
+
+FILES = [
+    ".git/config", ".hidden", "README.md", "a.csv", "a/b.csv", "a/b/c.csv", "a/b/c.py", "node_modules/x/index.js",
+    "src/main.ts", "src/main.tsx", "src/[odd].py", "src/__pycache__/m.pyc", "z.py",
+]  # fmt: skip
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace with FILES."""
+    made = make(tmp_path / "w", monkeypatch)
+    for name in FILES:
+        if not name.startswith("a/b.csv"):
+            made.write(name, name)
+    return made
+
+
+def paths(workspace: Workspace, **payload: object) -> list[str]:
+    """The paths of one listing."""
+    return [entry["path"] for entry in workspace.run("list", **payload)["entries"]]
+
+
+def test_everything_is_listed_but_what_tools_made(workspace: Workspace) -> None:
+    """In the order of a sorted tree; folders that are passed over are there themselves and named."""
+    value = workspace.run("list")
+    assert [entry["path"] for entry in value["entries"]] == [
+        ".git", ".hidden", "README.md", "a", "a/b", "a/b/c.csv", "a/b/c.py", "a.csv", "node_modules", "src",
+        "src/[odd].py", "src/__pycache__", "src/main.ts", "src/main.tsx", "z.py",
+    ]  # fmt: skip
+    assert value["passed_over"] == [".git", "__pycache__", "node_modules"]
+    assert (value["total"], value["truncated"]) == (15, None)
+
+
+def test_an_entry_has_type_size_and_time(workspace: Workspace) -> None:
+    """The time is RFC 3339 in UTC; only files have a size."""
+    os.utime(workspace.root / "z.py", (0, 1_000_000_000))
+    (workspace.root / "link").symlink_to("z.py")
+    found = {entry["path"]: entry for entry in workspace.run("list", pattern="*")["entries"]}
+    assert found["z.py"] == {"path": "z.py", "type": "file", "bytes": 4, "modified": "2001-09-09T01:46:40Z"}
+    assert (found["a"]["type"], found["a"]["bytes"]) == ("directory", None)
+    assert found["link"]["type"] == "symlink"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.csv", ["a.csv"]),
+        ("**/*.csv", ["a/b/c.csv", "a.csv"]),
+        ("*", [".git", ".hidden", "README.md", "a", "a.csv", "node_modules", "src", "z.py"]),
+        ("src", ["src/[odd].py", "src/__pycache__", "src/main.ts", "src/main.tsx"]),
+        ("./src/", ["src/[odd].py", "src/__pycache__", "src/main.ts", "src/main.tsx"]),
+        ("src/*.ts", ["src/main.ts"]),
+        ("src/*.{ts,tsx}", ["src/main.ts", "src/main.tsx"]),
+        ("{a,src}/*", ["a/b", "src/[odd].py", "src/__pycache__", "src/main.ts", "src/main.tsx"]),
+        ("{a/b,src}/*.py", ["a/b/c.py", "src/[odd].py"]),
+        ("a/**", ["a/b", "a/b/c.csv", "a/b/c.py"]),
+        ("a/**/c.py", ["a/b/c.py"]),
+        ("**/b/**/*.py", ["a/b/c.py"]),
+        ("?.py", ["z.py"]),
+        ("[x-z].py", ["z.py"]),
+        ("[!a]*.csv", []),
+        ("src/[[]odd].py", ["src/[odd].py"]),
+        ("z.py", ["z.py"]),
+        (".git", [".git/config"]),
+        ("**/__pycache__/*", ["src/__pycache__/m.pyc"]),
+        ("node_modules/**/*.js", ["node_modules/x/index.js"]),
+        ("*.nothing", []),
+    ],
+)
+def test_a_pattern_means_what_a_shell_user_expects(workspace: Workspace, pattern: str, expected: list[str]) -> None:
+    """Stars stay within a name, two cross folders, a folder means what is below it, a tool's folder if named."""
+    assert paths(workspace, pattern=pattern) == expected
+
+
+def test_a_pattern_without_two_stars_looks_no_deeper_than_it_has_parts(workspace: Workspace) -> None:
+    """So that listing the top of a large tree is as quick as of a small one."""
+    assert workspace.run("list", pattern="*.csv")["scanned"] == len(list(workspace.root.iterdir()))
+
+
+@pytest.mark.parametrize("pattern", ["[z-a]*", "{" + ",".join(map(str, range(100))) + "}", "{a,b}" * 10])
+def test_a_pattern_that_means_nothing_or_too_much_is_refused(workspace: Workspace, pattern: str) -> None:
+    """A reversed range and more alternatives than the bound."""
+    assert workspace.rule("list", pattern=pattern) == "pattern.invalid"
+
+
+def test_a_folder_that_does_not_exist_is_missing_not_empty(workspace: Workspace) -> None:
+    """A misspelt folder must not look like one without files."""
+    assert workspace.rule("list", pattern="scr/*.ts") == "path.missing"
+    assert workspace.rule("list", pattern="z.py/*") == "path.missing"
+
+
+def test_a_limit_cuts_the_entries_and_not_the_count(workspace: Workspace) -> None:
+    """What is shown is the beginning of the same order."""
+    value = workspace.run("list", limit=3)
+    assert [entry["path"] for entry in value["entries"]] == [".git", ".hidden", "README.md"]
+    assert (value["total"], value["truncated"]) == (15, "3 of 15 shown")
+
+
+def test_long_names_fill_an_answer_before_the_limit_does(workspace: Workspace) -> None:
+    """Whatever the names, the answer fits a message, and says that it is cut."""
+    for number in range(600):
+        workspace.write(f"{number:03}" + "é" * 120)
+    value = workspace.run("list", limit=1000)
+    assert 0 < len(value["entries"]) < 600
+    assert value["truncated"] == f"{len(value['entries'])} of {value['total']} shown"
+
+
+def test_names_that_are_hostile_to_a_terminal_are_escaped(workspace: Workspace) -> None:
+    """A line feed, an escape sequence, a bidi mark and bytes that are not UTF-8 appear as escapes."""
+    workspace.write("odd/new\nline")
+    workspace.write("odd/\x1b[31mred")
+    workspace.write("odd/\u202etxt.exe")
+    with open(os.fsencode(workspace.root / "odd") + b"/caf\xe9\\", "wb"):  # noqa: PTH123 - bytes
+        pass
+    assert sorted(paths(workspace, pattern="odd/*")) == [
+        "odd/\\u202etxt.exe", "odd/\\x1b[31mred", "odd/caf\\xe9\\\\", "odd/new\\nline",
+    ]  # fmt: skip
+
+
+def test_a_walk_stops_at_its_bound_of_names_and_says_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million files cost no more than the bound."""
+    monkeypatch.setattr(tree, "MAX_ENTRIES", 5)
+    value = workspace.run("list")
+    assert value["scanned"] == 5
+    assert value["truncated"] == "stopped after 5 names"
+
+
+def test_a_walk_stops_at_its_bound_of_time_and_says_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found until then is the answer."""
+    monkeypatch.setattr(listing, "MAX_SECONDS", -1.0)
+    value = workspace.run("list")
+    assert "stopped after -1 seconds" in value["truncated"]
+    assert len(value["entries"]) == value["total"] > 0
+
+
+def test_a_folder_that_cannot_be_listed_is_counted(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is listed, and the answer says that a part is missing."""
+    scandir = os.scandir
+
+    def scan(path: str) -> object:
+        if path.endswith("/a"):
+            raise PermissionError
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    value = workspace.run("list")
+    assert value["truncated"] == "1 folders not readable"
+    assert "src/main.ts" in [entry["path"] for entry in value["entries"]]
+
+
+def test_a_folder_nested_deeper_than_a_path_can_be_does_not_end_the_walk(workspace: Workspace) -> None:
+    """Paths longer than PATH_MAX cannot be opened by name: counted as unreadable, the walk goes on."""
+    here = Path.cwd()
+    os.chdir(workspace.root)
+    try:
+        for _ in range(30):
+            os.mkdir("d" * 200)  # noqa: PTH102 - relative, step by step: no path can name the last one
+            os.chdir("d" * 200)
+    finally:
+        os.chdir(here)
+    value = workspace.run("list")
+    assert value["truncated"] == "1 folders not readable"
+    assert value["entries"][-1]["path"] == "z.py"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [("*a" * 30 + "b", "a" * 3000), ("**/a/" * 30 + "b", "a/" * 1000), ("**/*a*/" * 20 + "b", "aa/" * 1000)],
+)
+def test_matching_takes_no_time_to_speak_of_whatever_the_pattern(pattern: str, path: str) -> None:
+    """The control is the same pattern with ordinary groups and stars, which does not end on an input this long."""
+    parts = pattern.split("/")
+    compiled = re.compile(glob.expression(parts))
+    started = time.process_time()
+    assert compiled.fullmatch(path) is None
+    assert time.process_time() - started < 1.0
+    assert compiled.fullmatch(path + "b") is not None

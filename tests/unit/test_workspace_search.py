@@ -1,0 +1,167 @@
+"""Searching the workspace: what counts as a line, what is passed over, and how bounds are said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sandboxes.guest.jobs import search
+from tests.guest_jobs import Workspace, make
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A small project."""
+    made = make(tmp_path / "w", monkeypatch)
+    made.write("a.py", "import os\n\ndef main():\n    return os\n")
+    made.write("src/b.py", "def helper():\n    pass\n")
+    made.write("notes.txt", "define main\nMAIN\n")
+    made.write(".git/config", "main\n")
+    return made
+
+
+def hits(workspace: Workspace, pattern: str, **payload: object) -> list[tuple[str, int]]:
+    """Where a pattern was found."""
+    return [(match["path"], match["line"]) for match in workspace.run("search", pattern=pattern, **payload)["matches"]]
+
+
+def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
+    """And the answer says how much was searched."""
+    value = workspace.run("search", pattern=r"def \w+\(")
+    assert value == {
+        "matches": [
+            {"path": "a.py", "line": 3, "text": "def main():"},
+            {"path": "src/b.py", "line": 1, "text": "def helper():"},
+        ],
+        "searched": 3,
+        "binary": 0,
+        "passed_over": [".git"],
+        "truncated": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ({"pattern": "main"}, [("a.py", 3), ("notes.txt", 1)]),
+        ({"pattern": "main", "ignore_case": True}, [("a.py", 3), ("notes.txt", 1), ("notes.txt", 2)]),
+        ({"pattern": "main", "path": "*.py"}, [("a.py", 3)]),
+        ({"pattern": "def", "path": "src"}, [("src/b.py", 1)]),
+        ({"pattern": "def", "path": "src/b.py"}, [("src/b.py", 1)]),
+        ({"pattern": "main", "path": ".git"}, [(".git/config", 1)]),
+        ({"pattern": "main():", "literal": True}, [("a.py", 3)]),
+        ({"pattern": "main():"}, []),
+        ({"pattern": "^$"}, [("a.py", 2)]),
+        ({"pattern": "^MAIN$"}, [("notes.txt", 2)]),
+        ({"pattern": r"\AMAIN\Z"}, [("notes.txt", 2)]),
+        ({"pattern": "(?<=def )main"}, [("a.py", 3)]),
+        ({"pattern": r"os(?!\s)"}, [("a.py", 1), ("a.py", 4)]),
+        ({"pattern": r"os\s"}, []),
+        ({"pattern": "import[^x]*return"}, []),
+        ({"pattern": r"[^m]*+main$"}, [("notes.txt", 1)]),
+    ],
+)
+def test_patterns_match_within_one_line(
+    workspace: Workspace, payload: dict[str, object], expected: list[tuple[str, int]]
+) -> None:
+    """Anchors, look-arounds and negated sets see one line and never the line feed."""
+    assert hits(workspace, **payload) == expected  # type: ignore[arg-type]
+
+
+def test_windows_line_ends_are_line_ends(workspace: Workspace) -> None:
+    """A dollar matches before CR LF, and the line shown has neither."""
+    workspace.write("dos.txt", "one\r\ntwo\r\n")
+    assert workspace.run("search", pattern="^two$", path="dos.txt")["matches"] == [
+        {"path": "dos.txt", "line": 2, "text": "two"}
+    ]
+
+
+def test_letters_are_letters_in_every_script(workspace: Workspace) -> None:
+    """The pattern is matched against characters, not against bytes of UTF-8."""
+    workspace.write("u.txt", "straße ÉTÉ\n")
+    assert hits(workspace, r"^\w+ .t.$", path="u.txt", ignore_case=True) == [("u.txt", 1)]
+    assert hits(workspace, "[éè]t", path="u.txt", ignore_case=True) == [("u.txt", 1)]
+
+
+def test_utf_16_and_broken_utf_8_are_searched_and_binary_files_are_not(workspace: Workspace) -> None:
+    """A file with a NUL is binary unless a mark says UTF-16; undecodable bytes are replaced, not a reason to skip."""
+    workspace.write("d/wide.txt", "needle\n".encode("utf-16"))
+    workspace.write("d/latin.txt", b"caf\xe9 needle\n")
+    workspace.write("d/data.bin", b"\0needle\n")
+    value = workspace.run("search", pattern="needle", path="d")
+    assert [match["path"] for match in value["matches"]] == ["d/latin.txt", "d/wide.txt"]
+    assert (value["searched"], value["binary"]) == (2, 1)
+
+
+def test_context_lines_stand_before_and_after(workspace: Workspace) -> None:
+    """As many as asked for, fewer at the ends of the file."""
+    workspace.write("c.txt", "1\n2\nx\n4\n5\n6\nx")
+    assert workspace.run("search", pattern="x", path="c.txt", context=2)["matches"] == [
+        {"path": "c.txt", "line": 3, "text": "x", "before": ["1", "2"], "after": ["4", "5"]},
+        {"path": "c.txt", "line": 7, "text": "x", "before": ["5", "6"], "after": []},
+    ]
+
+
+def test_a_long_line_is_cut_around_its_match(workspace: Workspace) -> None:
+    """What matched is among the characters that are shown."""
+    workspace.write("min.js", "a" * 10_000 + "needle" + "b" * 10_000)
+    text = workspace.run("search", pattern="needle", path="min.js")["matches"][0]["text"]
+    assert "aneedleb" in text
+    assert (text[0], text[-1], len(text)) == ("…", "…", search.MAX_SHOWN + 2)
+
+
+def test_the_search_stops_at_the_limit_and_says_so(workspace: Workspace) -> None:
+    """The first matches in the order of the tree."""
+    workspace.write("many.txt", "x\n" * 50)
+    value = workspace.run("search", pattern="x", path="many.txt", limit=7)
+    assert len(value["matches"]) == 7
+    assert value["truncated"] == "stopped at 7 matches"
+    assert workspace.run("search", pattern="x", path="many.txt", limit=50)["truncated"] is None
+
+
+def test_an_answer_never_outgrows_a_message(workspace: Workspace) -> None:
+    """A thousand long matches with context are cut to what fits, and the answer says so."""
+    workspace.write("long.txt", ("\x02" * 399 + "x\n") * 2000)
+    value = workspace.run("search", pattern="x", path="long.txt", limit=1000, context=5)
+    assert len(json.dumps(value["matches"])) <= 100 * 1024
+    assert "as much as fits" in value["truncated"]
+
+
+def test_files_that_are_too_large_are_counted(workspace: Workspace) -> None:
+    """One byte over the bound is left out, the bound itself is searched."""
+    workspace.write("l/ok.txt", "needle\n".ljust(search.MAX_FILE))
+    workspace.write("l/large.txt", "needle\n".ljust(search.MAX_FILE + 1))
+    value = workspace.run("search", pattern="needle", path="l", literal=True)
+    assert [match["path"] for match in value["matches"]] == ["l/ok.txt"]
+    assert value["truncated"] == f"1 files over {search.MAX_FILE} bytes not searched"
+
+
+def test_time_spent_is_bounded_and_said(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first file past the time the search ends with what it has."""
+    monkeypatch.setattr(search, "MAX_SECONDS", -1.0)
+    value = workspace.run("search", pattern="def")
+    assert value["searched"] == 1
+    assert value["truncated"] == "stopped after -1 seconds"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("a(b", "missing ), unterminated subpattern at position 1"),
+        ("*", "nothing to repeat at position 0"),
+        ("[z-a]", "bad character range z-a at position 1"),
+        ("a{99999999999}", "too large or too deeply nested"),
+        ("(" * 5000 + ")" * 5000, "too large or too deeply nested"),
+    ],
+)
+def test_an_invalid_pattern_is_refused_with_its_position(workspace: Workspace, pattern: str, reason: str) -> None:
+    """And with the way to search for it as text."""
+    error = workspace.run("search", pattern=pattern)["error"]
+    assert error["rule"] == "pattern.invalid"
+    assert reason in error["reason"]
+    assert "literal" in error["hint"]
+
+
+def test_a_path_that_does_not_exist_is_missing(workspace: Workspace) -> None:
+    """No matches must not mean nowhere searched."""
+    assert workspace.rule("search", pattern="x", path="nowhere") == "path.missing"
