@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 
 from server.tools.base import Tool
+from server.tools.fetch_url import FETCH_URL
+from server.tools.list_workspace_files import LIST_WORKSPACE_FILES
+from server.tools.read_workspace_file import READ_WORKSPACE_FILE
 from server.tools.run_python import RUN_PYTHON
+from server.tools.search_workspace import SEARCH_WORKSPACE
 
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (RUN_PYTHON,)}
+TOOLS: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (FETCH_URL, LIST_WORKSPACE_FILES, READ_WORKSPACE_FILE, RUN_PYTHON, SEARCH_WORKSPACE)
+}
 """By name."""
