@@ -4,6 +4,7 @@ Every step that has an effect is in the audit log, on disk, before the effect.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -34,6 +35,9 @@ from server.inputs import open_inputs
 from server.network import gate_for, serve_with
 from server.policy import decide
 from server.tools.base import Isolation, Tool
+
+MAX_KEPT = 128 * 1024
+"""Characters of one output that a profile has kept in the log: a record holds 1 MiB, escaped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +161,12 @@ def _finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGa
         _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
         _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),
     ]
+    if outcome.value is not None:
+        value = json.dumps(outcome.value).encode()
+        outputs.append(_output("value", value, len(value)))
     outputs += [_output(f"image:{n}", blob.data, len(blob.data)) for n, blob in enumerate(outcome.blobs)]
+    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": json.dumps(outcome.value)}
+    kept: dict[str, str] = {name: text[:MAX_KEPT] for name, text in texts.items() if name in profile.audit.keep}
     return CallFinished(
         call_id=call.id,
         ended=outcome.ended,
@@ -165,6 +174,7 @@ def _finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGa
         elapsed_ms=_elapsed(call),
         usage=usage,
         outputs=tuple(outputs),
+        kept=kept or None,
     )
 
 

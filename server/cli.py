@@ -46,7 +46,7 @@ def _directories(command: _Command) -> _Command:
         state_dir: Path | None,
         **kwargs: Any,
     ) -> Any:
-        given = {"workspace": workspace, "profiles_dir": profiles_dir, "data_dir": data_dir, "state_dir": state_dir}
+        given: dict[str, Any] = {"workspace": workspace, "profiles_dir": profiles_dir, "data_dir": data_dir, "state_dir": state_dir}
         settings = Settings(**{key: value for key, value in given.items() if value is not None})
         if profiles_dir is not None and not profiles_dir.is_dir():
             raise click.BadParameter(f"{profiles_dir} is not a directory.", param_hint="--profiles-dir")

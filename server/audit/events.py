@@ -234,6 +234,8 @@ class CallFinished(CallEvent):
     """Resources used, as the driver measured them; keys carry their unit."""
     outputs: tuple[Output, ...] = ()
     """``name``, ``digest`` and ``bytes`` of each output."""
+    kept: Mapping[str, str] | None = None
+    """Outputs by name, only where the profile keeps them; up to 128 Ki characters of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
