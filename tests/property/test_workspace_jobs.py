@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sandboxes.guest.jobs import glob, places, read
@@ -84,6 +84,7 @@ def test_any_file_can_be_searched(tree: dict[tuple[bytes, ...], bytes]) -> None:
     offset=st.integers(1, 20),
     limit=st.integers(1, 20),
 )
+@example(content=b"\xc0", offset=1, limit=1)
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_can_be_read_or_are_refused(content: bytes, offset: int, limit: int) -> None:
     """Text comes back as exactly the lines asked for; anything else is an answer too, never an exception."""
@@ -120,6 +121,7 @@ def test_reading_on_gives_every_line_exactly_once(lengths: list[int], character:
 
 
 @given(path=paths)
+@example(path="[\udcff-?")
 @settings(max_examples=300, deadline=None)
 def test_any_path_or_pattern_gets_an_answer_from_inside(path: str) -> None:
     """Beside the workspace is a file every escape would find; no answer holds any of it."""

@@ -128,10 +128,12 @@ def _skip(file: BufferedReader[Any], lines: int) -> int:
 def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
     """Decode the line that begins so; returns it, cut if need be, and how many characters were left out."""
     dropped = 0
+    continued = False
     rest = beginning
     while not rest.endswith(b"\n") and (rest := file.readline(_BLOCK)):
+        continued = True
         dropped += len(rest.removesuffix(b"\n").translate(None, _CONTINUATION))
-    if rest is not beginning:
+    if continued:
         whole = _whole_characters(beginning)
         # The rest of a character that was torn apart was not counted above, and its beginning is not shown.
         dropped += whole != beginning

@@ -148,7 +148,7 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
         raise places.Problem(
-            "pattern.invalid", f"The pattern is no regular expression: {error.msg}{where}.", hint
+            "pattern.invalid", f"The pattern is no regular expression: {places.shown(error.msg)}{where}.", hint
         ) from None
     except (OverflowError, RecursionError, ValueError):
         raise places.Problem("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None

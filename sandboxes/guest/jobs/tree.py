@@ -128,7 +128,9 @@ def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
         match = re.compile(expression).fullmatch
     except (ValueError, re.error) as error:
         hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
-        raise Problem("pattern.invalid", f"The file pattern cannot be read: {error}.", hint) from None
+        raise Problem(
+            "pattern.invalid", f"The file pattern cannot be read: {places.shown(str(error))}.", hint
+        ) from None
     deep = any("**" in pattern for pattern in patterns)
     return None if deep else max(map(len, patterns)), match
 
