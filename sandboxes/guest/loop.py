@@ -136,8 +136,9 @@ class Loop:
             handler.on_end()
         elif isinstance(event, wire.Reset):
             handler.on_reset(event.body)
-        if not self.wire.is_open(event.stream):  # type: ignore[union-attr]
-            self._streams.pop(event.stream, None)  # type: ignore[union-attr]
+        # At its last event, and not before: the codec is ahead of us when several came in one read.
+        if isinstance(event, (wire.End, wire.Reset)) and not self.wire.is_open(event.stream):
+            self._streams.pop(event.stream, None)
 
 
 class Relay(StreamHandler):

@@ -111,10 +111,12 @@ def _wait(loop: Loop, pid: int, deadline: float, relays: list[Relay]) -> tuple[s
     """
     while True:
         done, status, usage = os.wait4(pid, os.WNOHANG)
+        # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
+        overflowed = any(relay.overflowed for relay in relays)
         if done:
-            return "", os.waitstatus_to_exitcode(status), usage
+            return "output" if overflowed else "", os.waitstatus_to_exitcode(status), usage
         late = monotonic() >= deadline
-        if late or any(relay.overflowed for relay in relays):
+        if late or overflowed:
             os.kill(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
             return "time" if late else "output", os.waitstatus_to_exitcode(status), usage
