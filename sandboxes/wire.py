@@ -3,9 +3,10 @@
 Runs on both sides, so it imports the standard library only, and little of it: the guest pays for every import.
 
 Rule 1   A frame is ``type: u8, stream: u32, length: u32`` (network order) and ``length`` bytes of payload.
-Rule 2   Payloads of DATA are raw bytes of at most MAX_DATA; all others are a JSON object of at most MAX_MESSAGE.
+Rule 2   Payloads of DATA are 1 to MAX_DATA raw bytes: an empty one would cost no credit. That of END is empty. All
+         others are a JSON object of at most MAX_MESSAGE, or MAX_JOB for the host's message.
 Rule 3   Stream 0 carries messages. They come in this order and each once: ``ready`` from the guest, ``job`` from the
-         host, ``outcome`` from the guest. After the outcome the guest says nothing more.
+         host, ``outcome`` from the guest. After the outcome the guest says nothing more, of whatever type.
 Rule 4   Streams are opened while a job runs. The guest's have odd ids, the host's even ones; ids only grow, up
          to MAX_STREAM; at most MAX_OPEN are open at once. A stream is one-way (opener to peer) unless it was opened
          as ``duplex``.
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 MAX_DATA = 256 * 1024
 """Bytes in one DATA frame: large enough that framing costs nothing, small enough to interleave streams fairly."""
 MAX_MESSAGE = 1024 * 1024
-"""Bytes in one JSON payload: holds the longest program (256 KiB, escaped) with room to spare."""
+"""Bytes in one JSON payload: far above any measurement, address or header we expect."""
+MAX_JOB = 4 * 1024 * 1024
+"""Bytes in the job: a program of 262,144 characters, each of which JSON may spell with 12 bytes, with room to spare."""
 WINDOW = 1024 * 1024
 """Initial credit per stream and direction, in bytes."""
 MAX_OPEN = 64
@@ -176,6 +179,10 @@ class Wire:
         self._streams: dict[int, _Stream] = {}
         self._last = {"host": 0, "guest": -1}  # last id each side opened: the next ones are 2 and 1
         self._dropped: set[int] = set()  # streams we reset: the peer may not know yet
+        self._longest = dict.fromkeys(_RECEIVERS, MAX_MESSAGE)
+        self._longest |= {_DATA: MAX_DATA, _END: 0}
+        if role == "guest":
+            self._longest[_MESSAGE] = MAX_JOB
 
     @property
     def state(self) -> str:
@@ -190,7 +197,7 @@ class Wire:
             following = _MESSAGES[self._state, self._role, kind]
         except KeyError:
             raise ValueError(f"{self._role} may not say {kind!r} while {self._state}") from None
-        payload = _encode({"kind": kind, "body": body})
+        payload = _encode({"kind": kind, "body": body}, MAX_JOB if self._role == "host" else MAX_MESSAGE)
         self._state = following
         return _frame(_MESSAGE, 0, payload)
 
@@ -267,18 +274,24 @@ class Wire:
     # ---------------------------------------------------------------- receiving
 
     def receive(self, data: bytes) -> list[Event]:
-        """Events in ``data`` and what was buffered before it; raises ProtocolError on the first broken rule."""
+        """Events in ``data`` and what was buffered before it.
+
+        Raises:
+            ProtocolError: a rule is broken; events before it in the same bytes are lost with it.
+        """
         buffer = self._buffer
         buffer += data
         events: list[Event] = []
         at = 0
         while len(buffer) - at >= _HEADER.size:
             kind, stream, length = _HEADER.unpack_from(buffer, at)
-            # Checked before the payload has come: a false length must not make us wait for, or hold, 4 GiB.
-            if length > (MAX_DATA if kind == _DATA else MAX_MESSAGE):
-                raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
             if kind not in _RECEIVERS:
                 raise ProtocolError(f"unknown frame type {kind}")
+            # Checked before the payload has come: a false length must not make us wait for, or hold, 4 GiB.
+            if length > self._longest[kind]:
+                raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
+            if self._state == "done" and self._role == "host":
+                raise ProtocolError("a frame after the outcome")
             start = at + _HEADER.size
             if len(buffer) < start + length:
                 break
@@ -328,6 +341,8 @@ class Wire:
         known = self._receiving(stream)
         if known is None:
             return None
+        if not payload:
+            raise ProtocolError(f"no bytes on stream {stream}")
         if len(payload) > known.allowed:
             raise ProtocolError(f"{len(payload)} bytes exceed the window of {known.allowed} on stream {stream}")
         known.allowed -= len(payload)
@@ -343,9 +358,7 @@ class Wire:
         known.noted = True
         return Note(stream=stream, body=body)
 
-    def _on_end(self, stream: int, payload: bytes) -> Event | None:
-        if payload:
-            raise ProtocolError("END carries no payload")
+    def _on_end(self, stream: int, _payload: bytes) -> Event | None:
         known = self._receiving(stream)
         if known is None:
             return None
@@ -399,10 +412,10 @@ def _frame(kind: int, stream: int, payload: bytes | memoryview) -> bytes:
     return _HEADER.pack(kind, stream, len(payload)) + payload
 
 
-def _encode(body: Mapping[str, Any]) -> bytes:
+def _encode(body: Mapping[str, Any], longest: int = MAX_MESSAGE) -> bytes:
     payload = dumps(body)
-    if len(payload) > MAX_MESSAGE:
-        raise ValueError(f"a payload of {len(payload)} bytes exceeds {MAX_MESSAGE}")
+    if len(payload) > longest:
+        raise ValueError(f"a payload of {len(payload)} bytes exceeds {longest}")
     return payload
 
 
