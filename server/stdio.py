@@ -29,6 +29,9 @@ _READ_BYTES = 1 << 16
 #: One write: a pipe that polls as writable takes PIPE_BUF bytes without blocking (pipe(7)).
 _WRITE_BYTES = 4096
 
+#: How long the last answers may take on their way out, in seconds; a client that does not read is not waited for.
+DRAIN_SECONDS = 1.0
+
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
 
@@ -70,19 +73,37 @@ async def streams(wire: Wire) -> AsyncIterator[tuple[Incoming, Outgoing]]:
     """
     inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+    reading, written = anyio.CancelScope(), anyio.Event()
+
+    async def read() -> None:
+        with reading:
+            await _read(wire.read, inbox, outgoing.clone())
+
+    async def write() -> None:
+        await _write(wire.write, outbox, inbox)
+        written.set()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_read, wire.read, inbox, outgoing.clone())
-        tasks.start_soon(_write, wire.write, outbox, inbox)
+        tasks.start_soon(read)
+        tasks.start_soon(write)
         yield incoming, outgoing
+        reading.cancel()
         incoming.close()
         outgoing.close()
+        with anyio.move_on_after(DRAIN_SECONDS):
+            await written.wait()
+        tasks.cancel_scope.cancel()
 
 
 async def _read(fd: int, inbox: MemoryObjectSendStream[SessionMessage | Exception], reply: Outgoing) -> None:
     with inbox, reply, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for line in _lines(fd):
-            message = _parse(line)
-            await (reply if isinstance(message.message, types.JSONRPCError) else inbox).send(message)
+            try:
+                message = _parse(line)
+            except _Malformed as error:
+                await reply.send(SessionMessage(error.answer))
+            else:
+                await inbox.send(message)
 
 
 async def _lines(fd: int) -> AsyncIterator[bytes | None]:
@@ -134,27 +155,25 @@ async def _write(
                     return
 
 
+class _Malformed(Exception):  # noqa: N818 - it names what the line is
+    """A line is no message."""
+
+    def __init__(self, code: int, message: str, identity: str | int | None = None) -> None:
+        """Take the answer's code, text and id (JSON-RPC 2.0, section 5.1)."""
+        super().__init__(message)
+        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=types.ErrorData(code=code, message=message))
+
+
 def _parse(line: bytes | None) -> SessionMessage:
-    """Return the message of a line, or the error to answer it with (JSON-RPC 2.0, section 5.1)."""
     if line is None:
-        return _error(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes", None)
+        raise _Malformed(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
     try:
         value = strict_json.check(line)
     except ValueError as error:
-        return _error(types.PARSE_ERROR, f"Parse error: {error}", None)
+        raise _Malformed(types.PARSE_ERROR, f"Parse error: {error}") from None
     try:
-        message = types.jsonrpc_message_adapter.validate_python(value, by_name=False)
+        return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
     except ValidationError:
         identity = value.get("id") if isinstance(value, dict) else None
         known = identity if isinstance(identity, str | int) and not isinstance(identity, bool) else None
-        return _error(types.INVALID_REQUEST, "Invalid request: not one JSON-RPC message", known)
-    # An error a client sends answers a request of ours. We make none, and it must not be sent back.
-    if isinstance(message, types.JSONRPCError):
-        message = types.JSONRPCNotification(jsonrpc="2.0", method="notifications/ignored")
-    return SessionMessage(message)
-
-
-def _error(code: int, message: str, identity: str | int | None) -> SessionMessage:
-    return SessionMessage(
-        types.JSONRPCError(jsonrpc="2.0", id=identity, error=types.ErrorData(code=code, message=message))
-    )
+        raise _Malformed(types.INVALID_REQUEST, "Invalid request: not one JSON-RPC message", known) from None

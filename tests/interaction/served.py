@@ -1,0 +1,149 @@
+"""A server inside the test and real clients of it: over pipes, streamable HTTP and SSE, in both protocol eras."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.abc
+import httpx2
+from mcp import Client
+from mcp.client.extension import ClientExtension, NotificationBinding
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+
+from server import stdio
+from server.delivery import AuditParams
+from server.transports import serve_http, serve_stdio
+from tests.interaction.fakes import FakeApp, fake_app, give_tokens
+
+Transport = Literal["stdio", "http", "sse"]
+Era = Literal["legacy", "modern"]
+
+PAIRS: list[tuple[Transport, Era]] = [
+    (transport, era) for transport in ("stdio", "http", "sse") for era in ("legacy", "modern")
+]
+
+#: A test that waits longer for something has failed.
+PATIENCE = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """One running server."""
+
+    app: FakeApp
+    tasks: anyio.abc.TaskGroup
+    url: str
+    tokens: dict[str, str]
+
+    @asynccontextmanager
+    async def client(
+        self, transport: Transport, era: Era, name: str = "alice", **options: Any
+    ) -> AsyncIterator[Client]:
+        """Connect one client; ``name`` chooses its token."""
+        mode = "legacy" if era == "legacy" else "auto"
+        async with self._wire(transport, name) as wire, Client(wire, mode=mode, **options) as client:
+            assert (client.protocol_version == "2026-07-28") == (era == "modern")
+            yield client
+
+    @asynccontextmanager
+    async def _wire(self, transport: Transport, name: str) -> AsyncIterator[Any]:
+        if transport == "stdio":
+            to_server, to_client = os.pipe(), os.pipe()
+            ended = anyio.Event()
+
+            async def serve() -> None:
+                await serve_stdio(self.app, stdio.Wire(read=to_server[0], write=to_client[1]))
+                os.close(to_server[0])
+                os.close(to_client[1])
+                ended.set()
+
+            self.tasks.start_soon(serve)
+            # Lines of JSON are the same in both directions, so the client's end can be ours, too.
+            try:
+                yield stdio.streams(stdio.Wire(read=to_client[0], write=to_server[1]))
+            finally:
+                os.close(to_server[1])
+                with anyio.fail_after(PATIENCE, shield=True):
+                    await ended.wait()
+                os.close(to_client[0])
+            return
+        headers = {"Authorization": f"Bearer {self.tokens[name]}"}
+        if transport == "sse":
+            yield sse_client(f"{self.url}/sse", headers=headers)
+            return
+        async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=300)) as http:
+            yield streamable_http_client(f"{self.url}/mcp", http_client=http)
+
+
+@asynccontextmanager
+async def served(directory: Path, transport: Transport, *names: str) -> AsyncIterator[Served]:
+    """Run a server for ``transport``; over HTTP with a token for each name (``alice`` and ``bob`` where none is given).
+
+    It is ended by SIGTERM, as a supervisor would.
+    """
+    async with fake_app(directory) as app, anyio.create_task_group() as tasks:
+        if transport == "stdio":
+            yield Served(app=app, tasks=tasks, url="", tokens={})
+            return
+        tokens = give_tokens(directory, names or ("alice", "bob"))
+        ready, url, ended = anyio.Event(), "", anyio.Event()
+
+        def listen(found: str) -> None:
+            nonlocal url
+            url = found
+            ready.set()
+
+        async def serve() -> None:
+            assert await serve_http(app, on_ready=listen) == "SIGTERM"
+            ended.set()
+
+        tasks.start_soon(serve)
+        with anyio.fail_after(PATIENCE):
+            await ready.wait()
+        yield Served(app=app, tasks=tasks, url=url, tokens=tokens)
+        signal.raise_signal(signal.SIGTERM)
+        with anyio.fail_after(PATIENCE):
+            await ended.wait()
+
+
+class AuditClient(ClientExtension):
+    """A client's side of our extension: remembers what it was sent."""
+
+    identifier = "dev.glovebox/audit"
+
+    def __init__(self) -> None:
+        self.events: list[AuditParams] = []
+
+    def notifications(self) -> list[NotificationBinding[AuditParams]]:
+        """Bind our notification."""
+
+        async def remember(event: AuditParams) -> None:
+            self.events.append(event)
+
+        return [
+            NotificationBinding(method="notifications/dev.glovebox/audit", params_type=AuditParams, handler=remember)
+        ]
+
+
+@dataclass(slots=True)
+class Logs:
+    """What came as ``notifications/message``."""
+
+    seen: list[Any] = field(default_factory=list)
+
+    async def __call__(self, params: Any) -> None:
+        """Remember one."""
+        self.seen.append(params)
+
+
+async def until(condition: Callable[[], bool], within: float = PATIENCE) -> None:
+    """Let others run until something is so; fails after ``within`` seconds."""
+    with anyio.fail_after(within):
+        while not condition():  # noqa: ASYNC110 - what is awaited is the state of another party
+            await anyio.sleep(0.005)

@@ -1,0 +1,203 @@
+"""How audit events reach clients, on each of their ways, and that nobody hears of anybody else's calls."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client, MCPError
+from mcp.shared.exceptions import MCPDeprecationWarning
+from mcp.shared.subscriptions import ResourceUpdated
+
+from server.delivery import AUDIT_LOGGER
+from server.resources import ListenResult
+from tests.interaction.served import PAIRS, AuditClient, Era, Logs, Transport, served, until
+
+pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
+http_pairs = pytest.mark.parametrize(("transport", "era"), [pair for pair in PAIRS if pair[0] != "stdio"])
+RUN = ["call.decided", "call.finished"]
+
+
+@pairs
+async def test_a_client_with_our_extension_gets_our_notification(
+    transport: Transport, era: Era, tmp_path: Path
+) -> None:
+    """Every record of the call arrives, numbered, on the request's own stream; nothing as a log message."""
+    extension, logs = AuditClient(), Logs()
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, era, extensions=[extension], logging_callback=logs, log_level="debug") as client,
+    ):
+        result = await client.call_tool("run_python", {"code": "1"})
+        await until(lambda: len(extension.events) == 2)
+    assert [event.kind for event in extension.events] == RUN
+    assert [event.seq for event in extension.events] == [1, 2]
+    assert {event.call_id for event in extension.events} == {result.structured_content["call_id"]}
+    assert not logs.seen
+
+
+@pairs
+async def test_other_clients_get_log_messages_where_the_era_allows(
+    transport: Transport, era: Era, tmp_path: Path
+) -> None:
+    """Handshake eras: by default. Modern era: only for a request that asks, and never our own method."""
+    silent, asking, strange = Logs(), Logs(), Logs()
+
+    async def unknown(message: Any) -> None:
+        strange.seen.append(message)
+
+    async with served(tmp_path, transport) as server:
+        async with server.client(transport, era, logging_callback=silent, message_handler=unknown) as client:
+            await client.call_tool("run_python", {"code": "1"})
+        async with server.client(transport, era, logging_callback=asking, log_level="info") as client:
+            await client.call_tool("run_python", {"code": "1"})
+            await until(lambda: len(asking.seen) == 2)
+    assert [message.data["kind"] for message in asking.seen] == RUN
+    assert {message.logger for message in asking.seen} == {AUDIT_LOGGER}
+    assert [message.data["kind"] for message in silent.seen] == (RUN if era == "legacy" else [])
+    assert all(isinstance(message, types.LoggingMessageNotification) for message in strange.seen)
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
+async def test_a_log_level_is_honoured(transport: Transport, tmp_path: Path) -> None:
+    """Handshake eras: ``logging/setLevel`` keeps the ordinary records away; a denial still comes as a warning."""
+    logs = Logs()
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, "legacy", logging_callback=logs) as client,
+    ):
+        with pytest.warns(MCPDeprecationWarning):
+            await client.set_logging_level("warning")
+        await client.call_tool("run_python", {"code": "1"})
+        await client.call_tool("run_python", {"code": "refuse"})
+        await until(lambda: len(logs.seen) == 1)
+    assert logs.seen[0].data["data"]["effect"] == "deny"
+
+
+async def _listen(client: Client) -> None:
+    params = types.RequestParams()
+    request: Any = types.Request[types.RequestParams, str](method="dev.glovebox/audit/listen", params=params)
+    await client.session.send_request(request, ListenResult)
+
+
+@pairs
+async def test_a_listener_hears_every_call_of_its_principal(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """The long-lived request works on every transport in both eras, and ends when the client gives it up."""
+    extension = AuditClient()
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, era, extensions=[extension]) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(_listen, client)
+        await until(lambda: bool(extension.events))
+        assert extension.events[0].kind == "listening"
+        assert extension.events[0].seq == 0
+        # Another connection's calls, of the same principal, are heard too, whatever its transport.
+        async with server.client("http" if transport == "sse" else transport, era) as other:
+            await other.call_tool("run_python", {"code": "1"})
+        await until(lambda: [event.kind for event in extension.events[1:]] == RUN)
+        # A call of its own is told twice, once on each stream; the number says that it is the same record.
+        await client.call_tool("run_python", {"code": "1"})
+        await until(lambda: len(extension.events) == 7)
+        assert sorted(event.seq for event in extension.events[3:]) == [3, 3, 4, 4]
+        tasks.cancel_scope.cancel()
+
+
+@http_pairs
+async def test_nobody_hears_of_calls_of_others(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """M3: events, records and artifacts of alice do not exist for bob; for alice they do (the control)."""
+    extension = AuditClient()
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, era, "alice") as alice,
+        server.client(transport, era, "bob", extensions=[extension]) as bob,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(_listen, bob)
+        await until(lambda: bool(extension.events))
+        result = await alice.call_tool("run_python", {"code": "plot", "tag": "alice's"})
+        link = result.content[2]
+        assert isinstance(link, types.ResourceLink)
+        for uri in (link.uri, f"audit://calls/{result.structured_content['call_id']}"):
+            assert (await alice.read_resource(uri)).contents
+            with pytest.raises(MCPError) as raised:
+                await bob.read_resource(uri)
+            assert raised.value.error.code == types.INVALID_PARAMS
+        await bob.call_tool("run_python", {"code": "1", "tag": "bob's"})
+        await until(lambda: len(extension.events) >= 3)
+        assert all("alice" not in str(event.data) for event in extension.events)
+        tasks.cancel_scope.cancel()
+
+
+@pairs
+async def test_the_records_of_a_call_are_a_resource(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """``audit://calls/{id}`` has them all; what is no call's address is answered like an unknown one."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        result = await client.call_tool("run_python", {"code": "1"})
+        (content,) = (await client.read_resource(f"audit://calls/{result.structured_content['call_id']}")).contents
+        assert isinstance(content, types.TextResourceContents)
+        assert [record["kind"] for record in json.loads(content.text)["records"]] == RUN
+        for uri in (
+            "audit://calls/c_" + "0" * 26,
+            "audit://calls/../x",
+            "artifact://" + "0" * 32,
+            "file:///etc/passwd",
+        ):
+            with pytest.raises(MCPError) as raised:
+                await client.read_resource(uri)
+            assert raised.value.error.code == types.INVALID_PARAMS
+            assert raised.value.error.data["uri"] == uri
+
+
+def _updates(seen: list[str]) -> Callable[[Any], Any]:
+    async def hear(message: Any) -> None:
+        if isinstance(message, types.ResourceUpdatedNotification):
+            seen.append(str(message.params.uri))
+
+    return hear
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
+async def test_a_subscriber_is_told_of_updates(transport: Transport, tmp_path: Path) -> None:
+    """Handshake eras: ``resources/subscribe`` on a call under way, until ``resources/unsubscribe``."""
+    seen: list[str] = []
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, "legacy", message_handler=_updates(seen)) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        broker = server.app.broker
+        tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
+        await until(lambda: bool(broker.running))
+        uri = f"audit://calls/{next(iter(broker.running))}"
+        with pytest.warns(MCPDeprecationWarning):
+            with pytest.raises(MCPError, match="Only audit"):
+                await client.subscribe_resource("artifact://nothing")
+            await client.subscribe_resource(uri)
+        broker.release.set()
+        await until(lambda: seen == [uri])
+        with pytest.warns(MCPDeprecationWarning):
+            await client.unsubscribe_resource(uri)
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
+async def test_a_modern_subscriber_is_told_of_updates(transport: Transport, tmp_path: Path) -> None:
+    """Modern era: ``subscriptions/listen`` on a call under way."""
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, "modern") as client,
+        anyio.create_task_group() as tasks,
+    ):
+        broker = server.app.broker
+        tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
+        await until(lambda: bool(broker.running))
+        uri = f"audit://calls/{next(iter(broker.running))}"
+        async with client.listen(resource_subscriptions=[uri]) as events:
+            broker.release.set()
+            async for event in events:
+                assert event == ResourceUpdated(uri=uri)
+                break

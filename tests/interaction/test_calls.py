@@ -1,0 +1,190 @@
+"""What a client sees of calls, over every transport and in both protocol eras, with the SDK's own client."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import MCPError
+
+from server.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES
+from tests.interaction.served import PAIRS, Era, Transport, served, until
+
+pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
+
+
+def _plain(result: types.CallToolResult) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
+
+
+@pairs
+async def test_tools_are_listed_the_same_every_time(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """M9: the list has a digest, hints and schemas, and does not change from one request to the next."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        first = await client.list_tools(cache_mode="bypass")
+        second = await client.list_tools(cache_mode="bypass")
+    assert first.tools == second.tools
+    assert first.meta is not None
+    assert second.meta is not None
+    assert first.meta["dev.glovebox/digest"] == second.meta["dev.glovebox/digest"]
+    (tool,) = first.tools
+    assert tool.input_schema["additionalProperties"] is False
+    assert tool.output_schema is not None
+    assert tool.annotations is not None
+    assert tool.annotations.destructive_hint is False
+    assert tool.annotations.open_world_hint is False
+
+
+@pairs
+async def test_a_result_is_complete_in_both_forms(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """M8: text, picture and link in content; the same facts in structured content; the call's id in _meta."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        result = await client.call_tool("run_python", {"code": "plot", "tag": "t"})
+        assert not result.is_error
+        assert [block.type for block in result.content] == ["text", "image", "resource_link"]
+        assert result.structured_content["stdout"] == "echo plot"
+        assert result.meta is not None
+        assert result.meta[CALL_META_KEY]["call_id"] == result.structured_content["call_id"]
+        link = result.content[2]
+        assert isinstance(link, types.ResourceLink)
+        (content,) = (await client.read_resource(link.uri)).contents
+        assert isinstance(content, types.TextResourceContents)
+        assert content.text == "made for t"
+
+
+@pairs
+async def test_an_unknown_tool_is_a_protocol_error(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """The specification's -32602, in both eras."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        with pytest.raises(MCPError, match="Unknown tool: run_shell") as raised:
+            await client.call_tool("run_shell", {"command": "id"})
+        assert raised.value.error.code == types.INVALID_PARAMS
+
+
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"code": "1", "sandbox_config": {"network": True}}, ["sandbox_config", "unknown argument"]),
+    ({"code": "1", "env": {"A": "B"}, "timeout": 1e9}, ["env", "timeout", "unknown argument"]),
+    ({"code": "1", "timeout_seconds": 1e9}, ["timeout_seconds", "120"]),
+    ({"code": "1", "timeout_seconds": "5"}, ["timeout_seconds", "number"]),
+    ({"code": "1", "timeout_seconds": -1}, ["timeout_seconds", "greater than 0"]),
+    ({"code": "1", "timeout_seconds": True}, ["timeout_seconds", "number"]),
+    ({"code": "x" * 1001}, ["code", "1000"]),
+    ({"code": {"print": 1}}, ["code", "string"]),
+    ({"code": "1", "inputs": '["a"]'}, ["inputs", "array"]),
+    ({}, ["code", "missing"]),
+]
+
+
+@pairs
+async def test_bad_arguments_are_named_and_nothing_starts(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """M4: each error names the field and the bound; text that looks like JSON is not read as JSON."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        for arguments, words in BAD:
+            result = await client.call_tool("run_python", arguments)
+            assert result.is_error
+            assert "nothing was started" in _plain(result)
+            assert all(word in _plain(result) for word in words), (arguments, _plain(result))
+        assert not server.app.broker.started.is_set()
+        # The control: the same tool with sound arguments runs, and text that looks like JSON arrives as text.
+        result = await client.call_tool("run_python", {"code": '{"a": 1}', "timeout_seconds": 5})
+        assert result.structured_content["stdout"] == 'echo {"a": 1}'
+
+
+@pairs
+async def test_a_refusal_names_rule_reason_and_hint(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """A refusal by policy is a result the model can read, in both forms."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        result = await client.call_tool("run_python", {"code": "refuse"})
+    assert result.is_error
+    assert result.structured_content["refused"] == {"rule": "test.rule", "reason": "No.", "hint": "Ask."}
+    assert "test.rule" in _plain(result)
+
+
+@pairs
+async def test_our_own_failures_say_what_to_do(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """M12: what we know how to explain is explained; what nobody foresaw is not repeated to the caller."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        result = await client.call_tool("run_python", {"code": "no sandbox"})
+        assert result.is_error
+        assert "Sandbox unavailable" in _plain(result)
+        assert "apt-get install bubblewrap" in _plain(result)
+        result = await client.call_tool("run_python", {"code": "no audit"})
+        assert "Audit unavailable" in _plain(result)
+        with pytest.raises(MCPError, match="Internal error in call c_") as raised:
+            await client.call_tool("run_python", {"code": "bug"})
+        assert "canary" not in str(raised.value.error)
+
+
+@pairs
+async def test_a_large_result_is_cut_in_the_middle(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """No message is larger than clients take; what was left out is counted in both forms."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        result = await client.call_tool("run_python", {"code": "big"})
+    assert len(json.dumps(result.model_dump(mode="json", by_alias=True))) <= MAX_MESSAGE_BYTES + 1024
+    assert "characters left out" in _plain(result)
+    assert "characters left out" in result.structured_content["stdout"]
+
+
+@pairs
+async def test_live_output_and_progress_reach_a_client_that_asked(
+    transport: Transport, era: Era, tmp_path: Path
+) -> None:
+    """Progress grows, is bounded in size and rate, and ends with the call."""
+    heard: list[tuple[float, str]] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, message or ""))
+
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, era) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(lambda: client.call_tool("run_python", {"code": "print"}, progress_callback=hear))
+        await until(lambda: any("line 999" in message for _, message in heard))
+        server.app.broker.release.set()
+    assert "sandbox started" in heard[0][1]
+    assert [progress for progress, _ in heard] == sorted(progress for progress, _ in heard)
+    assert all(len(message) <= 4200 for _, message in heard)
+    assert len(heard) < 10
+
+
+@pairs
+async def test_cancelling_kills_the_call_within_a_second(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """M6: the client gives up one call; that call ends, another of the same client runs on."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        broker = server.app.broker
+        async with anyio.create_task_group() as tasks:
+            kept: list[types.CallToolResult] = []
+
+            async def keep() -> None:
+                kept.append(await client.call_tool("run_python", {"code": "wait", "tag": "kept"}))
+
+            tasks.start_soon(keep)
+            await until(lambda: len(broker.running) == 1)
+            with anyio.CancelScope() as giving_up:
+                async with anyio.create_task_group() as doomed:
+                    doomed.start_soon(lambda: client.call_tool("run_python", {"code": "wait", "tag": "given up"}))
+                    await until(lambda: len(broker.running) == 2)
+                    giving_up.cancel()
+            await until(lambda: len(broker.running) == 1, within=1.0)
+            assert len(broker.cancelled) == 1
+            assert [call.arguments["tag"] for call in broker.running.values()] == ["kept"]
+            broker.release.set()
+        assert kept[0].structured_content["tag"] == "kept"
+
+
+@pairs
+async def test_a_client_that_leaves_takes_its_calls_with_it(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """M6: closing the connection is enough; no cancellation has to arrive."""
+    async with served(tmp_path, transport) as server:
+        broker = server.app.broker
+        with anyio.CancelScope() as leaving:
+            async with server.client(transport, era) as client, anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: client.call_tool("run_python", {"code": "wait"}))
+                await until(lambda: len(broker.running) == 1)
+                leaving.cancel()
+        await until(lambda: not broker.running, within=1.0)
+        assert len(broker.cancelled) == 1
