@@ -2,7 +2,7 @@
 
 As root it first becomes an unprivileged user: a process of the host's uid 0 keeps rights over files owned by root
 (``/proc/sys`` among them) even without any capability. What it must see of root's own directories it gets as open
-descriptors, so no parent directory has to be readable. See bwrap(1), user_namespaces(7).
+descriptors of a place it can reach (sandboxes/staging.py). See bwrap(1), user_namespaces(7).
 """
 
 import json
@@ -22,7 +22,7 @@ from sandboxes.base import Capabilities, Facts, Missing, Plan
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.janitor import Janitor
 from sandboxes.measure import NAMESPACES, Expected
-from sandboxes.process import HOST_UID, Process, Spawner
+from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
 from sandboxes.runtime import PACKAGES, Runtime
 from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, SandboxSpec
 
@@ -150,7 +150,7 @@ class Bubblewrap:
 
     async def _start(self, plan: Plan, name: str, group: cgroup.Cgroup | None, stack: AsyncExitStack) -> "_Sandbox":
         with _Descriptors() as held:
-            places = self._open_all(plan, held)
+            places = await self._open_all(plan, held)
             info = held.pipe("info", places, reading=True) if self._gated else None
             gate = held.pipe("block", places, reading=False) if self._gated else None
             detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
@@ -189,13 +189,18 @@ class Bubblewrap:
         if self._janitor is not None:
             await self._janitor.stop()
 
-    def _open_all(self, plan: Plan, held: "_Descriptors") -> dict[str, int]:
+    async def _open_all(self, plan: Plan, held: "_Descriptors") -> dict[str, int]:
         runtime = self._runtime
         if runtime is None:
             raise _unavailable("there is no runtime")
-        places = {"root": held.path(runtime.root), "guest": held.path(runtime.guest)}
-        for number, mount in enumerate(plan.spec.mounts):
-            places[f"mount{number}"] = held.path(Path(mount.source))
+        wanted = {"root": runtime.root, "guest": runtime.guest}
+        wanted |= {f"mount{number}": Path(mount.source) for number, mount in enumerate(plan.spec.mounts)}
+        places = {}
+        for name, directory in wanted.items():
+            try:
+                places[name] = held.keep(await self._spawner.place(directory))
+            except OSError as problem:
+                raise _unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
         places["seccomp"] = held.memory(seccomp.bpf())
         return places
 
@@ -228,7 +233,9 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     program = _which("bwrap")
     missing: list[Missing] = []
     version = ""
-    if program is None:
+    if os.geteuid() == 0 and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
+        missing.append(Missing(what="setpriv is not installed", fix="Install it: apt-get install util-linux", fatal=True))
+    elif program is None:
         missing.append(Missing(what="bwrap is not installed", fix="Install it: apt-get install bubblewrap", fatal=True))
     else:
         version = (await _run([program, "--version"]))[1].removeprefix("bubblewrap ").strip()
@@ -321,12 +328,8 @@ class _Descriptors:
     def __exit__(self, *_: object) -> None:
         self.close(self._open)
 
-    def path(self, path: Path) -> int:
-        """A directory as a place to mount from: names it without any right to read it."""
-        try:
-            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as problem:
-            raise _unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
+    def keep(self, descriptor: int) -> int:
+        """Take one over."""
         self._open.add(descriptor)
         return descriptor
 
@@ -390,8 +393,7 @@ async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
 async def _run(command: list[str]) -> tuple[int, str]:
     """Exit status and last line of a trusted program that ends by itself."""
     with anyio.move_on_after(_START_SECONDS):
-        identity = {"user": HOST_UID, "group": HOST_UID, "extra_groups": []} if os.geteuid() == 0 else {}
-        done = await anyio.run_process(command, check=False, **identity)  # type: ignore[arg-type]
+        done = await anyio.run_process(unprivileged(command), check=False)
         return done.returncode, (done.stdout or done.stderr).decode(errors="replace").strip()[-300:]
     return 1, "it did not answer"
 

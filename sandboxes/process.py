@@ -17,15 +17,31 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 import anyio.abc
 import anyio.from_thread
 import anyio.lowlevel
 
+from sandboxes.staging import Stage
+
+_T = TypeVar("_T")
+
 HOST_UID = 65532
 """Who sandboxes are outside when the server is root: a user that owns nothing."""
+
+
+SETPRIV = "/usr/bin/setpriv"
+"""Of util-linux, which every Debian has."""
+
+
+def unprivileged(argv: Sequence[str]) -> list[str]:
+    """The command that runs ``argv`` as a user that owns nothing; ``argv`` itself where we are not root."""
+    if os.geteuid() != 0:
+        return list(argv)
+    # Not Popen's `user`: with it Python has to fork, which copies the page tables of a whole server, instead of vfork.
+    return [SETPRIV, f"--reuid={HOST_UID}", f"--regid={HOST_UID}", "--clear-groups", "--no-new-privs", "--", *argv]
 
 
 class PipeStream(anyio.abc.ByteStream):
@@ -141,13 +157,26 @@ class Spawner:
         Raises:
             OSError: it could not be started.
         """
-        future: Future[Started] = Future()
+        started = await self._run(lambda: self._start(argv, stderr, descriptors, tasks))
+        return Process(started.pid, PipeStream(started.write, started.read))
+
+    async def place(self, directory: Path) -> int:
+        """A descriptor of a directory for a process to mount; it is inherited, and the caller closes it.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return await self._run(lambda: self._stage.open(directory))
+
+    async def _run(self, action: Callable[[], _T]) -> _T:
+        """Let the thread do something, and wait for it."""
+        future: Future[_T] = Future()
         token = anyio.lowlevel.current_token()
         done = anyio.Event()
 
         def work() -> None:
             try:
-                future.set_result(self._start(argv, stderr, descriptors, tasks))
+                future.set_result(action())
             except BaseException as problem:  # noqa: BLE001 - handed to the caller
                 future.set_exception(problem)
             with suppress(anyio.RunFinishedError):
@@ -156,25 +185,20 @@ class Spawner:
         self._work.put(work)
         with anyio.CancelScope(shield=True):  # else nobody would know the child; a start takes milliseconds
             await done.wait()
-        started = future.result()
-        return Process(started.pid, PipeStream(started.write, started.read))
+        return future.result()
 
     def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[Path]) -> Started:
-        as_root = os.geteuid() == 0
         try:
             _enter(tasks)
             # Not asyncio's: it starts in the event loop's thread, and brings a thread of its own for every child.
             child = subprocess.Popen(  # noqa: S603 - a fixed program of the system's, no shell
-                argv,
+                unprivileged(argv),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={},
                 cwd="/",
                 pass_fds=tuple(descriptors),
-                user=HOST_UID if as_root else None,
-                group=HOST_UID if as_root else None,
-                extra_groups=[] if as_root else None,
                 umask=0o077,
             )
         finally:
@@ -189,6 +213,7 @@ class Spawner:
         return started
 
     def _serve(self) -> None:
+        self._stage = Stage()
         while (work := self._work.get()) is not None:
             work()
 

@@ -1,0 +1,83 @@
+"""Directories to mount, where an unprivileged process can reach them: for the thread that starts sandboxes alone.
+
+A server that runs as root starts bwrap as another user, and bwrap looks every directory it mounts up by its path: below
+/root (0700) it finds nothing. So the starting thread gets a mount namespace of its own and binds such directories at a
+place everybody may enter. Nothing of it is visible outside that thread and its children. See mount_namespaces(7).
+"""
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+
+STAGE = Path("/run/glovebox")
+"""Covered with a small tmpfs inside the namespace; outside it stays an empty directory."""
+MAX_STAGED = 64
+"""Two for the runtime, one for each workspace; more means directories that are replaced again and again."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNS = 0x00020000
+_MS_BIND, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x80000, 2
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Stage:
+    """The calling thread's view. Every method must be called in the thread that made it."""
+
+    def __init__(self) -> None:
+        """Move the thread into a mount namespace of its own; where that is not permitted, change nothing."""
+        self._staged: dict[Path, tuple[int, int, Path]] = {}
+        self._count = 0
+        self.active = os.geteuid() == 0 and _prepared()
+
+    def open(self, source: Path) -> int:
+        """A descriptor that names a directory without any right to read it.
+
+        Raises:
+            OSError: there is none of that name.
+        """
+        if not self.active:
+            return os.open(source, _PLACE)
+        found = source.stat()
+        device, inode, place = self._staged.get(source, (0, 0, STAGE))
+        if (device, inode) != (found.st_dev, found.st_ino):
+            place = self._bind(source, place if inode else None)
+            self._staged[source] = (found.st_dev, found.st_ino, place)
+        return os.open(place, _PLACE)
+
+    def _bind(self, source: Path, stale: Path | None) -> Path:
+        """Bind a directory under a new name; ``stale`` is where one stood that has since been replaced."""
+        if stale is not None:
+            _unbind(stale)
+        elif len(self._staged) >= MAX_STAGED:
+            _unbind(self._staged.pop(next(iter(self._staged)))[2])
+        self._count += 1
+        place = STAGE / str(self._count)
+        place.mkdir()
+        _mount(str(source), place, "", _MS_BIND | _MS_REC)
+        return place
+
+
+def _prepared() -> bool:
+    try:
+        STAGE.mkdir(mode=0o755, exist_ok=True)
+        if _LIBC.unshare(_CLONE_NEWNS) != 0:
+            return False
+        # What the host mounts later is still seen; what happens here stays here.
+        _mount("none", Path("/"), "", _MS_REC | _MS_SLAVE)
+        _mount("glovebox", STAGE, "tmpfs", 0, "mode=0755,size=64k")
+    except OSError:
+        return False
+    return True
+
+
+def _mount(source: str, target: Path, kind: str, flags: int, data: str = "") -> None:
+    words = (source.encode(), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode())
+    if _LIBC.mount(*words) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), source)
+
+
+def _unbind(place: Path) -> None:
+    if _LIBC.umount2(os.fsencode(place), _MNT_DETACH) == 0:
+        with suppress(OSError):
+            place.rmdir()
