@@ -1,0 +1,126 @@
+"""A case: one claim, the attack on it, what must come of the attack, and what comes of it without the guard.
+
+The format of ``cases/*.toml``. An *attempt* is a few lines that are tried in a process of their own beside others, in
+one sandbox for all of them; its answer is ``ok``, an errno's name, an exception's, a signal's, or what it puts into
+``answer``. A *program* has a sandbox to itself. Both find the names listed in ``layout.PRELUDE``. Patterns are regular
+expressions: of an answer the whole must match, of a stream some part. Nothing here may import a driver or do I/O
+beyond reading its own files.
+"""
+
+import tomllib
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sandboxes.outcome import Ended
+from sandboxes.spec import Limits
+
+#: Of every case, but for what the case says itself. Small, so that what runs into them does so at once.
+LIMITS = Limits(
+    wall_seconds=20.0,
+    cpu_seconds=10,
+    memory_bytes=256 * 2**20,
+    pids=32,
+    scratch_bytes=16 * 2**20,
+    output_bytes=4 * 2**20,
+    output_files=8,
+    stream_bytes=64 * 2**10,
+)
+
+_Pattern = Annotated[str, Field(max_length=1000)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Control(_Strict):
+    """The same attack without the guard: it works, or is stopped for the reason named here and no other."""
+
+    where: Literal["host", "namespaces"] = "host"
+    """On the host as a plain process in a scratch directory; or, where it would change the host if it worked, in new
+    namespaces and with every capability, and nothing else in its way."""
+    program: str | None = None
+    """Instead of the case's own."""
+    answer: _Pattern = ""
+    """Of an attempt."""
+    ended: Literal["exited", "signalled", "running", "printing"] = "exited"
+    """``running``: it would have gone on past the time a sandbox gives it; ``printing``: past the bytes."""
+    stdout: _Pattern = ""
+    outlived: bool = False
+    """Whether processes of it were left when it had ended."""
+
+
+class Case(_Strict):
+    """One claim about every sandbox."""
+
+    id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    claim: str
+    """One sentence."""
+    seeds: tuple[str, ...] = Field(min_length=1)
+    """Ids of the incidents it comes from: E egress, F files, I isolation, M the MCP surface."""
+    attempt: str | None = None
+    answer: _Pattern = ""
+    """Of an attempt, inside."""
+    before: str | None = None
+    """A program that runs in an earlier sandbox."""
+    program: str | None = None
+    limits: dict[str, float] = {}
+    """Fields of ``Limits`` that differ from :data:`LIMITS`."""
+    ended: Ended = "exited"
+    code: int | None = None
+    """Exit status or signal, where it matters."""
+    reason: _Pattern = ""
+    stdout: _Pattern = ""
+    stderr: _Pattern = ""
+    value: _Pattern = ""
+    """The last expression's value, as shown."""
+    error: str | None = None
+    """Type of the exception that ended the program."""
+    dropped: bool = False
+    """Whether something was left out in the middle of a stream."""
+    files: dict[str, int] | None = None
+    """Names and sizes of all files that must come out."""
+    skipped: dict[str, _Pattern] = {}
+    """Names that must be reported as not collected, and the reason."""
+    repeated: Literal["same", "different"] | None = None
+    """Standard output of two runs, compared."""
+    control: Control
+    gaps: dict[str, str] = {}
+    """Driver → why it is known not to hold there. A gap that has closed must be deleted."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Case":
+        if (self.attempt is None) == (self.program is None):
+            raise ValueError("a case is either an attempt or a program")
+        if self.attempt is not None and not (self.answer and self.control.answer):
+            raise ValueError("an attempt needs its answer and the control's")
+        return self
+
+    def in_force(self) -> Limits:
+        """The limits of this case's sandbox."""
+        values: dict[str, Any] = {name: getattr(LIMITS, name) for name in Limits.__slots__}
+        for name, value in self.limits.items():
+            values[name] = type(values[name])(value)
+        return Limits(**values)
+
+
+def load() -> tuple[Case, ...]:
+    """Every case, in the order of the files' names.
+
+    Raises:
+        ValueError: a file is wrong, or two cases have the same id.
+    """
+    found: dict[str, Case] = {}
+    folder = resources.files(__package__).joinpath("cases")
+    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+        if not file.name.endswith(".toml"):
+            continue
+        for entry in tomllib.loads(file.read_text(encoding="utf-8"))["case"]:
+            # TOML has no tuples; a strict model wants one.
+            case = Case.model_validate({**entry, "seeds": tuple(entry["seeds"])})
+            if case.id in found:
+                raise ValueError(f"{file.name}: there are two cases {case.id!r}")
+            found[case.id] = case
+    return tuple(found.values())

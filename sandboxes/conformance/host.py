@@ -1,0 +1,122 @@
+"""What is planted on the host while cases run: things a sandbox must not change, read, reach or see.
+
+Nothing here may import a driver, a profile or the server.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+CANARY = "GLOVEBOX_CONFORMANCE_CANARY"
+"""Environment variable of this process that no sandbox may see, and the mark of every planted thing."""
+EARLIER = ("earlier.txt", b"from an earlier call\n")
+"""The artifact every sandbox gets as its input."""
+
+_FILES: Mapping[str, bytes] = {
+    "data.csv": b"name,value\na,1\n",
+    "run.sh": b"#!/bin/sh\necho told\n",
+    "folder/inner.txt": b"inner\n",
+    ".git/config": b"[core]\n",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A host with something to lose."""
+
+    root: Path
+    workspace: Path
+    names: Mapping[str, Any]
+    """``HOST`` of the programs: where to find what is planted."""
+
+    def fingerprint(self) -> str:
+        """Digest over everything planted in files: names, kinds, modes, times and contents."""
+        found = hashlib.sha256()
+        for path in sorted(self.root.rglob("*")):
+            status = path.lstat()
+            found.update(
+                f"{path} {status.st_mode} {status.st_uid} {status.st_nlink} {status.st_mtime_ns}\n".encode()
+            )
+            if stat.S_ISREG(status.st_mode):
+                found.update(path.read_bytes())
+        return found.hexdigest()
+
+
+def fill(workspace: Path, secret: Path) -> None:
+    """Make a workspace: a few files, and a link to a file outside of it."""
+    for name, content in _FILES.items():
+        path = workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (workspace / "run.sh").chmod(0o755)
+    (workspace / "outside").symlink_to(secret)
+
+
+@asynccontextmanager
+async def planted() -> AsyncIterator[Planted]:
+    """Plant, for the length of the block: files, listeners on every kind of socket, a process, a variable."""
+    canary = secrets.token_hex(16)
+    with ExitStack() as stack:
+        root, names = _plant(stack, canary)
+        sleeper = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", f"{CANARY}={canary}"]
+        async with await anyio.open_process(sleeper, stdout=None, stderr=None) as neighbour:
+            names["neighbour"] = neighbour.pid
+            yield Planted(root=root, workspace=root / "workspace", names=names)
+
+
+def _plant(stack: ExitStack, canary: str) -> tuple[Path, dict[str, Any]]:
+    root = Path(tempfile.mkdtemp(prefix="glovebox-conformance-"))
+    stack.callback(shutil.rmtree, root)
+    # Sandboxes are another user outside: what keeps them out must not be the modes of these files.
+    root.chmod(0o755)
+    secret = root / "secret.txt"
+    secret.write_text(canary)
+    fill(root / "workspace", secret)
+    shared = Path("/dev/shm") / f"glovebox-{canary}"  # noqa: S108 - the host's own, on purpose
+    shared.write_text(canary)
+    stack.callback(shared.unlink)
+    names: dict[str, Any] = {
+        "root": str(root),
+        "secret": str(secret),
+        "shared": str(shared),
+        "canary_name": CANARY,
+        "hostname": socket.gethostname(),
+        "pid": os.getpid(),
+        "abstract": f"\0glovebox-{canary[:8]}",
+        "unix": str(root / "listener.sock"),
+    }
+    names["tcp"] = _listen(stack, socket.AF_INET, ("127.0.0.1", 0))[1]
+    _listen(stack, socket.AF_UNIX, names["unix"])
+    (root / "listener.sock").chmod(0o777)
+    _listen(stack, socket.AF_UNIX, names["abstract"])
+    before = os.environ.get(CANARY)
+    os.environ[CANARY] = canary
+    stack.callback(_restore, before)
+    return root, names
+
+
+def _restore(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(CANARY, None)
+    else:
+        os.environ[CANARY] = before
+
+
+def _listen(stack: ExitStack, family: int, address: Any) -> Any:
+    listener = stack.enter_context(socket.socket(family))
+    listener.bind(address)
+    # Nobody accepts: a connection that gets into the queue has got through.
+    listener.listen(8)
+    return listener.getsockname()

@@ -1,0 +1,216 @@
+"""Running cases in sandboxes of one driver, and judging what is seen inside and outside.
+
+Nothing here may import a profile, the server, or one driver in particular.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from sandboxes import run
+from sandboxes.base import Driver
+from sandboxes.conformance import layout
+from sandboxes.conformance.case import LIMITS, Case
+from sandboxes.conformance.host import EARLIER, Planted
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.link import Sink
+from sandboxes.outcome import Job, Outcome
+from sandboxes.spec import WORKSPACE, Limits, Mount, SandboxSpec
+
+_GONE_SECONDS = 10.0
+"""For the last process of a sandbox to disappear after its context was left; it takes milliseconds."""
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one case."""
+
+    case: Case
+    problems: tuple[str, ...]
+    """One sentence for each thing that was not as it must be; empty when the claim holds."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """One program in one sandbox, from inside and outside."""
+
+    outcome: Outcome | None = None
+    unavailable: str = ""
+    files: dict[str, int] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+
+
+async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
+    """Run a case that is a program, in a sandbox of its own (or two), and judge it.
+
+    Raises:
+        UnsupportedSpec: the driver cannot enforce what the case needs.
+    """
+    fingerprint = host.fingerprint()
+    problems: list[str] = []
+    if case.before is not None:
+        earlier = await _see(driver, case.before, case.in_force(), host)
+        problems += _aftermath(earlier)
+        if earlier.outcome is None or earlier.outcome.ended != "exited":
+            problems.append(f"the program before it did not run: {earlier.outcome or earlier.unavailable}")
+    seen = await _see(driver, case.program or "", case.in_force(), host)
+    problems += [*_inside(case, seen), *_aftermath(seen)]
+    if case.repeated is not None:
+        again = await _see(driver, case.program or "", case.in_force(), host)
+        problems += _aftermath(again)
+        equal = _stdout(seen) == _stdout(again)
+        if equal != (case.repeated == "same"):
+            problems.append(
+                f"two runs printed {'the same' if equal else 'different things'}: {_stdout(seen)!r}"
+            )
+    if host.fingerprint() != fingerprint:
+        problems.append("files of the host were changed")
+    return Verdict(case=case, problems=tuple(problems))
+
+
+async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -> list[Verdict]:
+    """Make the attempts of all these cases in one sandbox and judge each."""
+    fingerprint = host.fingerprint()
+    seen = await _see(driver, layout.attempts(cases), LIMITS, host)
+    common = _aftermath(seen)
+    if host.fingerprint() != fingerprint:
+        common.append("files of the host were changed by one of the attempts")
+    answers = layout.answers(_stdout(seen))
+    verdicts = []
+    for case in cases:
+        answer = answers.get(case.id)
+        problems = list(common)
+        if answer is None:
+            problems.append(f"there is no answer: {seen.unavailable or seen.outcome}")
+        elif not re.fullmatch(case.answer, answer, re.DOTALL):
+            problems.append(f"it answered {answer!r} instead of {case.answer}")
+        verdicts.append(Verdict(case=case, problems=tuple(problems)))
+    return verdicts
+
+
+def spec(limits: Limits, workspace: Path) -> SandboxSpec:
+    """What every case runs in: everything a profile can grant but network, so that nothing is safe by its absence."""
+    mounts = (Mount(source=str(workspace), target=WORKSPACE),)
+    return SandboxSpec(limits=limits, mounts=mounts, output=True, inputs=True)
+
+
+async def _see(driver: Driver, program: str, limits: Limits, host: Planted) -> Seen:
+    seen = Seen()
+    plan = driver.plan(spec(limits, host.workspace))
+    text = layout.program(program, layout.INSIDE, host.names)
+
+    async def file(name: str, size: int) -> Sink:
+        seen.files[name] = size
+        return _Nowhere()
+
+    namespaces: Mapping[str, int] = {}
+    identity = ""
+    try:
+        async with driver.open(plan) as sandbox:
+            identity = sandbox.id
+            link, measured, differences = await run.prove(sandbox, plan)
+            namespaces = measured.namespaces
+            if differences:
+                seen.unavailable = f"the isolation is not what was planned: {differences}"
+            else:
+                job = Job(kind="python", payload={"code": text})
+                seen.outcome = await run.run(
+                    sandbox, link, plan, job, inputs=[EARLIER], hooks=run.Hooks(file=file)
+                )
+    except SandboxUnavailable as problem:
+        seen.unavailable = str(problem)
+    seen.left = await _left(namespaces, identity)
+    return seen
+
+
+class _Nowhere:
+    """A sink for files whose name and size are all that counts."""
+
+    async def data(self, data: bytes) -> None:
+        pass
+
+    async def end(self) -> None:
+        pass
+
+
+def _inside(case: Case, seen: Seen) -> list[str]:
+    found = seen.outcome
+    if found is None:
+        return [f"the sandbox failed: {seen.unavailable}"]
+    value = found.value if isinstance(found.value, dict) else {}
+    error = value.get("error") or {}
+    problems = []
+    if found.ended != case.ended:
+        problems.append(f"it {found.ended} ({found.code}) instead of {case.ended}")
+    if case.code is not None and found.code != case.code:
+        problems.append(f"its code is {found.code} instead of {case.code}")
+    if error.get("type") != case.error:
+        problems.append(f"its error is {error} instead of {case.error}")
+    for what, pattern, text in (
+        ("reason", case.reason, found.reason),
+        ("standard output", case.stdout, found.stdout.text),
+        ("standard error", case.stderr, found.stderr.text),
+        ("value", case.value, str(value.get("value"))),
+    ):
+        if pattern and not re.search(pattern, text):
+            problems.append(f"its {what} is {text[-500:]!r} and does not match {pattern}")
+    if case.dropped != bool(found.stdout.dropped_bytes or found.stderr.dropped_bytes):
+        problems.append(f"{found.stdout.dropped_bytes} and {found.stderr.dropped_bytes} bytes were dropped")
+    problems += _collected(case, seen, {each.name: each.reason for each in found.skipped})
+    if problems and found.stderr.text:
+        problems.append(f"standard error ends with {found.stderr.text[-800:]!r}")
+    return problems
+
+
+def _collected(case: Case, seen: Seen, skipped: Mapping[str, str]) -> list[str]:
+    problems = []
+    if case.files is not None and seen.files != case.files:
+        problems.append(f"the files {seen.files} came out instead of {case.files}")
+    for name, pattern in case.skipped.items():
+        if not re.search(pattern, skipped.get(name, "")):
+            problems.append(f"{name!r} was skipped for {skipped.get(name)!r}, which does not match {pattern}")
+    return problems
+
+
+def _aftermath(seen: Seen) -> list[str]:
+    return [f"left behind: {what}" for what in seen.left]
+
+
+def _stdout(seen: Seen) -> str:
+    return seen.outcome.stdout.text if seen.outcome else ""
+
+
+async def _left(namespaces: Mapping[str, int], identity: str) -> tuple[str, ...]:
+    """What is still there of a sandbox a moment after it was closed."""
+    found: tuple[str, ...] = ()
+    with anyio.move_on_after(_GONE_SECONDS):
+        # Nothing of the kernel's tells that the last process of a namespace that is not ours is gone.
+        while found := (*_processes(namespaces), *_groups(identity)):  # noqa: ASYNC110
+            await anyio.sleep(_POLL_SECONDS)
+    return found
+
+
+def _processes(namespaces: Mapping[str, int]) -> tuple[str, ...]:
+    wanted = f"pid:[{namespaces.get('pid')}]"
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if not process.name.isdigit() or str((process / "ns/pid").readlink()) != wanted:
+                continue
+            # A zombie is a line in a table, and the host's own process 1 takes it away when it likes.
+            if (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(f"process {process.name}: {(process / 'cmdline').read_bytes()[:200]!r}")
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+    return tuple(found)
+
+
+def _groups(identity: str) -> tuple[str, ...]:
+    if not identity:
+        return ()
+    patterns = (f"*/glovebox/*/{identity}", f"glovebox-*/{identity}", f"*/glovebox-*/{identity}")
+    return tuple(str(path) for pattern in patterns for path in Path("/sys/fs/cgroup").glob(pattern))
