@@ -234,7 +234,9 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     missing: list[Missing] = []
     version = ""
     if os.geteuid() == 0 and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
-        missing.append(Missing(what="setpriv is not installed", fix="Install it: apt-get install util-linux", fatal=True))
+        missing.append(
+            Missing(what="setpriv is not installed", fix="Install it: apt-get install util-linux", fatal=True)
+        )
     elif program is None:
         missing.append(Missing(what="bwrap is not installed", fix="Install it: apt-get install bubblewrap", fatal=True))
     else:

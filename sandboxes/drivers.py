@@ -27,6 +27,7 @@ class Drivers:
         self._tasks = tasks
         self._connect = connect
         self._ready: dict[str, Driver] = {}
+        self._plans: dict[tuple[str, SandboxSpec], Plan] = {}
         self._locks = {name: anyio.Lock() for name in connect}
 
     async def get(self, name: str) -> Driver:
@@ -42,6 +43,13 @@ class Drivers:
             task_status.started(driver)
             await anyio.sleep_forever()
 
+    def _plan(self, driver: Driver, spec: SandboxSpec) -> Plan:
+        """A plan is pure, so one of a spec is as good as the next: there are as many as profiles."""
+        key = (driver.name, spec)
+        if key not in self._plans:
+            self._plans[key] = driver.plan(spec)
+        return self._plans[key]
+
     async def choose(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan]:
         """The first driver that can enforce every part of the spec, and its plan.
 
@@ -56,7 +64,7 @@ class Drivers:
                 continue
             try:
                 driver = await self.get(name)
-                return driver, driver.plan(spec)
+                return driver, self._plan(driver, spec)
             except (UnsupportedSpec, SandboxUnavailable) as problem:
                 reasons.append(f"{name}: {problem.reason}")
                 fixes.append(problem.fix)

@@ -97,7 +97,8 @@ class Broker:
         inputs: list[tuple[str, bytes]],
         listener: Listener,
     ) -> CallResult:
-        spec = to_spec(profile, workspace=self.workspace)
+        # A sandbox made for a call that waits must not import what the program may not need: that is for prepared ones.
+        spec = replace(to_spec(profile, workspace=self.workspace), preload=())
         driver, plan = await self.drivers.choose(profile.isolation, spec)
         listener.progress(f"Starting a {driver.name} sandbox")
         async with self.artifacts.collect(call, spec.limits) as collection:
