@@ -16,6 +16,10 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _unknown(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
 class _Context:
     """What ``json.JSONDecoder`` would hand to the scanner."""
 
@@ -30,10 +34,8 @@ class _Context:
 try:
     import _json
 
-    _scan = _json.make_scanner(_Context)  # type: ignore[attr-defined]
-    _encode = _json.make_encoder(  # type: ignore[attr-defined]
-        None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, False
-    )
+    _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # any object with these attributes
+    _encode = _json.make_encoder(None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, False)
 
     def loads(text: str) -> Any:
         """The value of a JSON text. Raises ValueError or RecursionError."""

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -120,9 +121,9 @@ async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
     return found
 
 
-def _manifest(data: Path) -> dict[str, str] | None:
+def _manifest(data: Path) -> dict[str, Any] | None:
     try:
-        manifest: dict[str, str] = json.loads((data / "runtime" / "manifest.json").read_text())
+        manifest: dict[str, Any] = json.loads((data / "runtime" / "manifest.json").read_text())
     except (OSError, ValueError):
         return None
     return manifest if manifest.get("format") == _FORMAT and manifest.get("lock") == _lock_digest() else None
@@ -185,7 +186,7 @@ _FACTS = (
 )
 
 
-async def _build_guest(data: Path, manifest: dict[str, str], tell: Callable[[str], None]) -> None:
+async def _build_guest(data: Path, manifest: dict[str, Any], tell: Callable[[str], None]) -> None:
     target = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
     tell("Installing the guest")
     with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:

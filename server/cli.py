@@ -46,7 +46,12 @@ def _directories(command: _Command) -> _Command:
         state_dir: Path | None,
         **kwargs: Any,
     ) -> Any:
-        given: dict[str, Any] = {"workspace": workspace, "profiles_dir": profiles_dir, "data_dir": data_dir, "state_dir": state_dir}
+        given: dict[str, Any] = {
+            "workspace": workspace,
+            "profiles_dir": profiles_dir,
+            "data_dir": data_dir,
+            "state_dir": state_dir,
+        }
         settings = Settings(**{key: value for key, value in given.items() if value is not None})
         if profiles_dir is not None and not profiles_dir.is_dir():
             raise click.BadParameter(f"{profiles_dir} is not a directory.", param_hint="--profiles-dir")
@@ -79,9 +84,7 @@ def serve(settings: Settings, transport: str, host: str, port: int, allowed_host
 
 @main.command()
 @click.argument("tool")
-@click.option(
-    "--args", "arguments", default="{}", help="Arguments as a JSON object; - reads standard input."
-)
+@click.option("--args", "arguments", default="{}", help="Arguments as a JSON object; - reads standard input.")
 @_json_option
 @_directories
 def call(settings: Settings, tool: str, arguments: str, as_json: bool) -> None:
@@ -115,9 +118,7 @@ def doctor(settings: Settings, as_json: bool) -> None:
 
 @main.command()
 @click.argument("uri")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout."
-)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
 @_directories
 def artifact(settings: Settings, uri: str, output: Path | None) -> None:
     """Read an artifact of a call made here (by this user over stdio or `glovebox call`)."""

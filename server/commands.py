@@ -142,15 +142,15 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
     """Write an artifact's content; see ``glovebox artifact``."""
 
     async def make() -> int:
-        async with apps.opened(settings, "cli") as app:
-            async with app.artifacts.open(uri, Principal(id=f"local:{os.getuid()}", transport="cli")) as reader:
-                if output is None or str(output) == "-":
+        principal = Principal(id=f"local:{os.getuid()}", transport="cli")
+        async with apps.opened(settings, "cli") as app, app.artifacts.open(uri, principal) as reader:
+            if output is None:
+                async for chunk in reader.chunks():
+                    sys.stdout.buffer.write(chunk)
+            else:
+                async with await anyio.open_file(output, "xb") as file:
                     async for chunk in reader.chunks():
-                        sys.stdout.buffer.write(chunk)
-                else:
-                    async with await anyio.open_file(output, "xb") as file:
-                        async for chunk in reader.chunks():
-                            await file.write(chunk)
+                        await file.write(chunk)
         return OK
 
     return _run(make, err, as_json=False)
@@ -186,7 +186,7 @@ def _run(make: Callable[[], Awaitable[int]], err: Console, *, as_json: bool) -> 
     """Run a command; every failure of ours is one paragraph with what to do, and an exit code."""
     try:
         return anyio.run(make)
-    except Exception as raised:  # noqa: BLE001 - task groups wrap what is raised; what is not ours is raised again
+    except Exception as raised:
         problem = _first(raised)
         match problem:
             case Refused():
