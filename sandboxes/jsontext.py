@@ -35,7 +35,7 @@ try:
     import _json
 
     _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # any object with these attributes
-    _encode = _json.make_encoder(None, None, _json.encode_basestring_ascii, None, ":", ",", False, False, False)
+    _encode = _json.make_encoder(None, _unknown, _json.encode_basestring_ascii, None, ":", ",", False, False, False)
 
     def loads(text: str) -> Any:
         """The value of a JSON text. Raises ValueError or RecursionError."""
