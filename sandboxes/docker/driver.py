@@ -185,7 +185,8 @@ class DockerDriver:
         stream: AttachedStream | None = None
         try:
             await engine.create(name, {**plan.action, "Labels": labels})
-            stream = AttachedStream(await engine.attach(name))
+            with anyio.CancelScope(shield=True):  # or a cancellation in the middle would lose the connection
+                stream = AttachedStream(await engine.attach(name))
             await engine.start(name)
             sandbox = DockerSandbox(sandbox_id, name, engine, stream)
             connection.remover.start_soon(sandbox.locate)

@@ -5,6 +5,7 @@ The SDK is synchronous: each call runs in a thread, is bounded in time, and is n
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -57,6 +58,10 @@ class Engine:
         self.socket = host.removeprefix("unix://")
         self._threads = anyio.CapacityLimiter(_THREADS)
         with translated(f"Connecting to the Docker Engine at {host}"):
+            # First by hand: the SDK wraps "no such file" and "refused" in a paragraph, and leaves its socket open.
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.settimeout(CALL_SECONDS)
+                trial.connect(self.socket)
             self.api: Client = docker.APIClient(
                 base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS
             )
@@ -78,10 +83,9 @@ class Engine:
 
         def attach() -> int:
             attached = self.api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-            try:
-                return os.dup(attached.fileno())
-            finally:
-                attached.close()
+            # The SDK hands out a file around the socket; taken off it, the connection is ours alone.
+            descriptor: int = attached._sock.detach()  # noqa: SLF001 - as the SDK's own docker.utils.socket does
+            return descriptor
 
         descriptor = await self._call("Attaching to a container", attach)
         return await anyio.abc.UNIXSocketStream.from_socket(descriptor)
@@ -171,8 +175,14 @@ def translated(attempted: str) -> Iterator[None]:
 
 
 def _sentence(problem: Exception) -> str:
-    explanation = problem.explanation if isinstance(problem, APIError) else None
-    return str(explanation or problem).strip().rstrip(".")[:_REASON_CHARACTERS]
+    if isinstance(problem, APIError):
+        plain = problem.explanation
+    else:
+        # The kernel's own word for it, if there is one below the layers of the HTTP client.
+        plain = next(
+            (cause.strerror for cause in _chain(problem) if isinstance(cause, OSError) and cause.strerror), None
+        )
+    return str(plain or problem).strip().rstrip(".")[:_REASON_CHARACTERS]
 
 
 def _fix(problem: BaseException) -> str:
@@ -181,6 +191,8 @@ def _fix(problem: BaseException) -> str:
         return "Let this user speak to the Engine (usermod -aG docker USER, then log in anew), or use rootless Docker."
     if any(isinstance(cause, requests.Timeout) for cause in causes):
         return "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."
+    if any(isinstance(cause, FileNotFoundError) for cause in causes):
+        return "Install and start it: apt-get install docker.io && systemctl start docker"
     if not isinstance(problem, APIError) and any(isinstance(cause, OSError) for cause in causes):
         return "Start it: systemctl start docker"
     return "See the Engine's log: journalctl -u docker"

@@ -43,23 +43,25 @@ class Remover:
     async def running(self) -> AsyncIterator[None]:
         """Work while the block runs, then until everything handed over is gone, at most 30 s."""
         problem: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
-            for _ in range(_WORKERS):
-                tasks.start_soon(self._work)
-            try:
-                yield
-            except Exception as raised:  # noqa: BLE001 - raised below, as itself and not in the task group's wrapping
-                problem = raised
-            finally:
-                # No await from here on: the block may be leaving because it was cancelled. The workers are shielded
-                # and end with the queue; the task group waits for them.
-                self._send.close()
-                for scope in self._scopes:
-                    scope.deadline = anyio.current_time() + _SHUTDOWN_SECONDS
-        self._receive.close()
-        for name in sorted(self._waiting):
-            self._give_up(name, f"not done within {_SHUTDOWN_SECONDS} s of the server's end")
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                for _ in range(_WORKERS):
+                    tasks.start_soon(self._work)
+                try:
+                    yield
+                except Exception as raised:  # noqa: BLE001 - raised below, as itself and not in the group's wrapping
+                    problem = raised
+                finally:
+                    # No await from here on: the block may be leaving because it was cancelled. The workers are
+                    # shielded and end with the queue; the task group waits for them.
+                    self._send.close()
+                    for scope in self._scopes:
+                        scope.deadline = anyio.current_time() + _SHUTDOWN_SECONDS
+        finally:
+            self._receive.close()
+            for name in sorted(self._waiting):
+                self._give_up(name, f"not done within {_SHUTDOWN_SECONDS} s of the server's end")
         if problem is not None:
             raise problem
 

@@ -1,0 +1,108 @@
+"""Helpers for tests that run programs in real containers."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import docker
+from docker.errors import NotFound
+
+from sandboxes import run
+from sandboxes.base import Facts, Plan
+from sandboxes.docker.driver import SANDBOX_LABEL, DockerDriver, DockerSandbox
+from sandboxes.docker.engine import host_from_environment
+from sandboxes.measure import Difference
+from sandboxes.outcome import Job, Outcome
+from sandboxes.spec import Limits, Mount, SandboxSpec
+
+#: Real seconds a test waits for something that takes well below one.
+PATIENCE = 20
+MIB = 2**20
+
+
+def limits(**changes: int) -> Limits:
+    """Small limits, with some of them changed."""
+    small = Limits(
+        wall_seconds=20,
+        cpu_seconds=10,
+        memory_bytes=128 * MIB,
+        pids=32,
+        scratch_bytes=8 * MIB,
+        output_bytes=4 * MIB,
+        output_files=8,
+        stream_bytes=64 * 2**10,
+    )
+    return replace(small, **changes)
+
+
+def spec(workspace: Path | None = None, **changes: int) -> SandboxSpec:
+    """A sandbox with output and inputs, and the workspace if there is one."""
+    mounts = (Mount(source=str(workspace), target="/workspace"),) if workspace else ()
+    return SandboxSpec(limits=limits(**changes), mounts=mounts, output=True, inputs=True)
+
+
+async def no_files(name: str, size: int) -> None:
+    """Refuse every output file."""
+
+
+async def program(
+    driver: DockerDriver, code: str, plan: Plan | None = None
+) -> tuple[Outcome, Facts, tuple[Difference, ...]]:
+    """Run one Python program as a call would."""
+    plan = plan or driver.plan(spec())
+    async with driver.open(plan) as sandbox:
+        link, _, differences = await run.prove(sandbox, plan)
+        job = Job(kind="python", payload={"code": code})
+        outcome = await run.run(sandbox, link, plan, job, inputs=[], hooks=run.Hooks(file=no_files))
+        return outcome, await sandbox.facts(), differences
+
+
+def instead_of_guest(plan: Plan, argv: Sequence[str], change: Callable[[dict[str, Any]], object] | None = None) -> Plan:
+    """The same container with another program in the guest's place; ``change`` may alter its HostConfig."""
+    host = dict(plan.action["HostConfig"])
+    if change is not None:
+        change(host)
+    return replace(plan, action={**plan.action, "Entrypoint": list(argv), "HostConfig": host})
+
+
+@asynccontextmanager
+async def python(driver: DockerDriver, code: str, plan: Plan | None = None) -> AsyncIterator[DockerSandbox]:
+    """A container whose process 1 is plain Python running ``code``."""
+    alone = instead_of_guest(plan or driver.plan(spec()), ["/usr/bin/python3", "-I", "-c", code])
+    async with driver.open(alone) as sandbox:
+        yield sandbox
+
+
+async def read_all(sandbox: DockerSandbox) -> str:
+    """Everything the container prints until it ends."""
+    text = b""
+    with anyio.fail_after(PATIENCE):
+        while True:
+            try:
+                text += await sandbox.channel.receive()
+            except anyio.EndOfStream:
+                return text.decode()
+
+
+def client() -> Any:
+    """The SDK's client, to look from outside at what the driver did."""
+    return docker.APIClient(base_url=host_from_environment(), version="auto", timeout=PATIENCE)
+
+
+def sandboxes() -> set[str]:
+    """Ids of all sandboxes that are containers now, running or not."""
+    with client() as api:
+        return {each["Labels"][SANDBOX_LABEL] for each in api.containers(all=True, filters={"label": SANDBOX_LABEL})}
+
+
+def wait_until_removed(names: Sequence[str]) -> None:
+    """Return once the Engine has removed these containers; raises its timeout if it does not."""
+    with client() as api:
+        for name in names:
+            try:
+                api.wait(name, condition="removed", timeout=PATIENCE)
+            except NotFound:
+                continue

@@ -1,0 +1,145 @@
+"""An image cannot change the sandbox: what it declares is overridden, or it is refused (I3)."""
+
+import contextlib
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from docker.errors import ImageNotFound
+
+from sandboxes.docker.driver import DockerDriver
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.images import content
+from tests.docker_sandboxes import client, program, spec
+
+pytestmark = pytest.mark.driver("docker")
+
+Derive = Callable[..., str]
+
+
+@pytest.fixture
+def derive() -> Iterator[Derive]:
+    """Makes an image with more lines than ours; returns its name. Removed afterwards."""
+    names: list[str] = []
+    ours = content.tag()
+
+    def build(*lines: str) -> str:
+        name = f"glovebox-test/hostile:{len(names)}"
+        recipe = "\n".join((f"FROM {ours}", *lines)).encode()
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            entry = tarfile.TarInfo("Dockerfile")
+            entry.size = len(recipe)
+            tar.addfile(entry, io.BytesIO(recipe))
+        archive.seek(0)
+        with client() as api:
+            for answer in api.build(fileobj=archive, custom_context=True, tag=name, rm=True, decode=True):
+                assert "error" not in answer, answer
+        names.append(name)
+        return name
+
+    yield build
+    with client() as api:
+        for name in names:
+            with contextlib.suppress(ImageNotFound):
+                api.remove_image(name, force=True)
+
+
+async def test_what_an_image_declares_does_not_reach_the_sandbox(
+    monkeypatch: pytest.MonkeyPatch, derive: Derive
+) -> None:
+    """Entry point, command, user, variables, directory, health check, stop signal and labels are all ours."""
+    hostile = derive(
+        'ENTRYPOINT ["/bin/false"]',
+        'CMD ["--evil"]',
+        "USER 0:0",
+        "WORKDIR /root",
+        "ENV LD_PRELOAD=/evil.so PYTHONSTARTUP=/evil.py PATH=/evil HOME=/root",
+        "HEALTHCHECK CMD /bin/true",
+        "STOPSIGNAL SIGUSR1",
+        "EXPOSE 2375",
+        'LABEL dev.glovebox.owner="somebody" dev.glovebox.sandbox="another"',
+    )
+    monkeypatch.setattr(content, "tag", lambda: hostile)
+    code = (
+        "import os; print(os.getuid(), sorted(set(os.environ) & {'LD_PRELOAD', 'PYTHONSTARTUP'}), "
+        "os.environ['PATH'], os.environ['HOME'])"
+    )
+    async with DockerDriver.connect() as driver:
+        plan = driver.plan(spec())
+        outcome, _, differences = await program(driver, code, plan)
+        async with driver.open(plan) as sandbox:
+            with client() as api:
+                found = api.inspect_container(f"glovebox-{sandbox.id}")
+    assert outcome.stdout.text == "65532 [] /usr/bin:/bin /tmp\n"
+    assert differences == ()
+    assert found["Config"]["Labels"]["dev.glovebox.sandbox"] == sandbox.id
+    assert found["Config"]["Labels"]["dev.glovebox.owner"] != "somebody"
+    assert found["Config"]["StopSignal"] == "SIGKILL"
+    assert "Health" not in found["State"]
+    assert found["Path"] == "/usr/bin/python3"
+
+
+async def test_without_our_body_the_same_image_would_have_its_way(derive: Derive) -> None:
+    """Control: asked for nothing else, the Engine takes entry point and variables from the image."""
+    hostile = derive('ENTRYPOINT ["/bin/false"]', "ENV LD_PRELOAD=/evil.so", "USER 0:0")
+    with client() as api:
+        made = api.create_container_from_config({"Image": hostile})["Id"]
+        try:
+            found = api.inspect_container(made)
+        finally:
+            api.remove_container(made, force=True)
+    assert found["Path"] == "/bin/false"
+    assert "LD_PRELOAD=/evil.so" in found["Config"]["Env"]
+    assert found["Config"]["User"] == "0:0"
+
+
+async def test_an_image_with_a_volume_is_refused(monkeypatch: pytest.MonkeyPatch, derive: Derive) -> None:
+    """A volume is a writable directory of the host's without any limit: the driver is not usable, and says why."""
+    hostile = derive("VOLUME /data")
+    monkeypatch.setattr(content, "tag", lambda: hostile)
+    async with DockerDriver.connect() as driver:
+        assert not driver.capabilities.usable
+        with pytest.raises(SandboxUnavailable, match="declares /data") as refusal:
+            driver.plan(spec())
+    assert "docker rmi" in refusal.value.fix
+
+
+async def test_a_missing_image_is_told_with_the_command_that_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when another version's image is there: tags are content, so an old guest is never met."""
+    monkeypatch.setattr(content, "tag", lambda: "glovebox/python:0000000000000000")
+    async with DockerDriver.connect() as driver:
+        with pytest.raises(SandboxUnavailable, match="lacks the image") as refusal:
+            driver.plan(spec())
+    assert refusal.value.fix == "glovebox setup --docker"
+
+
+async def test_an_image_that_goes_away_is_told_the_same(monkeypatch: pytest.MonkeyPatch, derive: Derive) -> None:
+    """The plan names the image by its digest; one that was removed meanwhile is not replaced by another."""
+    passing = derive("ENV X=1")
+    monkeypatch.setattr(content, "tag", lambda: passing)
+    async with DockerDriver.connect() as driver:
+        plan = driver.plan(spec())
+        with client() as api:
+            api.remove_image(passing, force=True)
+        derive("ENV X=2")
+        with pytest.raises(SandboxUnavailable, match="No such image") as refusal:
+            async with driver.open(plan):
+                pytest.fail("opened")
+    assert "glovebox setup --docker" in refusal.value.fix
+
+
+def test_the_name_is_the_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another lock, another image; the same content, the same name."""
+    content.tag.cache_clear()
+    name = content.tag()
+    content.tag.cache_clear()
+    assert content.tag() == name
+    other = tmp_path / "lock"
+    other.write_text("numpy==1")
+    monkeypatch.setattr(content, "LOCK", other)
+    content.tag.cache_clear()
+    assert content.tag() != name
+    content.tag.cache_clear()

@@ -1,0 +1,60 @@
+"""What the kernel accounts for a container is read from its own groups, on both versions, and from nobody else's."""
+
+from pathlib import Path
+
+import pytest
+
+from sandboxes.docker.usage import Usage, groups, read
+
+CONTAINER = "c0ffee" * 10
+
+
+def tree(root: Path, files: dict[str, str]) -> None:
+    """Write files below a directory."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def test_version_1_is_read_per_controller(tmp_path: Path) -> None:
+    """Memory and processor time are in two hierarchies; nanoseconds become seconds."""
+    own = f"docker/{CONTAINER}"
+    tree(
+        tmp_path,
+        {
+            "proc/7/cgroup": f"9:name=systemd:/{own}\n4:memory:/{own}\n2:cpu,cpuacct:/{own}\n0::/\n",
+            f"cg/memory/{own}/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            f"cg/memory/{own}/memory.max_usage_in_bytes": "4096\n",
+            f"cg/cpuacct/{own}/cpuacct.usage": "1500000000\n",
+        },
+    )
+    found = read(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc"))
+    assert found == Usage(out_of_memory=True, memory_peak_bytes=4096, cpu_seconds=1.5)
+
+
+def test_version_2_is_read_from_one_group(tmp_path: Path) -> None:
+    """Microseconds become seconds; a kernel before 5.19 has no memory.peak."""
+    own = f"system.slice/docker-{CONTAINER}.scope"
+    tree(
+        tmp_path,
+        {
+            "proc/7/cgroup": f"0::/{own}\n",
+            f"cg/{own}/memory.events": "low 0\nhigh 0\nmax 3\noom 0\noom_kill 0\n",
+            f"cg/{own}/cpu.stat": "usage_usec 2500000\nuser_usec 1\nsystem_usec 2\n",
+        },
+    )
+    found = read(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc"))
+    assert found == Usage(out_of_memory=False, memory_peak_bytes=None, cpu_seconds=2.5)
+
+
+@pytest.mark.parametrize("line", ["4:memory:/docker/another\n", "0::/user.slice\n", ""])
+def test_groups_of_another_process_are_not_read(tmp_path: Path, line: str) -> None:
+    """A number seen from another pid namespace is somebody else's here: its groups lack the container's name."""
+    tree(tmp_path, {"proc/7/cgroup": line, "cg/memory/docker/another/memory.oom_control": "oom_kill 9\n"})
+    assert read(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc")) is None
+
+
+def test_a_process_that_is_gone_has_no_usage(tmp_path: Path) -> None:
+    """No error: the container ended before it was looked at."""
+    assert read(groups(7, CONTAINER, tmp_path, tmp_path)) is None
