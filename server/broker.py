@@ -101,8 +101,10 @@ class Broker:
         spec = replace(to_spec(profile, workspace=self.workspace), preload=())
         driver, plan = await self.drivers.choose(profile.isolation, spec)
         listener.progress(f"Starting a {driver.name} sandbox")
-        async with self.artifacts.collect(call, spec.limits) as collection:
-            collector = Collector(collection, self.audit, call)
+        async with (
+            self.artifacts.collect(call, spec.limits) as collection,
+            Collector(collection, self.audit, call) as collector,
+        ):
             gate = gate_for(profile, self.audit, call)
             async with driver.open(plan) as sandbox:
                 link = await self._proved(call, plan, sandbox)

@@ -2,6 +2,8 @@
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from sandboxes.outcome import Outcome, SkippedFile
 from sandboxes.result import IMAGE_TYPES
@@ -18,6 +20,8 @@ MAX_INLINE_BYTES = 128 * 1024
 """An image file of this size is also shown; larger ones are links, because messages are capped at 256 KiB."""
 MAX_INLINE = 4
 """Image files shown in one result."""
+MAX_REFUSED = 128
+"""Refused files that get a record and a note of their own; the rest are counted, so that no flood fills the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +36,49 @@ class Delivered:
 
 
 class Collector:
-    """Collects the files of one call."""
+    """Collects the files of one call: ``async with Collector(…) as collector``; leaving drops what is not complete."""
 
     def __init__(self, collection: Collection, audit: AuditLog, call: ToolCall) -> None:
         self._collection = collection
         self._audit = audit
         self._call = call
         self._skipped: list[SkippedFile] = []
+        self._uncounted = 0
+        self._open: set[_Receiving] = set()
         self._images: dict[str, bytes] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for receiving in tuple(self._open):
+            await receiving.drop(_INCOMPLETE)
 
     async def accept(self, name: str, size: int) -> "_Receiving | None":
         """Take one file the guest announces; None refuses it. Its size is only what the guest says."""
         receiving = _Receiving(self, name, keep=size <= MAX_INLINE_BYTES)
         return receiving if await receiving.begin(self._collection) else None
 
+    def hold(self, receiving: "_Receiving") -> None:
+        """Remember a file that has begun, until ``release``."""
+        self._open.add(receiving)
+
+    def release(self, receiving: "_Receiving") -> None:
+        """Forget a file that has ended, one way or the other."""
+        self._open.discard(receiving)
+
     async def refuse(self, name: str, refusal: Refused) -> None:
         """Record that a file is not an artifact."""
-        self._skipped.append(SkippedFile(name=quoted(name), reason=refusal.reason))
-        await self._audit.append(ArtifactRefused(call_id=self._call.id, name=quoted(name), reason=refusal.reason))
+        if len(self._skipped) == MAX_REFUSED:
+            self._uncounted += 1
+            return
+        await self._refused(quoted(name), refusal.reason)
+
+    async def _refused(self, name: str, reason: str) -> None:
+        self._skipped.append(SkippedFile(name=name, reason=reason))
+        await self._audit.append(ArtifactRefused(call_id=self._call.id, name=name, reason=reason))
 
     def saw(self, uri: str, content: bytes) -> None:
         """Keep a small picture, to be shown."""
@@ -63,6 +92,9 @@ class Collector:
             SandboxUnavailable: the store failed.
             AuditUnavailable: a record could not be written; nothing is visible.
         """
+        for receiving in sorted(self._open, key=lambda each: each.name):
+            await receiving.drop(_INCOMPLETE)
+            await self.refuse(receiving.name, _INCOMPLETE)
         for skipped in outcome.skipped:
             await self._audit.append(
                 ArtifactRefused(call_id=self._call.id, name=quoted(skipped.name), reason=skipped.reason)
@@ -93,6 +125,8 @@ class Collector:
             for artifact in found:
                 await self.refuse(artifact.name, refusal)
             found = ()
+        if self._uncounted:
+            await self._refused("…", f"and {self._uncounted} more")
         links = {
             artifact.name: Link(
                 uri=artifact.uri,
@@ -117,22 +151,26 @@ class Collector:
         )
 
 
+_INCOMPLETE = Refused("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
+
+
 class _Receiving:
-    """One file on its way from the guest to the store. What fails is recorded and the rest of it dropped."""
+    """One file on its way from the guest to the store. What is refused is recorded and the rest of it thrown away."""
 
     def __init__(self, collector: Collector, name: str, *, keep: bool) -> None:
+        self.name = name
         self._collector = collector
-        self._name = name
         self._stack = AsyncExitStack()
         self._sink: FileSink | None = None
         self._kept: bytearray | None = bytearray() if keep else None
 
     async def begin(self, collection: Collection) -> bool:
         try:
-            self._sink = await self._stack.enter_async_context(collection.receive(self._name))
+            self._sink = await self._stack.enter_async_context(collection.receive(self.name))
         except Refused as refusal:
-            await self._collector.refuse(self._name, refusal)
+            await self._collector.refuse(self.name, refusal)
             return False
+        self._collector.hold(self)
         return True
 
     async def data(self, data: bytes) -> None:
@@ -140,10 +178,13 @@ class _Receiving:
             return
         try:
             await self._sink.write(data)
-        except (Refused, ArtifactsUnavailable) as problem:
-            self._sink = None
-            await self._give_up(problem)
+        except Refused as refusal:
+            await self.drop(refusal)
+            await self._collector.refuse(self.name, refusal)
             return
+        except ArtifactsUnavailable as problem:
+            await self.drop(problem)
+            raise
         if self._kept is not None:
             self._kept += data
             if len(self._kept) > MAX_INLINE_BYTES:
@@ -153,17 +194,17 @@ class _Receiving:
         if self._sink is None:
             return
         sink, self._sink = self._sink, None
+        self._collector.release(self)
         try:
             await self._stack.aclose()
         except Refused as refusal:
-            await self._collector.refuse(self._name, refusal)
+            await self._collector.refuse(self.name, refusal)
             return
         if self._kept is not None:
             self._collector.saw(sink.uri, bytes(self._kept))
 
-    async def _give_up(self, problem: Refused | ArtifactsUnavailable) -> None:
-        """Leave the store's block by the exception, so that it removes what it had."""
-        try:
-            await self._stack.__aexit__(type(problem), problem, problem.__traceback__)
-        except Refused as refusal:
-            await self._collector.refuse(self._name, refusal)
+    async def drop(self, problem: Exception) -> None:
+        """Leave the store's block by an exception, so that it removes what it had."""
+        self._sink = None
+        self._collector.release(self)
+        await self._stack.__aexit__(type(problem), problem, problem.__traceback__)

@@ -1,0 +1,276 @@
+"""From a hostile guest's file streams to artifacts: every file is kept whole or refused on the record."""
+
+import errno
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from sandboxes.outcome import Blob, Captured, Outcome, SkippedFile, Usage
+from server.artifacts.record import ArtifactsUnavailable
+from server.artifacts.store import ArtifactStore
+from server.audit.events import ArtifactCollected, ArtifactRefused
+from server.audit.log import AuditLog
+from server.collecting import MAX_INLINE, MAX_INLINE_BYTES, MAX_REFUSED, Collector
+from tests.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
+
+NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
+
+
+class Recorder:
+    """An audit log that keeps its events in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    async def append(self, event: object) -> None:
+        """Take one event."""
+        self.events.append(event)
+
+    def refused(self) -> list[tuple[str, str]]:
+        """Name and reason of every refusal."""
+        return [(each.name, each.reason) for each in self.events if isinstance(each, ArtifactRefused)]
+
+    def collected(self) -> list[str]:
+        """Names of what was collected."""
+        return [each.name for each in self.events if isinstance(each, ArtifactCollected)]
+
+
+def outcome(*, blobs: tuple[Blob, ...] = (), skipped: tuple[SkippedFile, ...] = ()) -> Outcome:
+    """An outcome of which only the files matter."""
+    return Outcome(
+        ended="exited", code=0, reason="", stdout=NOTHING, stderr=NOTHING, value=None, blobs=blobs, skipped=skipped,
+        usage=Usage(wall_ms=1, cpu_ms=1, memory_peak_bytes=1),
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def collecting(
+    directory: Path, recorder: Recorder, *, output_bytes: int = 1_000_000, output_files: int = 8
+) -> AsyncIterator[tuple[Collector, ArtifactStore]]:
+    """A collector of one call over a real store."""
+    bounds = limits(output_bytes=output_bytes, output_files=output_files)
+    async with (
+        a_store(directory) as store,
+        store.collect(a_call(), bounds) as collection,
+        Collector(collection, cast("AuditLog", recorder), a_call()) as collector,
+    ):
+        yield collector, store
+
+
+async def put(collector: Collector, name: str, *chunks: bytes, size: int | None = None) -> None:
+    """Send one whole file, as the link would."""
+    sink = await collector.accept(name, sum(map(len, chunks)) if size is None else size)
+    if sink is not None:
+        for chunk in chunks:
+            await sink.data(chunk)
+        await sink.end()
+
+
+@pytest.fixture
+def same_descriptors() -> Iterator[None]:
+    """No descriptor more after a test than before it."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_file_becomes_an_artifact_and_a_record(tmp_path: Path) -> None:
+    """The control of all that follows."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, store):
+        await put(collector, "a/b.txt", b"hello ", b"world")
+        delivered = await collector.deliver(outcome())
+        (link,) = delivered.artifacts
+        assert (link.name, link.bytes) == ("a/b.txt", 11)
+        assert await content(store, link.uri, ALICE) == b"hello world"
+    assert (recorder.collected(), recorder.refused(), delivered.skipped) == (["a/b.txt"], [], ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a\x00b", "a\nb", "\udcff", "x" * 2000, "a\\b", "\u202etxt"],
+)
+async def test_a_hostile_name_is_refused_on_the_record(tmp_path: Path, name: str) -> None:
+    """The name is in the record as printable ASCII, bounded; the other files are not affected."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, _):
+        assert await collector.accept(name, 1) is None
+        await put(collector, "good.txt", b"x")
+        delivered = await collector.deliver(outcome())
+    ((recorded, reason),) = recorder.refused()
+    assert recorded.removesuffix("…").isascii()
+    assert recorded.isprintable()
+    assert len(recorded) < 700
+    assert "was not kept" in reason
+    assert [link.name for link in delivered.artifacts] == ["good.txt"]
+    assert [each.reason for each in delivered.skipped] == [reason]
+
+
+@pytest.mark.usefixtures("same_descriptors")
+async def test_files_may_overlap(tmp_path: Path) -> None:
+    """A guest may send several at a time, in pieces; each arrives whole."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, store):
+        sinks = [await collector.accept(f"{n}.bin", 10) for n in range(8)]
+        for part in range(10):
+            for n, sink in enumerate(sinks):
+                assert sink is not None
+                await sink.data(bytes([n * 16 + part]))
+        for sink in reversed(sinks):
+            assert sink is not None
+            await sink.end()
+        delivered = await collector.deliver(outcome())
+        for n, link in enumerate(sorted(delivered.artifacts, key=lambda each: each.name)):
+            assert await content(store, link.uri, ALICE) == bytes(n * 16 + part for part in range(10))
+
+
+async def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
+    """Also while the first is still on its way, and in other spellings."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, _):
+        first = await collector.accept("a.txt", 1)
+        assert first is not None
+        for name in ("a.txt", "A.TXT", "a.txt/b"):
+            assert await collector.accept(name, 1) is None
+        await first.data(b"1")
+        await first.end()
+        delivered = await collector.deliver(outcome())
+    assert len(recorder.refused()) == 3
+    assert [link.name for link in delivered.artifacts] == ["a.txt"]
+
+
+@pytest.mark.usefixtures("same_descriptors")
+async def test_a_file_that_grows_past_the_limit_is_refused_on_the_record(tmp_path: Path) -> None:
+    """What the guest announced does not count, what comes does; nothing of the file stays."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder, output_bytes=1000) as (collector, _):
+        await put(collector, "small.txt", b"x" * 600)
+        sink = await collector.accept("big.txt", 1)
+        assert sink is not None
+        await sink.data(b"y" * 401)
+        await sink.data(b"y" * 10)  # the rest of it, already under way
+        await sink.end()
+        delivered = await collector.deliver(outcome())
+        assert [link.name for link in delivered.artifacts] == ["small.txt"]
+    ((name, reason),) = recorder.refused()
+    assert name == "'big.txt'"
+    assert "more than the 1000 bytes" in reason
+    assert [each.name for each in delivered.skipped] == ["'big.txt'"]
+
+
+@pytest.mark.usefixtures("same_descriptors")
+async def test_a_file_that_never_ends_is_refused_on_the_record(tmp_path: Path) -> None:
+    """The guest said its outcome, or reset the stream, in the middle of a file."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, _):
+        for n in range(5):
+            sink = await collector.accept(f"{n}.txt", 100)
+            assert sink is not None
+            await sink.data(b"half")
+        delivered = await collector.deliver(outcome())
+    assert delivered.artifacts == ()
+    assert [reason for _, reason in recorder.refused()] == ["It did not arrive whole."] * 5
+    assert not [name for name in files(tmp_path) if name.endswith((".part", ".tmp")) or "incoming" in name]
+
+
+@pytest.mark.usefixtures("same_descriptors")
+async def test_a_call_that_ends_in_the_middle_of_a_file_leaves_nothing(tmp_path: Path) -> None:
+    """Cancelled, timed out or failed: no descriptor and no file is left."""
+    recorder = Recorder()
+    async with a_store(tmp_path):
+        before = files(tmp_path)
+    with anyio.CancelScope() as scope:
+        async with collecting(tmp_path, recorder) as (collector, _):
+            for n in range(5):
+                sink = await collector.accept(f"{n}.txt", 100)
+                assert sink is not None
+                await sink.data(b"half" * 100_000 if n == 0 else b"half")
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert files(tmp_path) == before
+
+
+@pytest.mark.usefixtures("same_descriptors")
+async def test_a_full_disk_ends_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's failure is ours: it is told, never a file that is silently missing."""
+
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, _):
+        sink = await collector.accept("a.bin", 1)
+        assert sink is not None
+        with monkeypatch.context() as patch:
+            patch.setattr("server.artifacts.collect.os.write", full)
+            with pytest.raises(ArtifactsUnavailable):
+                await sink.data(bytes(300_000))
+    assert recorder.events == []
+
+
+async def test_a_flood_of_refusals_is_counted_not_recorded(tmp_path: Path) -> None:
+    """A guest may open tens of thousands of streams: the log gets MAX_REFUSED records and one sum."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder, output_files=2) as (collector, _):
+        for n in range(1000):
+            await put(collector, f"{n}.txt", b"x")
+        delivered = await collector.deliver(outcome())
+    assert len(delivered.artifacts) == 2
+    assert len(recorder.refused()) == MAX_REFUSED + 1
+    assert recorder.refused()[-1] == ("…", f"and {998 - MAX_REFUSED} more")
+    assert len(delivered.skipped) == MAX_REFUSED + 1
+
+
+async def test_what_the_guest_skipped_is_recorded_as_ascii(tmp_path: Path) -> None:
+    """Names and reasons of a hostile guest are bounded by the link; here they become harmless to print."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, _):
+        await collector.deliver(outcome(skipped=(SkippedFile(name="\x1b[2J\udcff", reason="not a regular file"),)))
+    ((name, _),) = recorder.refused()
+    assert name.isascii()
+    assert name.isprintable()
+
+
+async def test_figures_are_artifacts_and_shown(tmp_path: Path) -> None:
+    """Under names of ours; a file of the program's that has such a name keeps it, and the figure is still shown."""
+    recorder = Recorder()
+    blobs = (Blob(media_type="image/png", data=PNG), Blob(media_type="image/png", data=PNG + b"2"))
+    async with collecting(tmp_path, recorder) as (collector, _):
+        await put(collector, "figure-1.png", PNG + b"mine")
+        delivered = await collector.deliver(outcome(blobs=blobs))
+    assert [link.name for link in delivered.artifacts] == ["figure-1.png"]
+    assert [link.name for link in delivered.figures] == ["figure-2.png"]
+    assert [image.data for image in delivered.shown][:2] == [blob.data for blob in blobs]
+
+
+async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
+    """MAX_INLINE of at most MAX_INLINE_BYTES, by what came and not by what was announced, and only real ones."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder, output_files=20, output_bytes=10_000_000) as (collector, _):
+        await put(collector, "big.png", PNG, bytes(MAX_INLINE_BYTES), size=1)
+        await put(collector, "false.png", b"no picture")
+        for n in range(MAX_INLINE + 2):
+            await put(collector, f"{n}.png", PNG, bytes([n]))
+        delivered = await collector.deliver(outcome())
+    assert [image.data for image in delivered.shown] == [PNG + bytes([n]) for n in range(MAX_INLINE)]
+
+
+async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None:
+    """All or none; each file is then on the record as refused."""
+    recorder = Recorder()
+    async with (
+        a_store(tmp_path, total=1000) as store,
+        store.collect(a_call(), limits()) as collection,
+        Collector(collection, cast("AuditLog", recorder), a_call()) as collector,
+    ):
+        await put(collector, "a.txt", b"x" * 800)
+        await put(collector, "b.txt", b"x" * 800 + b"y")
+        delivered = await collector.deliver(outcome())
+    assert (delivered.artifacts, delivered.shown) == ((), ())
+    assert [name for name, _ in recorder.refused()] == ["'a.txt'", "'b.txt'"]
