@@ -61,7 +61,7 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
     value = taken(outcome, Listed)
     if isinstance(value, Problem):
         return failed(value)
-    notes = [f"{value.total} found"]
+    notes = [f"found: {value.total}"]
     if value.passed_over:
         notes.append(f"not entered: {', '.join(value.passed_over)}")
     if value.truncated:

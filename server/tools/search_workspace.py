@@ -66,7 +66,7 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
     value = taken(outcome, Found)
     if isinstance(value, Problem):
         return failed(value)
-    notes = [f"{len(value.matches)} matches in {value.searched} text files", f"{value.binary} binary files left out"]
+    notes = [f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"]
     if value.passed_over:
         notes.append(f"not entered: {', '.join(value.passed_over)}")
     if value.truncated:

@@ -36,7 +36,9 @@ def taken(outcome: Outcome, model: type[_Model]) -> _Model | Problem:
     """Return the job's value as ``model`` reads it, or what kept it from having one."""
     if outcome.ended != "exited" or outcome.code != 0:
         reason = outcome.reason or "The job failed inside the sandbox."
-        return Problem(rule=f"job.{outcome.ended}", reason=reason[:2000], hint="Ask for less at a time.")
+        return Problem(
+            rule=f"job.{outcome.ended}", reason=reason[:2000], hint="Ask for less, or for something simpler."
+        )
     try:
         if isinstance(outcome.value, dict) and "error" in outcome.value:
             return _Failure.model_validate(outcome.value).error

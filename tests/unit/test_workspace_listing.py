@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_listed_is_counted(workspace: Workspace, monkeyp
 
     monkeypatch.setattr(os, "scandir", scan)
     value = workspace.run("list")
-    assert value["truncated"] == "1 folders not readable"
+    assert value["truncated"] == "unreadable folders: 1"
     assert "src/main.ts" in [entry["path"] for entry in value["entries"]]
 
 
@@ -170,7 +170,7 @@ def test_a_folder_nested_deeper_than_a_path_can_be_does_not_end_the_walk(workspa
     finally:
         os.chdir(here)
     value = workspace.run("list")
-    assert value["truncated"] == "1 folders not readable"
+    assert value["truncated"] == "unreadable folders: 1"
     assert value["entries"][-1]["path"] == "z.py"
 
 

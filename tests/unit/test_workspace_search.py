@@ -133,7 +133,7 @@ def test_files_that_are_too_large_are_counted(workspace: Workspace) -> None:
     workspace.write("l/large.txt", "needle\n".ljust(search.MAX_FILE + 1))
     value = workspace.run("search", pattern="needle", path="l", literal=True)
     assert [match["path"] for match in value["matches"]] == ["l/ok.txt"]
-    assert value["truncated"] == f"1 files over {search.MAX_FILE} bytes not searched"
+    assert value["truncated"] == f"not searched: files over {search.MAX_FILE} bytes, 1"
 
 
 def test_time_spent_is_bounded_and_said(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,14 +94,14 @@ def test_a_picture_is_described_beside_itself() -> None:
 def test_a_listing_is_complete_as_text() -> None:
     """Every entry with type, size and time, and what is missing."""
     assert text(answer(LIST_WORKSPACE_FILES, LISTED)) == (
-        "[7 found; not entered: .git; cut: 2 of 7 shown]\na  3  2026-01-01T00:00:00Z\nd/"
+        "[found: 7; not entered: .git; cut: 2 of 7 shown]\na  3  2026-01-01T00:00:00Z\nd/"
     )
 
 
 def test_matches_are_grouped_by_file_as_text() -> None:
     """Each file named once, lines numbered, a colon at the match."""
     assert text(answer(SEARCH_WORKSPACE, FOUND)) == (
-        "[3 matches in 4 text files; 1 binary files left out]\na\n  1- b\n  2: hit\n  3- c\n  9: hit\nz\n  1: hit"
+        "[matches: 3; text files searched: 4; binary files: 1]\na\n  1- b\n  2: hit\n  3- c\n  9: hit\nz\n  1: hit"
     )
 
 

@@ -44,7 +44,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     if walk.stopped:
         notes.append(f"stopped after {walk.stopped}")
     if walk.unreadable:
-        notes.append(f"{walk.unreadable} folders not readable")
+        notes.append(f"unreadable folders: {walk.unreadable}")
     emit.value(
         {
             "entries": entries,

@@ -35,9 +35,6 @@ _LOOKS_LIKE_HTML = (b"<!doctype html", b"<html")
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back title and text of ``body``, at most ``max_chars`` characters; HTML unconverted if ``raw``."""
-    if "error" in payload:
-        emit.value(payload)
-        return
     try:
         value = _value(payload)
     except Problem as problem:

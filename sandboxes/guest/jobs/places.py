@@ -226,4 +226,4 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
 
 
 def _name(path: str) -> str:
-    return shown(path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…")
+    return shown((path or ".") if len(path) <= _SHOWN else f"{path[:_SHOWN]}…")

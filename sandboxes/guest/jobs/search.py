@@ -54,10 +54,11 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
         notes.append(f"stopped after {walk.stopped}")
     for count, what in (
         (search.large, f"files over {MAX_FILE} bytes"),
-        (search.unreadable + walk.unreadable, "unreadable"),
+        (search.unreadable, "unreadable files"),
+        (walk.unreadable, "unreadable folders"),
     ):
         if count:
-            notes.append(f"{count} {what} not searched")
+            notes.append(f"not searched: {what}, {count}")
     emit.value(
         {
             "matches": search.matches,
