@@ -1,7 +1,8 @@
 """The broker's end of the wire: drives the codec over a sandbox's channel. Every byte that comes is hostile."""
 
-import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import anyio
@@ -14,6 +15,9 @@ from sandboxes.measure import Measured, parse
 
 _READ = 1024 * 1024
 """Bytes taken from the channel at once."""
+_OUTBOX = 1024 * 1024
+"""Bytes on their way to the guest beyond which those who send more wait."""
+_GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class GuestSkipped(BaseModel):
@@ -56,17 +60,26 @@ class Duplex(anyio.abc.ByteStream):
         self.kind = kind
         self.meta = meta
         self._link = link
+        self.scope = anyio.CancelScope()
+        """Serving it happens in here: when the guest resets the stream there is nobody left to serve."""
         # The codec's window bounds what can be in here: a peer that sends more breaks the protocol.
-        self._inbox, self._received = anyio.create_memory_object_stream[bytes](math.inf)
+        self._inbox: deque[bytes] = deque()
+        self._over = False
+        self._came = anyio.Event()
         self._credit = anyio.Event()
-        self._rest = b""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Bytes from the guest; raises anyio.EndOfStream at the end."""
-        data = self._rest or await self._received.receive()
-        self._rest = data[max_bytes:]
-        data = data[:max_bytes]
-        await self._link.send(self._link.wire.consumed(self.stream, len(data)))
+        while not self._inbox:
+            if self._over:
+                raise anyio.EndOfStream
+            self._came = anyio.Event()
+            await self._came.wait()
+        data = self._inbox.popleft()
+        if len(data) > max_bytes:
+            self._inbox.appendleft(data[max_bytes:])
+            data = data[:max_bytes]
+        self._link.post(self._link.wire.consumed(self.stream, len(data)))
         return data
 
     async def send(self, data: bytes) -> None:
@@ -89,21 +102,28 @@ class Duplex(anyio.abc.ByteStream):
             await self._link.send(self._link.wire.end(self.stream))
 
     async def note(self, body: Mapping[str, Any]) -> None:
-        """Answer the guest's opening of this stream, once, before any bytes."""
+        """Answer the guest's opening of this stream, once, before any bytes.
+
+        Raises:
+            anyio.BrokenResourceError: the guest has given the stream up.
+        """
+        if not self._link.wire.is_open(self.stream):
+            raise anyio.BrokenResourceError
         await self._link.send(self._link.wire.note(self.stream, body))
 
     async def reset(self, body: Mapping[str, Any]) -> None:
-        """End the stream at once, with the reason."""
-        await self._link.send(self._link.wire.reset(self.stream, body))
+        """End the stream at once, with the reason; nothing happens where it is over."""
+        self._link.post(self._link.wire.reset(self.stream, body))
         self.on_over()
 
     async def aclose(self) -> None:
         """End the stream if it is still open."""
-        await self.reset({"reason": "closed"})
+        await self.reset({})
 
     def on_data(self, data: bytes) -> None:
         """Called by the link."""
-        self._inbox.send_nowait(data)
+        self._inbox.append(data)
+        self._came.set()
 
     def on_credit(self) -> None:
         """Called by the link."""
@@ -111,7 +131,8 @@ class Duplex(anyio.abc.ByteStream):
 
     def on_over(self) -> None:
         """Called by the link: nothing more will come."""
-        self._inbox.close()
+        self._over = True
+        self._came.set()
         self._credit.set()
 
 
@@ -127,20 +148,44 @@ class Link:
     def __init__(self, channel: anyio.abc.ByteStream) -> None:
         self.wire = wire.Wire("host")
         self._channel = channel
-        self._sending = anyio.Lock()
+        self._outbox = bytearray()
+        self._posted = anyio.Event()
+        self._sent = anyio.Event()
         self._sinks: dict[int, Sink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
         self._queue: list[wire.Event] = []
 
-    async def send(self, frames: bytes) -> None:
-        """Send frames, whole and in order.
+    def post(self, frames: bytes) -> None:
+        """Send frames, whole and in order, without waiting.
 
-        Raises:
-            anyio.BrokenResourceError: the guest is gone.
+        What reads from the guest never waits for it: guest and host would wait for each other. Credit bounds the data
+        that is under way, and all else is a few bytes for each megabyte or stream of the guest's.
         """
         if frames:
-            async with self._sending:
+            self._outbox += frames
+            self._posted.set()
+
+    async def send(self, frames: bytes) -> None:
+        """Send frames, whole and in order, even if cancelled; waits while much is under way."""
+        self.post(frames)
+        while len(self._outbox) > _OUTBOX:
+            await self._sent.wait()
+
+    async def _write(self) -> None:
+        """The one task that writes to the channel, so that no other's cancellation can cut a frame in two.
+
+        A guest that takes nothing any more may have said its last word, which is still to be read: that is for the
+        reader to find out.
+        """
+        with suppress(*_GONE, OSError):
+            while True:
+                await self._posted.wait()
+                self._posted = anyio.Event()
+                frames = bytes(self._outbox)
+                self._outbox.clear()
+                self._sent.set()
+                self._sent = anyio.Event()
                 await self._channel.send(frames)
 
     async def ready(self) -> Measured:
@@ -173,17 +218,19 @@ class Link:
         Raises:
             SandboxUnavailable: the guest broke the protocol.
             anyio.EndOfStream: the guest ended without an outcome.
+            Exception: what ``accept`` or ``serve`` raise.
         """
         try:
             async with anyio.create_task_group() as tasks:
-                await self.send(self.wire.message("job", job))
+                tasks.start_soon(self._write)
+                self.post(self.wire.message("job", job))
                 tasks.start_soon(self._send_inputs, inputs)
                 body = await self._pump(accept, serve, tasks)
                 tasks.cancel_scope.cancel()
-        except* (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise anyio.EndOfStream from None
-        except* wire.ProtocolError as problems:
-            raise _broken(str(problems.exceptions[0])) from None
+        except BaseExceptionGroup as problems:
+            # Tasks fail together; what counts is what went wrong, and then that the guest is gone.
+            _, wrong = problems.split(_GONE)
+            raise anyio.EndOfStream if wrong is None else _first(wrong) from None
         try:
             return GuestOutcome.model_validate(body)
         except ValidationError as problem:
@@ -215,20 +262,21 @@ class Link:
         if not event.duplex:
             sink = await accept(event.kind, event.meta)
             if sink is None:
-                await self.send(self.wire.reset(event.stream, {"reason": "refused"}))
+                self.post(self.wire.reset(event.stream, {"reason": "refused"}))
             else:
                 self._sinks[event.stream] = sink
         elif serve is None:
             reason = "This sandbox has no network."
-            await self.send(self.wire.reset(event.stream, {"rule": "network.mode", "reason": reason, "hint": ""}))
+            self.post(self.wire.reset(event.stream, {"rule": "network.mode", "reason": reason, "hint": ""}))
         else:
             duplex = self._duplexes[event.stream] = Duplex(self, event.stream, event.kind, event.meta)
             tasks.start_soon(self._serve, serve, duplex)
 
     async def _serve(self, serve: Serve, duplex: Duplex) -> None:
         try:
-            await serve(duplex)
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            with duplex.scope:
+                await serve(duplex)
+        except _GONE:
             pass  # the guest gave the stream up
         finally:
             self._duplexes.pop(duplex.stream, None)
@@ -238,7 +286,7 @@ class Link:
         sink = self._sinks.get(event.stream)
         if sink is not None:
             await sink.data(event.data)
-            await self.send(self.wire.consumed(event.stream, len(event.data)))
+            self.post(self.wire.consumed(event.stream, len(event.data)))
         elif (duplex := self._duplexes.get(event.stream)) is not None:
             duplex.on_data(event.data)
 
@@ -250,6 +298,8 @@ class Link:
             self._more_credit(event.stream)
         if (duplex := self._duplexes.get(event.stream)) is not None:
             duplex.on_over()
+            if isinstance(event, wire.Reset):
+                duplex.scope.cancel()
 
     async def _send_inputs(self, inputs: Sequence[tuple[str, bytes]]) -> None:
         for name, content in inputs:
@@ -271,6 +321,14 @@ class Link:
             self._credit.pop(stream).set()
         if stream in self._duplexes:
             self._duplexes[stream].on_credit()
+
+
+def _first(problems: BaseExceptionGroup) -> BaseException:
+    """One exception of a group, however deep."""
+    problem: BaseException = problems
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem
 
 
 def _broken(reason: str) -> SandboxUnavailable:

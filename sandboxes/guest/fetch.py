@@ -6,6 +6,8 @@ host's side.
 
 from __future__ import annotations
 
+from time import monotonic
+
 from sandboxes.guest.loop import Loop, StreamHandler
 
 TYPE_CHECKING = False
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sandboxes.guest.emit import Emit
+
+
+_LATE = {"rule": "egress.failed", "reason": "The call's time was up before all had come.", "hint": "Try again later."}
 
 
 class _Response(StreamHandler):
@@ -43,14 +48,17 @@ class _Response(StreamHandler):
             self.error = body
 
 
-def fetch(loop: Loop, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Get what ``payload`` names; returns the payload of ``deliver``. The host's clock bounds the wait."""
+def fetch(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+    """Get what ``payload`` names until ``deadline`` (monotonic seconds); returns the payload of ``run``."""
     response = _Response()
     meta = {"method": payload["method"], "url": payload["url"], "headers": []}
     stream = loop.open("request", meta, response, duplex=True)
     loop.send(loop.wire.end(stream))
-    while not response.over:
-        loop.step(None)
+    while not response.over and monotonic() < deadline:
+        loop.step(deadline)
+    if not response.over:
+        loop.send(loop.wire.reset(stream))
+        response.on_reset(_LATE if response.head is None else {"truncated": _LATE["reason"]})
     return {
         "head": response.head,
         "body": bytes(response.body),

@@ -28,6 +28,9 @@ class HostGone(Exception):  # noqa: N818 - it names what happened
 class StreamHandler:
     """What happens on one stream. Subclasses override what they care for."""
 
+    paced = False
+    """Whether it gives back credit itself (``Wire.consumed``) once it is rid of the bytes, instead of at once."""
+
     def on_data(self, data: bytes) -> None:
         """Take bytes from the host."""
 
@@ -53,6 +56,7 @@ class Loop:
         self._out = wire_out
         self._poll = select.poll()
         self._readable: dict[int, Callable[[], None]] = {}
+        self._writable: dict[int, Callable[[], None]] = {}
         self._streams: dict[int, StreamHandler] = {}
         self.on_open: Callable[[wire.Open], StreamHandler] | None = None
         self.job: Mapping[str, Any] | None = None
@@ -69,16 +73,32 @@ class Loop:
     def watch(self, descriptor: int, readable: Callable[[], None]) -> None:
         """Call ``readable`` whenever the descriptor has bytes or is closed by its peer."""
         self._readable[descriptor] = readable
-        self._poll.register(descriptor, select.POLLIN)
+        self._register(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
-        """Forget a descriptor; fine if it is not watched."""
+        """Read no more from a descriptor; fine if it is not watched."""
         if self._readable.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
+            self._register(descriptor)
 
     def watches(self, descriptor: int) -> bool:
-        """Whether the descriptor is watched now."""
+        """Whether the descriptor is watched for reading now."""
         return descriptor in self._readable
+
+    def watch_writing(self, descriptor: int, writable: Callable[[], None] | None) -> None:
+        """Call ``writable`` whenever the descriptor takes bytes or is closed by its peer; None to stop."""
+        if writable is not None:
+            self._writable[descriptor] = writable
+            self._register(descriptor)
+        elif self._writable.pop(descriptor, None) is not None:
+            self._register(descriptor)
+
+    def _register(self, descriptor: int) -> None:
+        wanted = select.POLLIN * (descriptor in self._readable) | select.POLLOUT * (descriptor in self._writable)
+        if wanted:
+            self._poll.register(descriptor, wanted)
+        else:
+            # Not registered with 0: poll(2) would report a closed peer again and again.
+            self._poll.unregister(descriptor)
 
     def send(self, frames: bytes) -> None:
         """Write frames to the host; raises HostGone."""
@@ -99,10 +119,14 @@ class Loop:
     def step(self, deadline: float | None) -> None:
         """Wait for the next thing to happen, or for ``deadline`` (monotonic seconds), and handle it."""
         timeout = None if deadline is None else max(0.0, deadline - monotonic()) * 1000
-        for descriptor, _ in self._poll.poll(timeout):
-            callback = self._readable.get(descriptor)
-            if callback is not None:
-                callback()
+        for descriptor, happened in self._poll.poll(timeout):
+            # An error or a closed peer is for whoever watches: reading and writing both find out.
+            readable = self._readable.get(descriptor) if happened & ~select.POLLOUT else None
+            if readable is not None:
+                readable()
+            writable = self._writable.get(descriptor) if happened & ~select.POLLIN else None
+            if writable is not None:
+                writable()
 
     def _drain_wakeups(self) -> None:
         os.read(self._woken, 4096)
@@ -127,7 +151,8 @@ class Loop:
             return
         if isinstance(event, wire.Data):
             handler.on_data(event.data)
-            self.send(self.wire.consumed(event.stream, len(event.data)))
+            if not handler.paced:
+                self.send(self.wire.consumed(event.stream, len(event.data)))
         elif isinstance(event, wire.Note):
             handler.on_note(event.body)
         elif isinstance(event, wire.Window):
@@ -168,6 +193,11 @@ class Relay(StreamHandler):
             self._loop.send(self._loop.wire.data(self.stream, data))
         else:
             self.close()
+
+    def say(self, data: bytes) -> None:
+        """Put words of the guest's own between the descriptor's; dropped where there is no credit for them."""
+        if not self.done and self._loop.wire.credit(self.stream) >= len(data):
+            self._loop.send(self._loop.wire.data(self.stream, data))
 
     def close(self) -> None:
         """End the stream, whether or not the descriptor is exhausted."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _DRAIN_SECONDS = 2.0
 """After the last process is dead its pipes hold at most 64 KiB each: this is for a host that is slow to take them."""
 
+_FETCH_SHARE = 0.8
+"""Of the job's time, for the network: a page that came in part is still to be taken apart."""
+
 _MAX_RESULT = 64 * 1024 * 1024
 """Bytes of value and pictures together; the host keeps less, see ``sandboxes.result``."""
 
@@ -65,16 +68,25 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: 
     if job["kind"] == "fetch":
         from sandboxes.guest.fetch import fetch
 
-        payload = fetch(loop, payload)
+        payload = fetch(loop, payload, started + job["limits"]["wall_seconds"] * _FETCH_SHARE)
+    relays: list[Relay] = []
     proxy = None
-    if config["proxy"]:
-        from sandboxes.guest.proxy import Proxy
+    environment: Mapping[str, str] = {}
+    # A fetch is ours from end to end and asks the host itself: no listener where no program needs one.
+    if config["proxy"] and job["kind"] == "python":
+        from sandboxes.guest.proxy import ENVIRONMENT, Proxy
 
-        proxy = Proxy(loop)
+        proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
+        environment = ENVIRONMENT
+
+    def prepare() -> None:
+        os.environ.update(environment)
+        _confine()
+
     started = monotonic()
-    child = children.start(_task(job["kind"]), payload, job["limits"], confine=_confine)
+    child = children.start(_task(job["kind"]), payload, job["limits"], confine=prepare)
     printed = job["limits"]["printed_bytes"]
-    relays = [
+    relays += [
         Relay(loop, child.stdout, "stdout", printed),
         Relay(loop, child.stderr, "stderr", printed),
         Relay(loop, child.result, "result", _MAX_RESULT),

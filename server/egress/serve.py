@@ -1,20 +1,29 @@
 """The broker's side of a sandbox's egress streams: what the guest asks for over the wire, the gate decides.
 
-Two kinds of stream, both opened by the guest: ``request`` (its meta has ``method``, ``url``, ``headers``; its data is
-the body) and ``connect`` (``authority``). The answer is one NOTE and then data; a refusal is a RESET with ``rule``,
-``reason`` and ``hint``; a body that was cut short ends in a RESET with ``truncated``.
+The guest opens every stream; its kind says what for.
+
+``request``  meta has ``method``, ``url`` and ``headers``, the data is the body. A NOTE has ``status``, ``headers``,
+             ``url``, ``hops`` (redirects that led there) and ``dropped`` (request headers left out); then the body.
+             A body that breaks off ends in a RESET with ``truncated``.
+``connect``  meta has ``authority``. A NOTE says ``opened``, then bytes go both ways. A tunnel that ends before its time
+             ends in a RESET with ``reason``.
+``trust``    the answer is this machine's certificate authorities as PEM: in a tunnel a program verifies its peer.
+
+A refusal is a RESET with ``rule``, ``reason`` and ``hint``, and ``hops`` where redirects led to it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from profiles.egress import EgressDecision
 from sandboxes.link import Duplex
-from server.egress.events import Body, Denied, End, Failed, Head, Opened, RequestEvent, TunnelEvent
+from server.egress.events import Body, Closed, Denied, End, Failed, Head, Hop, Opened, RequestEvent, TunnelEvent
 from server.egress.exchange import request
 from server.egress.gate import EgressGate
+from server.egress.trust import authorities
 from server.egress.tunnel import connect
 
 
@@ -47,10 +56,14 @@ async def serve(gate: EgressGate, stream: Duplex) -> None:
             await _request(gate, stream, RequestMeta.model_validate(stream.meta))
         elif stream.kind == "connect":
             await _connect(gate, stream, ConnectMeta.model_validate(stream.meta))
+        elif stream.kind == "trust":
+            await stream.send(authorities())
+            await stream.send_eof()
         else:
             await stream.reset(_refusal("egress.kind", "There is no such way out.", ""))
     except ValidationError:
-        await stream.reset(_refusal("egress.malformed", "What was asked cannot be read.", ""))
+        hint = "A method of at most 16 characters, a URL of 8192, 64 headers."
+        await stream.reset(_refusal("egress.malformed", "What was asked cannot be read.", hint))
 
 
 async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
@@ -67,38 +80,59 @@ async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
         pass
 
     async def send(event: RequestEvent) -> None:
-        match event:
-            case Head():
-                hops = [{"status": hop.status, "url": hop.url} for hop in event.hops]
-                await stream.note({"status": event.status, "headers": event.headers, "url": event.url, "hops": hops})
-            case Body():
-                await stream.send(event.data)
-            case End(truncated=None):
-                await stream.send_eof()
-            case End():
-                await stream.reset({"truncated": event.truncated})
-            case Denied():
-                decision = event.decision
-                await stream.reset(_refusal(decision.rule, decision.reason, decision.hint))
-            case Failed():
-                await stream.reset(_refusal("egress.failed", event.reason, "Try again later, or another address."))
+        if isinstance(event, Head):
+            await stream.note(_head(event))
+        elif isinstance(event, Body):
+            await stream.send(event.data)
+        elif isinstance(event, End) and event.truncated is None:
+            await stream.send_eof()
+        else:
+            await stream.reset(_last(event))
 
     await request(gate, meta.method, meta.url, headers, bytes(body), send=send)
 
 
 async def _connect(gate: EgressGate, stream: Duplex, meta: ConnectMeta) -> None:
     async def send(event: TunnelEvent) -> None:
-        match event:
-            case Opened():
-                await stream.note({"opened": True})
-            case Denied():
-                decision = event.decision
-                await stream.reset(_refusal(decision.rule, decision.reason, decision.hint))
-            case _:
-                await stream.aclose()
+        if isinstance(event, Opened):
+            await stream.note({"opened": True})
+        elif isinstance(event, Closed):
+            await stream.reset({"reason": event.reason} if event.reason else {})
+        else:
+            await stream.reset(_denied(event.decision))
 
     await connect(gate, meta.authority, stream, send=send)
 
 
-def _refusal(rule: str, reason: str, hint: str) -> Mapping[str, Any]:
-    return {"rule": rule, "reason": reason, "hint": hint}
+def _head(event: Head) -> Mapping[str, Any]:
+    return {
+        "status": event.status,
+        "headers": event.headers,
+        "url": event.url,
+        "hops": _hops(event.hops),
+        "dropped": event.dropped,
+    }
+
+
+def _last(event: End | Denied | Failed) -> Mapping[str, Any]:
+    """Body of the RESET that ends a request before its time."""
+    if isinstance(event, End):
+        return {"truncated": event.truncated}
+    if isinstance(event, Denied):
+        return _denied(event.decision, event.hops)
+    return _refusal("egress.failed", event.reason, "Try again later, or another address.", event.hops)
+
+
+def _denied(decision: EgressDecision, hops: Sequence[Hop] = ()) -> Mapping[str, Any]:
+    return _refusal(decision.rule, decision.reason, decision.hint, hops)
+
+
+def _refusal(rule: str, reason: str, hint: str, hops: Sequence[Hop] = ()) -> Mapping[str, Any]:
+    body: dict[str, Any] = {"rule": rule, "reason": reason, "hint": hint}
+    if hops:
+        body["hops"] = _hops(hops)
+    return body
+
+
+def _hops(hops: Sequence[Hop]) -> list[dict[str, Any]]:
+    return [{"status": hop.status, "url": hop.url} for hop in hops]

@@ -120,7 +120,9 @@ def _hint(problem: BaseException) -> str:
         if problem.errno == errno.EROFS:
             return "\n(Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp.)"
         if problem.errno in (errno.ENETUNREACH, _EAI_AGAIN):
-            return "\n(There is no network in this sandbox.)"
+            proxied = "HTTPS_PROXY" in os.environ
+            told = "Only the HTTP proxy in HTTPS_PROXY can be reached" if proxied else "There is no network"
+            return f"\n({told} in this sandbox.)"
         if problem.errno == errno.ENOSPC:
             return "\n(The sandbox's space for files is used up.)"
         if problem.errno == errno.EACCES and str(problem.filename).startswith("/output"):
