@@ -1,6 +1,7 @@
 """Reading what a job handed back: the frames of ``sandboxes.guest.emit``, bounded, every byte hostile. Sans-I/O."""
 
 import json
+import math
 from typing import Any
 
 from sandboxes.guest.emit import BLOB, HEADER, VALUE
@@ -12,6 +13,10 @@ MAX_BLOB = 8 * 1024 * 1024
 """Bytes of one picture: a 4,000 × 3,000 plot is about 1 MiB."""
 MAX_BLOBS = 16
 """Pictures of one job."""
+MAX_BLOB_BYTES = 16 * 1024 * 1024
+"""All pictures of one job together: they are held in memory until the call has its answer."""
+MAX_FRAMES = 64
+"""Frames of one job. Ours send one value and a few pictures; a frame costs five bytes to write and far more to read."""
 IMAGE_TYPES = {
     "image/png": b"\x89PNG\r\n\x1a\n",
     "image/jpeg": b"\xff\xd8\xff",
@@ -30,6 +35,8 @@ class ResultReader:
         self.problems: list[str] = []
         self._buffer = bytearray()
         self._broken = False
+        self._frames = 0
+        self._room = MAX_BLOB_BYTES
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
@@ -38,7 +45,8 @@ class ResultReader:
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             kind, length = HEADER.unpack_from(self._buffer)
-            if kind not in (VALUE, BLOB) or length > (MAX_VALUE if kind == VALUE else MAX_BLOB):
+            believable = kind in (VALUE, BLOB) and length <= (MAX_VALUE if kind == VALUE else MAX_BLOB)
+            if not believable or self._frames == MAX_FRAMES:
                 # Without a believable length there is no next frame to look for.
                 self._broken = True
                 self._buffer.clear()
@@ -46,6 +54,7 @@ class ResultReader:
                 return
             if len(self._buffer) < HEADER.size + length:
                 return
+            self._frames += 1
             payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
             del self._buffer[: HEADER.size + length]
             if kind == VALUE:
@@ -55,9 +64,15 @@ class ResultReader:
 
     def _take_value(self, payload: bytes) -> None:
         try:
-            self.value = json.loads(payload, parse_constant=_refuse)
+            # Decoded here: `json` would take other encodings, and surrogates that are no UTF-8.
+            value = json.loads(payload.decode(), parse_constant=_refuse, parse_float=_finite)
+            if b"\\u" in payload:
+                # Half a surrogate pair is a str that nothing can encode: it becomes a question mark here, once.
+                value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         except (ValueError, RecursionError):
             self.problems.append("the value is not JSON")
+        else:
+            self.value = value
 
     def _take_blob(self, payload: bytes) -> None:
         head, _, data = payload.partition(b"\0")
@@ -65,11 +80,20 @@ class ResultReader:
         magic = IMAGE_TYPES.get(media_type)
         if magic is None or not data.startswith(magic):
             self.problems.append("a picture is not of the type it claims")
-        elif len(self.blobs) == MAX_BLOBS:
-            self.problems.append(f"more than {MAX_BLOBS} pictures")
+        elif len(self.blobs) == MAX_BLOBS or len(data) > self._room:
+            self.problems.append(f"more than {MAX_BLOBS} pictures or {MAX_BLOB_BYTES} bytes of them")
         else:
+            self._room -= len(data)
             self.blobs.append(Blob(media_type=media_type, data=data))
 
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    """A number that JSON can carry on: 1e999 would be read as infinity, which is not JSON."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is too large")
+    return number

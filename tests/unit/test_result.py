@@ -1,0 +1,115 @@
+"""What a job hands back, when the process that writes it is hostile."""
+
+import json
+from typing import Any
+
+import pytest
+
+from sandboxes.guest.emit import BLOB, HEADER, VALUE
+from sandboxes.outcome import Blob
+from sandboxes.result import IMAGE_TYPES, MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, MAX_VALUE, ResultReader
+
+PNG = IMAGE_TYPES["image/png"] + b"rest"
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """A frame as ``sandboxes.guest.emit`` writes it."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def value(body: Any) -> bytes:
+    """A frame with a value."""
+    return frame(VALUE, json.dumps(body).encode())
+
+
+def read(*data: bytes) -> ResultReader:
+    """A reader after these bytes."""
+    reader = ResultReader()
+    for each in data:
+        reader.feed(each)
+    return reader
+
+
+def test_values_and_pictures_are_read() -> None:
+    """The control: the last value counts, pictures come in their order."""
+    reader = read(value({"a": 1}), frame(BLOB, b"image/png\0" + PNG), value({"a": 2}))
+    assert reader.value == {"a": 2}
+    assert reader.blobs == [Blob(media_type="image/png", data=PNG)]
+    assert reader.problems == []
+
+
+@pytest.mark.parametrize("kind", [0, 1, ord("X"), 255])
+def test_an_unknown_frame_ends_the_reading(kind: int) -> None:
+    """What came before counts, what comes after is never looked at, and nothing is held."""
+    reader = read(value(1), frame(kind, b"x"), value(2))
+    assert reader.value == 1
+    assert len(reader.problems) == 1
+    assert not reader._buffer
+
+
+@pytest.mark.parametrize(("kind", "most"), [(VALUE, MAX_VALUE), (BLOB, MAX_BLOB)])
+def test_a_false_length_is_not_waited_for(kind: int, most: int) -> None:
+    """Beyond the limit nothing is held; at the limit the payload is awaited."""
+    assert "the rest is dropped" in read(HEADER.pack(kind, most + 1)).problems[0]
+    assert read(HEADER.pack(kind, most)).problems == []
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{", b"NaN", b"[Infinity]", b"-Infinity", b"1e999", b'{"a":-1e400}', b"\xff", b"[" * 200_000, b"9" * 5000,
+     b'"\xed\xa0\x80"', '"x"'.encode("utf-16"), b'\xef\xbb\xbf"x"'],
+)  # fmt: skip
+def test_what_is_no_json_is_no_value(payload: bytes) -> None:
+    """Also what Python's reader would take, and what would be infinite when it is written again."""
+    reader = read(value("before"), frame(VALUE, payload))
+    assert reader.value == "before"
+    assert reader.problems == ["the value is not JSON"]
+
+
+@pytest.mark.parametrize("body", ["\ud800", {"\udfff": ["a\udc00b"]}, [["\ud83d"]]])
+def test_half_a_character_becomes_a_question_mark(body: Any) -> None:
+    """A program's ``repr`` may hold lone surrogates, which no message and no log could carry."""
+    reader = read(value(body))
+    assert "?" in json.dumps(reader.value, ensure_ascii=False).encode().decode()
+
+
+def test_whole_characters_stay_as_they_are() -> None:
+    """The control of the test above: a pair of surrogates is one character."""
+    assert read(value("\U0001f600 é \\u")).value == "\U0001f600 é \\u"
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", PNG, b"image/png", b"image/png\0", b"image/png\0GIF8", b"text/html\0<b>", b"IMAGE/PNG\0" + PNG,
+                b"image/svg+xml\0<svg/>", b"\xff\0" + PNG]
+)  # fmt: skip
+def test_a_picture_is_what_it_claims_to_be(payload: bytes) -> None:
+    """By a short list of types and their first bytes."""
+    reader = read(frame(BLOB, payload))
+    assert reader.blobs == []
+    assert reader.problems == ["a picture is not of the type it claims"]
+
+
+def test_pictures_are_bounded_in_number() -> None:
+    """MAX_BLOBS, the first ones."""
+    reader = read(*(frame(BLOB, b"image/png\0" + PNG + bytes([n])) for n in range(MAX_BLOBS + 3)))
+    assert [blob.data[-1] for blob in reader.blobs] == list(range(MAX_BLOBS))
+    assert len(reader.problems) == 3
+
+
+def test_pictures_are_bounded_together() -> None:
+    """Each below its limit, too many bytes together."""
+    large = frame(BLOB, b"image/png\0" + PNG + bytes(MAX_BLOB - 100))
+    small = frame(BLOB, b"image/png\0" + PNG)
+    reader = read(large, large, large, small)
+    assert sum(len(blob.data) for blob in reader.blobs) <= MAX_BLOB_BYTES
+    assert [len(blob.data) > 100 for blob in reader.blobs] == [True, True, False]
+
+
+def test_a_flood_of_tiny_frames_is_not_read() -> None:
+    """Five bytes each for the program, a parse and a complaint each for us: MAX_FRAMES and no more."""
+    reader = read(frame(VALUE, b"") * 100_000)
+    assert len(reader.problems) == MAX_FRAMES + 1
+    assert not reader._buffer
+    reader.feed(frame(VALUE, b"1") * 100_000)
+    assert len(reader.problems) == MAX_FRAMES + 1
+    assert reader.value is None
