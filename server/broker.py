@@ -158,8 +158,10 @@ class Broker:
 
 def _finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGate | None) -> CallFinished:
     usage: dict[str, Any] = asdict(outcome.usage)
-    if gate is not None and gate.unrecorded:
-        usage["egress_attempts_without_record"] = gate.unrecorded
+    if gate is not None:
+        usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
+        if gate.unrecorded:
+            usage["egress_attempts_without_record"] = gate.unrecorded
     outputs = [
         _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
         _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),

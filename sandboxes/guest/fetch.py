@@ -71,8 +71,10 @@ def fetch(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
     """Runs in the child: hand back the head of the response and the page's readable text, or the refusal."""
-    if payload["error"] is not None:
-        emit.value({"error": dict(payload["error"])})
+    error = payload["error"]
+    if error is not None:
+        told = {name: str(error.get(name, "")) for name in ("rule", "reason", "hint")}
+        emit.value({"refused": told, "hops": list(error.get("hops", ()))})
         return
     from sandboxes.guest.jobs import page
 

@@ -147,7 +147,7 @@ class SandboxStarted(CallEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressDecided(CallEvent):
-    """Egress policy decided about one connection or request out of a sandbox."""
+    """Egress policy decided about one connection out of a sandbox. On disk before anything is dialled."""
 
     kind: ClassVar[str] = "egress.decided"
 
@@ -167,12 +167,6 @@ class EgressDecided(CallEvent):
     """Id of the rule that decided."""
     address: str | None = None
     """The checked address that was dialled; absent when denied before resolving."""
-    sent_bytes: int | None = None
-    """Bytes out of the sandbox; only in a record written after the connection's end."""
-    received_bytes: int | None = None
-    """Bytes into the sandbox; only in a record written after the connection's end."""
-    status: int | None = None
-    """HTTP status, where the broker sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +225,8 @@ class CallFinished(CallEvent):
     elapsed_ms: float
     """Milliseconds from receiving the call to its outcome."""
     usage: Mapping[str, Any]
-    """Resources used, as the driver measured them; keys carry their unit."""
+    """Resources used, as the driver measured them; for a call with a network also ``egress_…``, sums over its
+    connections. Keys carry their unit."""
     outputs: tuple[Output, ...] = ()
     """``name``, ``digest`` and ``bytes`` of each output."""
     kept: Mapping[str, str] | None = None

@@ -13,7 +13,7 @@ from ipaddress import IPv6Address, ip_address
 
 import anyio
 import anyio.to_thread
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSStream
 
 from profiles.egress.addresses import Address, first_refused
@@ -127,7 +127,7 @@ async def dial(
     raise Unreachable(f"{host} could not be connected on port {port}: {reason}.")
 
 
-async def secure(stream: SocketStream, host: str, tls: ssl.SSLContext, seconds: float) -> TLSStream:
+async def secure(stream: ByteStream, host: str, tls: ssl.SSLContext, seconds: float) -> TLSStream:
     """Speak TLS to ``host`` over its connection; the certificate has to be valid and in its name.
 
     The close handshake is required of the peer, so that a cut connection is not taken for a finished body.

@@ -9,8 +9,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from urllib.parse import urljoin
 
-from anyio.abc import ByteStream
-
 from profiles.egress import EgressTarget, parse_url
 from profiles.egress.errors import InvalidTarget, quoted
 from server.egress.dial import Unreachable, secure, within
@@ -87,7 +85,7 @@ class _Request:
         attempt = await gate.allow(attempt)
         self.seen.add(target.url)
         async with gate.dialled(attempt, self.clock.deadline) as socket:
-            stream: ByteStream = socket
+            stream = socket
             if target.scheme == "https":
                 left = within(gate.limits.connect_seconds, self.clock.deadline)
                 stream = await secure(socket, target.host, gate.tls, left)

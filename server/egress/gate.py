@@ -13,7 +13,7 @@ from functools import cache
 from typing import NoReturn
 
 from anyio import aclose_forcefully
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream, SocketStream
 
 from profiles.egress import EgressDecision, EgressRule, EgressTarget, decide
 from profiles.egress.errors import InvalidTarget
@@ -21,6 +21,7 @@ from profiles.egress.rules import denial
 from server.egress.dial import Resolver, Unreachable, check, dial, resolve, system_resolver, within
 from server.egress.events import EgressAttempt, OnDecision
 from server.egress.limits import EgressLimits
+from server.egress.traffic import Counted, Traffic
 
 
 class DeniedError(Exception):
@@ -56,6 +57,8 @@ class EgressGate:
         self.rules = tuple(rules)
         self.limits = limits or EgressLimits()
         self.tls = tls or _system_tls()
+        self.traffic = Traffic()
+        """What went over all connections so far."""
         self.unrecorded = 0
         """Attempts refused without a record of their own because there were too many; for the call's last record."""
         self._on_decision = on_decision
@@ -89,7 +92,7 @@ class EgressGate:
         raise DeniedError(attempt.decision)
 
     @asynccontextmanager
-    async def dialled(self, attempt: EgressAttempt, deadline: float = math.inf) -> AsyncIterator[SocketStream]:
+    async def dialled(self, attempt: EgressAttempt, deadline: float = math.inf) -> AsyncIterator[ByteStream]:
         """Connect to an attempt's target, which ``allow`` has passed, for the length of the block.
 
         ``deadline`` is on the event loop's clock and shortens resolving and connecting.
@@ -110,8 +113,9 @@ class EgressGate:
         self._open += 1
         try:
             stream = await self._dial(attempt, target, deadline)
+            self.traffic.connections += 1
             try:
-                yield stream
+                yield Counted(stream, self.traffic)
             finally:
                 await aclose_forcefully(stream)
         finally:

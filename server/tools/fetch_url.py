@@ -57,10 +57,14 @@ class Page(Value):
 
 
 class Fetched(Value):
-    """What the job brought."""
+    """What the job brought: ``head`` and ``page``, or ``refused``."""
 
-    head: Head
-    page: Page
+    head: Head = Head(url="", status=0)
+    page: Page = Page()
+    refused: Problem | None = None
+    """Why the egress policy did not get the page, or could not."""
+    hops: list[Hop] = Field(default_factory=list)
+    """Redirects that led to the refusal."""
     truncated: str | None = None
     """Why the egress policy cut the response off, None for not."""
 
@@ -88,8 +92,9 @@ def _job(arguments: Mapping[str, Any]) -> Job:
 def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
     value = taken(outcome, Fetched)
     if isinstance(value, Problem):
-        answer = failed(value)
-        return Answer(fields={"untrusted": True, **answer.fields}, content=answer.content, failed=True)
+        return _not_fetched(value, [])
+    if value.refused is not None:
+        return _not_fetched(value.refused, value.hops)
     head, page = value.head, value.page
     truncated = "; ".join(filter(None, (page.truncated, value.truncated))) or None
     lines = [f"[untrusted content fetched from {_one_line(head.url)}, status {head.status}]"]
@@ -117,6 +122,12 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
         content=(Text(text="\n".join(lines)),),
         failed=page.error is not None,
     )
+
+
+def _not_fetched(problem: Problem, hops: list[Hop]) -> Answer:
+    answer = failed(problem)
+    fields = {"untrusted": True, "redirects": [hop.model_dump() for hop in hops], **answer.fields}
+    return Answer(fields=fields, content=answer.content, failed=True)
 
 
 def _one_line(text: str) -> str:
