@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from sandboxes.outcome import Outcome, SkippedFile
+from sandboxes.outcome import Blob, Outcome, SkippedFile
 from sandboxes.result import IMAGE_TYPES
 from server.artifacts.collect import Collection
 from server.artifacts.collect import Sink as FileSink
 from server.artifacts.names import quoted
-from server.artifacts.record import ArtifactsUnavailable
+from server.artifacts.record import Artifact, ArtifactsUnavailable
 from server.audit.events import ArtifactCollected, ArtifactRefused
 from server.audit.log import AuditLog
 from server.calls import Image, Link, ToolCall
@@ -78,65 +78,33 @@ class Collector:
 
     async def _refused(self, name: str, reason: str) -> None:
         self._skipped.append(SkippedFile(name=name, reason=reason))
-        await self._audit.append(ArtifactRefused(call_id=self._call.id, name=name, reason=reason))
+        await self._record(name, reason)
 
     def saw(self, uri: str, content: bytes) -> None:
         """Keep a small picture, to be shown."""
         if len(self._images) < MAX_INLINE and any(content.startswith(magic) for magic in IMAGE_TYPES.values()):
             self._images[uri] = content
 
-    async def deliver(self, outcome: Outcome) -> Delivered:
+    async def deliver(self, outcome: Outcome, *, keep_pictures: bool) -> Delivered:
         """Record what was collected, then make it visible to the caller.
 
+        Args:
+            outcome: what came of the job.
+            keep_pictures: whether pictures the job returned become artifacts beside its files.
+
         Raises:
-            SandboxUnavailable: the store failed.
+            ArtifactsUnavailable: the store failed.
             AuditUnavailable: a record could not be written; nothing is visible.
         """
         for receiving in sorted(self._open, key=lambda each: each.name):
             await receiving.drop(_INCOMPLETE)
             await self.refuse(receiving.name, _INCOMPLETE)
         for skipped in outcome.skipped:
-            await self._audit.append(
-                ArtifactRefused(call_id=self._call.id, name=quoted(skipped.name), reason=skipped.reason)
-            )
-        figures = []
-        for number, blob in enumerate(outcome.blobs, 1):
-            name = f"figure-{number}.{blob.media_type.partition('/')[2]}"
-            receiving = _Receiving(self, name, keep=False)
-            if await receiving.begin(self._collection):
-                await receiving.data(blob.data)
-                await receiving.end()
-                figures.append(name)
-        found = self._collection.artifacts
-        for artifact in found:
-            await self._audit.append(
-                ArtifactCollected(
-                    call_id=self._call.id,
-                    name=artifact.name,
-                    uri=artifact.uri,
-                    sha256=artifact.sha256,
-                    bytes=artifact.bytes,
-                    media_type=artifact.media_type,
-                )
-            )
-        try:
-            await self._collection.publish()
-        except Refused as refusal:
-            for artifact in found:
-                await self.refuse(artifact.name, refusal)
-            found = ()
+            await self._record(quoted(skipped.name), skipped.reason)
+        figures = await self._keep(outcome.blobs) if keep_pictures else ()
+        links = {artifact.name: _link(artifact) for artifact in await self._publish()}
         if self._uncounted:
             await self._refused("…", f"and {self._uncounted} more")
-        links = {
-            artifact.name: Link(
-                uri=artifact.uri,
-                name=artifact.name,
-                media_type=artifact.media_type,
-                bytes=artifact.bytes,
-                sha256=artifact.sha256,
-            )
-            for artifact in found
-        }
         shown = [Image(data=blob.data, media_type=blob.media_type) for blob in outcome.blobs]
         shown += [
             Image(data=self._images[link.uri], media_type=link.media_type)
@@ -150,8 +118,53 @@ class Collector:
             skipped=tuple(self._skipped),
         )
 
+    async def _keep(self, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
+        """Put pictures beside the files; returns their names. A file of that name wins."""
+        names = []
+        for number, blob in enumerate(blobs, 1):
+            name = f"figure-{number}.{blob.media_type.partition('/')[2]}"
+            receiving = _Receiving(self, name, keep=False)
+            if await receiving.begin(self._collection):
+                await receiving.data(blob.data)
+                await receiving.end()
+                names.append(name)
+        return tuple(names)
+
+    async def _publish(self) -> tuple[Artifact, ...]:
+        found = self._collection.artifacts
+        for artifact in found:
+            await self._audit.append(
+                ArtifactCollected(
+                    call_id=self._call.id,
+                    name=artifact.name,
+                    uri=artifact.uri,
+                    sha256=artifact.sha256,
+                    bytes=artifact.bytes,
+                    media_type=artifact.media_type,
+                )
+            )
+        try:
+            return await self._collection.publish()
+        except Refused as refusal:
+            for artifact in found:
+                await self.refuse(artifact.name, refusal)
+            return ()
+
+    async def _record(self, name: str, reason: str) -> None:
+        await self._audit.append(ArtifactRefused(call_id=self._call.id, name=name, reason=reason))
+
 
 _INCOMPLETE = Refused("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
+
+
+def _link(artifact: Artifact) -> Link:
+    return Link(
+        uri=artifact.uri,
+        name=artifact.name,
+        media_type=artifact.media_type,
+        bytes=artifact.bytes,
+        sha256=artifact.sha256,
+    )
 
 
 class _Receiving:

@@ -84,7 +84,7 @@ async def test_a_file_becomes_an_artifact_and_a_record(tmp_path: Path) -> None:
     recorder = Recorder()
     async with collecting(tmp_path, recorder) as (collector, store):
         await put(collector, "a/b.txt", b"hello ", b"world")
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
         (link,) = delivered.artifacts
         assert (link.name, link.bytes) == ("a/b.txt", 11)
         assert await content(store, link.uri, ALICE) == b"hello world"
@@ -101,7 +101,7 @@ async def test_a_hostile_name_is_refused_on_the_record(tmp_path: Path, name: str
     async with collecting(tmp_path, recorder) as (collector, _):
         assert await collector.accept(name, 1) is None
         await put(collector, "good.txt", b"x")
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
     ((recorded, reason),) = recorder.refused()
     assert recorded.removesuffix("…").isascii()
     assert recorded.isprintable()
@@ -124,7 +124,7 @@ async def test_files_may_overlap(tmp_path: Path) -> None:
         for sink in reversed(sinks):
             assert sink is not None
             await sink.end()
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
         for n, link in enumerate(sorted(delivered.artifacts, key=lambda each: each.name)):
             assert await content(store, link.uri, ALICE) == bytes(n * 16 + part for part in range(10))
 
@@ -139,7 +139,7 @@ async def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
             assert await collector.accept(name, 1) is None
         await first.data(b"1")
         await first.end()
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
     assert len(recorder.refused()) == 3
     assert [link.name for link in delivered.artifacts] == ["a.txt"]
 
@@ -155,7 +155,7 @@ async def test_a_file_that_grows_past_the_limit_is_refused_on_the_record(tmp_pat
         await sink.data(b"y" * 401)
         await sink.data(b"y" * 10)  # the rest of it, already under way
         await sink.end()
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
         assert [link.name for link in delivered.artifacts] == ["small.txt"]
     ((name, reason),) = recorder.refused()
     assert name == "'big.txt'"
@@ -172,7 +172,7 @@ async def test_a_file_that_never_ends_is_refused_on_the_record(tmp_path: Path) -
             sink = await collector.accept(f"{n}.txt", 100)
             assert sink is not None
             await sink.data(b"half")
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
     assert delivered.artifacts == ()
     assert [reason for _, reason in recorder.refused()] == ["It did not arrive whole."] * 5
     assert not [name for name in files(tmp_path) if name.endswith((".part", ".tmp")) or "incoming" in name]
@@ -220,7 +220,7 @@ async def test_a_flood_of_refusals_is_counted_not_recorded(tmp_path: Path) -> No
     async with collecting(tmp_path, recorder, output_files=2) as (collector, _):
         for n in range(1000):
             await put(collector, f"{n}.txt", b"x")
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
     assert len(delivered.artifacts) == 2
     assert len(recorder.refused()) == MAX_REFUSED + 1
     assert recorder.refused()[-1] == ("…", f"and {998 - MAX_REFUSED} more")
@@ -231,7 +231,8 @@ async def test_what_the_guest_skipped_is_recorded_as_ascii(tmp_path: Path) -> No
     """Names and reasons of a hostile guest are bounded by the link; here they become harmless to print."""
     recorder = Recorder()
     async with collecting(tmp_path, recorder) as (collector, _):
-        await collector.deliver(outcome(skipped=(SkippedFile(name="\x1b[2J\udcff", reason="not a regular file"),)))
+        skipped = (SkippedFile(name="\x1b[2J\udcff", reason="not a regular file"),)
+        await collector.deliver(outcome(skipped=skipped), keep_pictures=True)
     ((name, _),) = recorder.refused()
     assert name.isascii()
     assert name.isprintable()
@@ -243,7 +244,7 @@ async def test_figures_are_artifacts_and_shown(tmp_path: Path) -> None:
     blobs = (Blob(media_type="image/png", data=PNG), Blob(media_type="image/png", data=PNG + b"2"))
     async with collecting(tmp_path, recorder) as (collector, _):
         await put(collector, "figure-1.png", PNG + b"mine")
-        delivered = await collector.deliver(outcome(blobs=blobs))
+        delivered = await collector.deliver(outcome(blobs=blobs), keep_pictures=True)
     assert [link.name for link in delivered.artifacts] == ["figure-1.png"]
     assert [link.name for link in delivered.figures] == ["figure-2.png"]
     assert [image.data for image in delivered.shown][:2] == [blob.data for blob in blobs]
@@ -257,7 +258,7 @@ async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
         await put(collector, "false.png", b"no picture")
         for n in range(MAX_INLINE + 2):
             await put(collector, f"{n}.png", PNG, bytes([n]))
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
     assert [image.data for image in delivered.shown] == [PNG + bytes([n]) for n in range(MAX_INLINE)]
 
 
@@ -271,6 +272,16 @@ async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None
     ):
         await put(collector, "a.txt", b"x" * 800)
         await put(collector, "b.txt", b"x" * 800 + b"y")
-        delivered = await collector.deliver(outcome())
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
     assert (delivered.artifacts, delivered.shown) == ((), ())
     assert [name for name, _ in recorder.refused()] == ["'a.txt'", "'b.txt'"]
+
+
+async def test_a_picture_that_was_read_is_shown_and_not_kept(tmp_path: Path) -> None:
+    """A tool whose profile has no output returns a picture of the workspace, which is not an artifact of its own."""
+    async with collecting(tmp_path, Recorder()) as (collector, _):
+        delivered = await collector.deliver(
+            outcome(blobs=(Blob(media_type="image/png", data=PNG),)), keep_pictures=False
+        )
+    assert delivered.artifacts == delivered.figures == ()
+    assert [image.data for image in delivered.shown] == [PNG]
