@@ -115,7 +115,7 @@ class Broker:
                     printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
                 )
                 outcome = await running.run(sandbox, link, plan, tool.job(call.arguments), inputs=inputs, hooks=hooks)
-            delivered = await collector.deliver(outcome)
+            delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
         isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
         finished = _finished(call, outcome, profile, gate)
         await self.audit.append(finished)
