@@ -15,7 +15,7 @@ demo: ## Watch an MCP client analyse a CSV file in a sandbox, and be refused twi
 	@scripts/bootstrap demo
 	@.venv/bin/python scripts/demo.py
 
-test: ## Run every test this machine can run (GLOVEBOX_MUST_RUN=bubblewrap,docker forbids skipping those)
+test: ## Run every test this machine can run (PYTEST='-k word' runs some)
 	@scripts/bootstrap test
 	@scripts/test $(PYTEST)
 
@@ -23,9 +23,10 @@ check: ## Lint, formatting, types, and the rules of this repository
 	@scripts/bootstrap check
 	@scripts/check
 
-bench: ## Measure whole calls against a bare python3
+bench: ## Measure whole calls against a bare python3 (BENCH='--json FILE' keeps the numbers)
 	@scripts/bootstrap demo
-	@.venv/bin/python -m tests.perf.bench
+	@.venv/bin/glovebox setup
+	@.venv/bin/python -m tests.perf.bench $(BENCH)
 
 clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
