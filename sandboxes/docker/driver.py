@@ -182,19 +182,19 @@ class DockerDriver:
         # Named by us, so that it can be removed also when the answer to "create" never came.
         name = f"glovebox-{sandbox_id}"
         labels = {**plan.action["Labels"], OWNER_LABEL: connection.mark, SANDBOX_LABEL: sandbox_id}
-        stream: AttachedStream | None = None
         try:
             await engine.create(name, {**plan.action, "Labels": labels})
             with anyio.CancelScope(shield=True):  # or a cancellation in the middle would lose the connection
                 stream = AttachedStream(await engine.attach(name))
-            await engine.start(name)
-            sandbox = DockerSandbox(sandbox_id, name, engine, stream)
-            connection.remover.start_soon(sandbox.locate)
-            yield sandbox
-        finally:
-            if stream is not None:
+            try:
+                await engine.start(name)
+                sandbox = DockerSandbox(sandbox_id, name, engine, stream)
+                connection.remover.start_soon(sandbox.locate)
+                yield sandbox
+            finally:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()
+        finally:
             await connection.remover.take(name)
 
     def _connected(self) -> _Connection:

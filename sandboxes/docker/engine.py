@@ -6,6 +6,7 @@ The SDK is synchronous: each call runs in a thread, is bounded in time, and is n
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -26,6 +27,8 @@ Client: TypeAlias = Any
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CALL_SECONDS = 20
 """For one API call. A start takes 0.1 s, and up to a few seconds when all processors are busy with others."""
+_LOOK_SECONDS = 0.02
+"""Between two looks at a container that is being removed, which takes about 50 ms."""
 _THREADS = 8
 """Calls under way at once: past that the daemon only queues them itself."""
 _REASON_CHARACTERS = 500
@@ -126,14 +129,13 @@ class Engine:
         """
 
         def remove() -> None:
-            try:
-                self.api.remove_container(name, v=True, force=True)
-            except APIError as problem:
-                if problem.status_code == _CONFLICT:
-                    # The Engine is removing it itself (AutoRemove): wait for that instead.
-                    self.api.wait(name, timeout=CALL_SECONDS, condition="removed")
-                else:
-                    raise
+            _unless((_CONFLICT,), lambda: self.api.remove_container(name, v=True, force=True))
+            # A conflict is the Engine removing it itself (AutoRemove). Looked for again and again, because waiting for
+            # "removed" never ends when the removal was faster than the question.
+            for _ in range(int(CALL_SECONDS / _LOOK_SECONDS)):
+                self.api.inspect_container(name)
+                time.sleep(_LOOK_SECONDS)
+            raise TimeoutError(f"{name} is still there after {CALL_SECONDS} s")
 
         await self._call("Removing a container", lambda: _unless((_NOT_FOUND,), remove))
 
@@ -189,7 +191,7 @@ def _fix(problem: BaseException) -> str:
     causes = list(_chain(problem))
     if any(isinstance(cause, PermissionError) for cause in causes):
         return "Let this user speak to the Engine (usermod -aG docker USER, then log in anew), or use rootless Docker."
-    if any(isinstance(cause, requests.Timeout) for cause in causes):
+    if any(isinstance(cause, requests.Timeout | TimeoutError) for cause in causes):
         return "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."
     if any(isinstance(cause, FileNotFoundError) for cause in causes):
         return "Install and start it: apt-get install docker.io && systemctl start docker"
