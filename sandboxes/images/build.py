@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import docker
-from docker.errors import ImageNotFound
+from docker.errors import APIError, ImageNotFound
 
 from sandboxes import guest_tree
 from sandboxes.docker.engine import Client, host_from_environment, translated
@@ -125,6 +125,9 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
         api.start(container)
         api.wait(container)
         series = api.logs(container, stdout=True, stderr=False).decode(errors="replace").strip()
+    except APIError as problem:
+        words = str(problem.explanation)[:_WORDS]
+        raise SandboxUnavailable(_ATTEMPT, f"{base} cannot run python3: {words}", _OTHER_BASE) from problem
     finally:
         api.remove_container(container, force=True, v=True)
     major, _, minor = series.partition(".")

@@ -12,6 +12,7 @@ from docker.errors import ImageNotFound
 from sandboxes.docker.driver import DockerDriver
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.images import content
+from sandboxes.images.build import build
 from tests.docker_sandboxes import client, program, spec
 
 pytestmark = pytest.mark.driver("docker")
@@ -143,3 +144,25 @@ def test_the_name_is_the_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     content.tag.cache_clear()
     assert content.tag() != name
     content.tag.cache_clear()
+
+
+async def test_building_what_is_there_changes_nothing() -> None:
+    """The image of this version is found by its name; control for the next test."""
+    with client() as api:
+        there = api.inspect_image(content.tag())["Id"]
+    assert await build("glovebox-test/no-such-base:1") == there
+
+
+async def test_a_base_without_python_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which image, and how to name another; no container of the question stays."""
+    base = "glovebox-test/empty:1"
+    monkeypatch.setattr(content, "tag", lambda: "glovebox-test/none:1")
+    with client() as api:
+        api.import_image_from_data(bytes(10_240), repository="glovebox-test/empty", tag="1")
+        try:
+            with pytest.raises(SandboxUnavailable, match=f"{base} cannot run python3") as refusal:
+                await build(base)
+            assert api.containers(all=True, filters={"ancestor": base}) == []
+        finally:
+            api.remove_image(base, force=True)
+    assert "--base IMAGE" in refusal.value.fix
