@@ -195,12 +195,11 @@ class Bubblewrap:
             raise _unavailable("there is no runtime")
         wanted = {"root": runtime.root, "guest": runtime.guest}
         wanted |= {f"mount{number}": Path(mount.source) for number, mount in enumerate(plan.spec.mounts)}
-        places = {}
-        for name, directory in wanted.items():
-            try:
-                places[name] = held.keep(await self._spawner.place(directory))
-            except OSError as problem:
-                raise _unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
+        try:
+            opened = await self._spawner.places(wanted.values())
+        except OSError as problem:
+            raise _unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
+        places = {name: held.keep(descriptor) for name, descriptor in zip(wanted, opened, strict=True)}
         places["seccomp"] = held.memory(seccomp.bpf())
         return places
 

@@ -12,7 +12,7 @@ import queue
 import signal
 import subprocess  # noqa: TID251 - this is the module the ban points to
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -160,13 +160,24 @@ class Spawner:
         started = await self._run(lambda: self._start(argv, stderr, descriptors, tasks))
         return Process(started.pid, PipeStream(started.write, started.read))
 
-    async def place(self, directory: Path) -> int:
-        """A descriptor of a directory for a process to mount; it is inherited, and the caller closes it.
+    async def places(self, directories: Iterable[Path]) -> list[int]:
+        """Descriptors of directories for a process to mount; it inherits them, and the caller closes them.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: one cannot be opened; none stays open.
         """
-        return await self._run(lambda: self._stage.open(directory))
+        return await self._run(lambda: self._open(directories))
+
+    def _open(self, directories: Iterable[Path]) -> list[int]:
+        opened: list[int] = []
+        try:
+            for directory in directories:
+                opened.append(self._stage.open(directory))  # noqa: PERF401 - those before a failure are closed
+        except BaseException:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        return opened
 
     async def _run(self, action: Callable[[], _T]) -> _T:
         """Let the thread do something, and wait for it."""

@@ -56,7 +56,7 @@ async def _read(spawner: Spawner, descriptor: int) -> tuple[str, str]:
 
 async def test_a_directory_below_a_closed_one_can_be_reached_by_path(spawner: Spawner, closed: Path) -> None:
     """It is found under a path everybody may enter. Control: its own path is refused to the same process."""
-    assert await _read(spawner, await spawner.place(closed)) == ("first", "")
+    assert await _read(spawner, *await spawner.places([closed])) == ("first", "")
     text, words = await _read(spawner, os.open(closed, os.O_PATH))
     assert not text
     assert "Permission denied" in words
@@ -64,22 +64,24 @@ async def test_a_directory_below_a_closed_one_can_be_reached_by_path(spawner: Sp
 
 async def test_a_directory_that_was_replaced_is_seen_anew(spawner: Spawner, closed: Path) -> None:
     """A workspace may be removed and made again while the server runs; sandboxes see the new one."""
-    os.close(await spawner.place(closed))
+    os.close(*await spawner.places([closed]))
     closed.rename(closed.with_name("old"))
     closed.mkdir(mode=0o755)
     (closed / "file").write_text("second")
-    assert await _read(spawner, await spawner.place(closed)) == ("second", "")
+    assert await _read(spawner, *await spawner.places([closed])) == ("second", "")
 
 
 async def test_nothing_is_mounted_for_anybody_else(spawner: Spawner, closed: Path) -> None:
     """The place stays an empty directory outside the thread, and no new mount is seen there."""
     before = Path("/proc/self/mountinfo").read_text()
-    os.close(await spawner.place(closed))
+    os.close(*await spawner.places([closed]))
     assert not list(STAGE.iterdir())
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
-async def test_a_directory_that_is_missing_is_named_as_missing(spawner: Spawner, tmp_path: Path) -> None:
-    """The caller hears it as the error it is."""
+async def test_a_directory_that_is_missing_leaves_no_descriptor_open(spawner: Spawner, closed: Path) -> None:
+    """The caller hears it as the error it is, and those before it are closed."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
-        await spawner.place(tmp_path / "none")
+        await spawner.places([closed, closed / "none"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
