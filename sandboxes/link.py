@@ -62,23 +62,30 @@ class Duplex(anyio.abc.ByteStream):
         self._link = link
         self.scope = anyio.CancelScope()
         """Serving it happens in here: when the guest resets the stream there is nobody left to serve."""
-        # The codec's window bounds what can be in here: a peer that sends more breaks the protocol.
-        self._inbox: deque[bytes] = deque()
+        # The codec's window bounds what is in here: a peer that sends more breaks the protocol. One array, because a
+        # window of tiny frames, each an object of its own, would take thirty times its bytes.
+        self._inbox = bytearray()
         self._over = False
+        self._broken = False
         self._came = anyio.Event()
         self._credit = anyio.Event()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Bytes from the guest; raises anyio.EndOfStream at the end."""
-        while not self._inbox:
+        """Bytes from the guest.
+
+        Raises:
+            anyio.EndOfStream: the guest has sent everything.
+            anyio.BrokenResourceError: the guest gave the stream up, so what came may not be everything.
+        """
+        while not self._inbox or self._broken:
+            if self._broken:
+                raise anyio.BrokenResourceError
             if self._over:
                 raise anyio.EndOfStream
             self._came = anyio.Event()
             await self._came.wait()
-        data = self._inbox.popleft()
-        if len(data) > max_bytes:
-            self._inbox.appendleft(data[max_bytes:])
-            data = data[:max_bytes]
+        data = bytes(self._inbox[:max_bytes])
+        del self._inbox[:max_bytes]
         self._link.post(self._link.wire.consumed(self.stream, len(data)))
         return data
 
@@ -122,7 +129,7 @@ class Duplex(anyio.abc.ByteStream):
 
     def on_data(self, data: bytes) -> None:
         """Called by the link."""
-        self._inbox.append(data)
+        self._inbox += data
         self._came.set()
 
     def on_credit(self) -> None:
@@ -134,6 +141,12 @@ class Duplex(anyio.abc.ByteStream):
         self._over = True
         self._came.set()
         self._credit.set()
+
+    def on_reset(self) -> None:
+        """Called by the link: the guest gave the stream up, and serving it ends."""
+        self._broken = True
+        self.on_over()
+        self.scope.cancel()
 
 
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[Sink | None]]
@@ -154,7 +167,7 @@ class Link:
         self._sinks: dict[int, Sink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
-        self._queue: list[wire.Event] = []
+        self._queue: deque[wire.Event] = deque()
 
     def post(self, frames: bytes) -> None:
         """Send frames, whole and in order, without waiting.
@@ -239,10 +252,10 @@ class Link:
     async def _next(self) -> wire.Event:
         while not self._queue:
             try:
-                self._queue = self.wire.receive(await self._channel.receive(_READ))
+                self._queue.extend(self.wire.receive(await self._channel.receive(_READ)))
             except wire.ProtocolError as problem:
                 raise _broken(str(problem)) from None
-        return self._queue.pop(0)
+        return self._queue.popleft()
 
     async def _pump(self, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> Mapping[str, Any]:
         while True:
@@ -296,10 +309,11 @@ class Link:
             await sink.end()
         if isinstance(event, wire.Reset):
             self._more_credit(event.stream)
-        if (duplex := self._duplexes.get(event.stream)) is not None:
+        duplex = self._duplexes.get(event.stream)
+        if duplex is not None and isinstance(event, wire.Reset):
+            duplex.on_reset()
+        elif duplex is not None:
             duplex.on_over()
-            if isinstance(event, wire.Reset):
-                duplex.scope.cancel()
 
     async def _send_inputs(self, inputs: Sequence[tuple[str, bytes]]) -> None:
         for name, content in inputs:
