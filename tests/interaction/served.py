@@ -77,7 +77,9 @@ class Served:
         if transport == "sse":
             yield sse_client(f"{self.url}/sse", headers=headers)
             return
-        async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=300)) as http:
+        # As many connections at a time as the tests make calls.
+        limits = httpx2.Limits(max_connections=400)
+        async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=httpx2.Timeout(30, read=300)) as http:
             yield streamable_http_client(f"{self.url}/mcp", http_client=http)
 
 

@@ -174,9 +174,9 @@ async def test_a_subscriber_is_told_of_updates(transport: Transport, tmp_path: P
         tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
         await until(lambda: bool(broker.running))
         uri = f"audit://calls/{next(iter(broker.running))}"
+        with pytest.warns(MCPDeprecationWarning), pytest.raises(MCPError, match="Only audit"):
+            await client.subscribe_resource("artifact://nothing")
         with pytest.warns(MCPDeprecationWarning):
-            with pytest.raises(MCPError, match="Only audit"):
-                await client.subscribe_resource("artifact://nothing")
             await client.subscribe_resource(uri)
         broker.release.set()
         await until(lambda: seen == [uri])

@@ -1,0 +1,240 @@
+"""What HTTP requests meet before anything else: bytes on a real socket, so that no client library is polite."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+
+from server import gate
+from server.transports import CannotListen, serve_http
+from tests.interaction.fakes import fake_app
+from tests.interaction.served import PATIENCE, Served, served
+
+ROUTES = [
+    "/mcp",
+    "/sse",
+    "/messages/",
+    "/messages/?session_id=" + "0" * 32,
+    "/health",
+    "/",
+    "/artifacts",
+    "/mcp/../health",
+]
+METHODS = ["GET", "POST", "DELETE", "PUT", "OPTIONS", "HEAD", "PATCH", "TRACE"]
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
+}
+
+
+async def _status(server: Served, request: bytes) -> tuple[int, bytes]:
+    """Send bytes, return the status and what follows it."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with anyio.fail_after(PATIENCE):
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(request)
+            return await _answer(stream)
+
+
+async def _answer(stream: SocketStream) -> tuple[int, bytes]:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += await stream.receive()
+    head, _, rest = received.partition(b"\r\n\r\n")
+    return int(head.split(b" ", 2)[1]), rest
+
+
+def _request(
+    server: Served, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> bytes:
+    """Return a sound request; ``headers`` replace or, where empty, remove its own."""
+    whole = {
+        "Host": server.url.removeprefix("http://"),
+        "Authorization": f"Bearer {server.tokens['alice']}",
+        "Accept": "application/json, text/event-stream",
+        "Content-Type": "application/json",
+        "Connection": "close",
+        **({"Content-Length": str(len(body))} if body else {}),
+        **(headers or {}),
+    }
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in whole.items() if value)]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
+    """M2: without a token, with a wrong one, half of one, or a doubled header, the answer is 401 everywhere."""
+    async with served(tmp_path, "http") as server:
+        token = server.tokens["alice"]
+        wrong = ["", "Bearer", "Bearer wrong", f"Bearer {token[:-1]}", f"Bearer {token}x", f"Basic {token}", token]
+        for path in ROUTES:
+            for method in METHODS:
+                status, _ = await _status(server, _request(server, method, path, {"Authorization": ""}))
+                assert status == 401, (method, path)
+        for value in wrong:
+            status, _ = await _status(server, _request(server, "GET", "/health", {"Authorization": value}))
+            assert status == 401, value
+        doubled = {"Authorization": f"Bearer {token}\r\nAuthorization: Bearer {token}"}
+        assert (await _status(server, _request(server, "GET", "/health", doubled)))[0] == 401
+        # The control: the same request with the token.
+        status, body = await _status(server, _request(server, "GET", "/health"))
+        assert (status, json.loads(body)) == (200, {"status": "ok"})
+        assert (await _status(server, _request(server, "GET", "/health", {"Authorization": f"bearer {token}"})))[
+            0
+        ] == 200
+
+
+async def test_foreign_hosts_and_origins_are_refused(tmp_path: Path) -> None:
+    """M1: a name that is not ours is refused even with the right token, whatever it looks like."""
+    async with served(tmp_path, "http") as server:
+        port = server.url.rpartition(":")[2]
+        for host in (
+            "",
+            "evil.example",
+            f"evil.example:{port}",
+            f"localhost.evil:{port}",
+            f"127.0.0.1.evil:{port}",
+            "localhost",
+            "127.0.0.1:1",
+            f"[::2]:{port}",
+            f"0.0.0.0:{port}",
+            f"localhost:{port}@evil.example",
+            f" , localhost:{port}",
+            f"localhost:{port}\r\nHost: evil.example",
+        ):
+            for path in ("/health", "/mcp", "/sse"):
+                status, _ = await _status(server, _request(server, "GET", path, {"Host": host}))
+                assert status in {400, 421}, (host, path, status)
+        for origin in (
+            "null",
+            "http://evil.example",
+            f"http://evil.example:{port}",
+            f"http://localhost.evil:{port}",
+            f"http://localhost:{port}.evil.example",
+            "http://localhost",
+            f"ftp://localhost:{port}",
+            f"http://localhost:{port}/",
+            f"http://localhost:{port}\r\nOrigin: http://evil.example",
+        ):
+            status, _ = await _status(server, _request(server, "GET", "/health", {"Origin": origin}))
+            assert status == 403, origin
+        # The control: our own names, and origins of them.
+        for ours in (f"localhost:{port}", f"LOCALHOST:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+            headers = {"Host": ours, "Origin": f"http://{ours}"}
+            assert (await _status(server, _request(server, "GET", "/health", headers)))[0] == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - what must be refused
+async def test_an_open_address_needs_names(host: str, tmp_path: Path) -> None:
+    """M1: an address that others can reach is not listened on until somebody says under which names."""
+    async with fake_app(tmp_path) as app:
+        with pytest.raises(CannotListen, match="allowed_hosts"):
+            await serve_http(app, host=host)
+
+
+async def test_an_address_that_is_taken_is_explained(tmp_path: Path) -> None:
+    """One sentence with the port, no traceback."""
+    async with served(tmp_path, "http") as server:
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(CannotListen, match=f"port {port}"):
+            await serve_http(server.app, port=port)
+
+
+def _sound(arguments: bytes = b"{}") -> bytes:
+    return (
+        b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"run_python","arguments":' + arguments + b"}}"
+    )
+
+
+BAD_BODIES = [
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"nothing",
+    b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}',
+    _sound(b'{"code":"1","code":"2"}'),
+    _sound(b'{"timeout_seconds":1e400}'),
+    _sound(b'{"timeout_seconds":NaN}'),
+    _sound(b'{"timeout_seconds":' + b"9" * 400 + b"}"),
+    _sound(b'{"code":"\\ud800"}'),
+    _sound(b'{"\\udfff":1}'),
+    _sound(b"[" * 200 + b"]" * 200),
+    b"[" * 500_000,
+]
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/messages/?session_id=" + "0" * 32])
+async def test_a_body_with_two_meanings_goes_no_further(path: str, tmp_path: Path) -> None:
+    """M5: what two readers could read differently, or what breaks readers, is a parse error; nothing starts."""
+    async with served(tmp_path, "http") as server:
+        for body in BAD_BODIES:
+            headers = {"Content-Length": str(len(body))}
+            status, answer = await _status(server, _request(server, "POST", path, headers, body))
+            assert status == 400, body[:80]
+            assert json.loads(answer)["error"]["code"] == -32700
+        assert not server.app.broker.started.is_set()
+        # The control: a sound body gets past the gate.
+        sound = json.dumps(INITIALIZE).encode()
+        status, _ = await _status(server, _request(server, "POST", path, body=sound))
+        assert status == (200 if path == "/mcp" else 404)
+
+
+async def test_a_large_body_is_not_read(tmp_path: Path) -> None:
+    """M5: declared or streamed, a body over the cap is answered with 413 before it is complete."""
+    async with served(tmp_path, "http") as server:
+        size = str(gate.MAX_BODY_BYTES + 1)
+        for declared in (size, "9" * 30):
+            status, _ = await _status(server, _request(server, "POST", "/mcp", {"Content-Length": declared}))
+            assert status in {400, 413}
+        chunked = _request(server, "POST", "/mcp", {"Transfer-Encoding": "chunked"})
+        chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+        assert (await _status(server, chunked + chunk * 17))[0] == 413
+        both = _request(server, "POST", "/mcp", {"Transfer-Encoding": "chunked", "Content-Length": "5"})
+        assert (await _status(server, both + b"0\r\n\r\n"))[0] == 400
+
+
+async def test_a_slow_body_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M5: a client that sends a byte now and then is answered with 408 and holds nothing."""
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.2)
+    async with served(tmp_path, "http") as server:
+        slow = _request(server, "POST", "/mcp", {"Content-Length": "100"})
+        assert (await _status(server, slow + b"{"))[0] == 408
+
+
+async def test_a_session_belongs_to_the_token_that_opened_it(tmp_path: Path) -> None:
+    """M2: bob cannot use alice's session, and is not told that it exists; alice can (the control)."""
+    async with served(tmp_path, "http") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(_request(server, "POST", "/mcp", {}, json.dumps(INITIALIZE).encode()))
+            received = b""
+            while b"\r\n\r\n" not in received:
+                received += await stream.receive()
+        head = received.partition(b"\r\n\r\n")[0].decode().lower()
+        session = next(line.split(": ")[1] for line in head.split("\r\n") if line.startswith("mcp-session-id"))
+        body = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+        headers = {"Mcp-Session-Id": session, "Mcp-Protocol-Version": "2025-11-25"}
+        foreign = {**headers, "Authorization": f"Bearer {server.tokens['bob']}"}
+        assert (await _status(server, _request(server, "POST", "/mcp", foreign, body)))[0] == 404
+        assert (await _status(server, _request(server, "POST", "/mcp", headers, body)))[0] == 202
+
+
+async def test_header_and_body_must_agree(tmp_path: Path) -> None:
+    """M5: a modern request whose headers name another method, tool or version than its body is refused."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": "run_python", "arguments": {"code": "1"}, "_meta": meta}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    sound = {"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "run_python"}
+    async with served(tmp_path, "http") as server:
+        for other in ({"Mcp-Method": "tools/list"}, {"Mcp-Name": "fetch_url"}, {"Mcp-Protocol-Version": "2099-01-01"}):
+            status, _ = await _status(server, _request(server, "POST", "/mcp", {**sound, **other}, body))
+            assert status == 400
+        assert not server.app.broker.started.is_set()
+        assert (await _status(server, _request(server, "POST", "/mcp", sound, body)))[0] == 200

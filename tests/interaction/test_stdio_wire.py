@@ -1,0 +1,167 @@
+"""The stdio wire of a real process: hostile lines, silence, signals, and a client that does not read."""
+
+import json
+import os
+import signal
+import subprocess  # noqa: TID251 - a whole server process with its pipes is what is tested
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from server import stdio
+from server.transports import serve_stdio
+from tests.interaction.fakes import fake_app
+from tests.interaction.served import until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Process:
+    """A server process and the client's end of its pipes."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+
+    def send(self, *lines: bytes) -> None:
+        """Write lines, each with its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"".join(line + b"\n" for line in lines))
+        self.process.stdin.flush()
+
+    def receive(self) -> Any:
+        """Return the next message; every line on stdout must be one."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def initialize(self) -> None:
+        """Open a session of the handshake era."""
+        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+        self.send(_request(0, "initialize", info), b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        assert self.receive()["id"] == 0
+
+    def ended(self) -> str:
+        """Wait for the end and return what the server noted then: why, and how many calls were cancelled."""
+        assert self.process.wait(timeout=10) == 0
+        return (self.directory / "ended").read_text()
+
+
+def _request(number: int, method: str, params: dict[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode()
+
+
+def _call(number: int, code: str) -> bytes:
+    return _request(number, "tools/call", {"name": "run_python", "arguments": {"code": code}})
+
+
+@contextmanager
+def _process(directory: Path, stderr: int = subprocess.PIPE) -> Iterator[Process]:
+    command = [sys.executable, "-m", "tests.interaction.fake_server", "stdio", str(directory)]
+    environment = {**os.environ, "GLOVEBOX_CANARY": "canary-value-in-the-environment"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+    ) as process:
+        try:
+            yield Process(process, directory)
+        finally:
+            process.kill()
+
+
+def test_hostile_lines_are_answered_and_the_session_lives(tmp_path: Path) -> None:
+    """M5: each malformed line gets its JSON-RPC error; the next sound one gets its answer."""
+    hostile: list[tuple[bytes, int]] = [
+        (b"{", -32700),
+        (b"\xff\xff", -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","method":"x"}', -32700),
+        (b'{"jsonrpc":"2.0","id":1e999,"method":"ping"}', -32700),
+        (b'{"jsonrpc":"2.0","id":"\\ud800","method":"ping"}', -32700),
+        (b"[" * 100_000, -32700),
+        (b"x" * (stdio.MAX_LINE_BYTES + 1), -32700),
+        (b"x" * (3 * stdio.MAX_LINE_BYTES), -32700),
+        (b"[]", -32600),
+        (b"null", -32600),
+        (b'{"id":3}', -32600),
+    ]
+    with _process(tmp_path) as server:
+        server.initialize()
+        for number, (line, code) in enumerate(hostile, 1):
+            server.send(line, b"", _request(number, "ping", {}))
+            answer = server.receive()
+            assert answer["error"]["code"] == code, line[:40]
+            assert answer["id"] == (3 if line == b'{"id":3}' else None)
+            assert server.receive() == {"jsonrpc": "2.0", "id": number, "result": {}}
+
+
+@pytest.mark.parametrize(("way", "why"), [("close", "stdin closed"), ("TERM", "SIGTERM"), ("INT", "SIGINT")])
+def test_the_end_of_the_client_ends_its_calls_and_the_server(way: str, why: str, tmp_path: Path) -> None:
+    """End of input, SIGTERM and SIGINT: calls under way are cancelled, the exit code is 0."""
+    with _process(tmp_path) as server:
+        server.initialize()
+        server.send(_call(1, "wait"), _call(2, "1"))
+        while server.receive().get("id") != 2:
+            pass
+        if way == "close":
+            assert server.process.stdin is not None
+            server.process.stdin.close()
+        else:
+            server.process.send_signal(getattr(signal, f"SIG{way}"))
+        assert server.ended() == f"{why} cancelled=1"
+
+
+def test_a_reader_that_went_away_ends_the_server(tmp_path: Path) -> None:
+    """A client whose end of stdout is closed, but not stdin, is gone as well."""
+    with _process(tmp_path) as server:
+        server.initialize()
+        server.send(_call(1, "wait"))
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+        for number in range(20):
+            server.send(_request(number + 2, "tools/list", {}))
+        assert server.ended() == "stdin closed cancelled=1"
+
+
+def test_nothing_but_messages_is_on_stdout_and_no_secret_anywhere(tmp_path: Path) -> None:
+    """M12: a bug's traceback goes to the log; the environment's canary is in no answer, record or log line."""
+    with _process(tmp_path) as server:
+        server.initialize()
+        for number, code in enumerate(("bug", "refuse", "no sandbox", "no audit", "plot"), 1):
+            server.send(_call(number, code))
+            answer: dict[str, Any] = {}
+            while answer.get("id") != number:
+                answer = server.receive()
+                assert "canary" not in json.dumps(answer)
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.ended()
+        assert server.process.stderr is not None
+        log = server.process.stderr.read().decode()
+    assert "a call failed in a way nobody foresaw" in log
+    assert "canary-value" not in log
+    assert b"canary-value" not in (tmp_path / "audit" / "audit.jsonl").read_bytes()
+
+
+async def test_a_client_that_does_not_read_does_not_slow_its_call(tmp_path: Path) -> None:
+    """The pipe is full and stays full: the call ends all the same, and so does the server."""
+    to_server, to_client = os.pipe(), os.pipe()
+    wire = stdio.Wire(read=to_server[0], write=to_client[1])
+    meta = {"progressToken": 1}
+    params = {"name": "run_python", "arguments": {"code": "print"}, "_meta": meta}
+    async with fake_app(tmp_path) as app, anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_stdio, app, wire)
+        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+        os.write(to_server[1], _request(0, "initialize", info) + b"\n")
+        # Answers that nobody reads fill the pipe (64 KiB) and everything before it.
+        for number in range(1, 200):
+            os.write(to_server[1], _request(number, "tools/list", {}) + b"\n")
+        os.write(to_server[1], _request(1000, "tools/call", params) + b"\n")
+        await until(lambda: bool(app.broker.running))
+        app.broker.release.set()
+        await until(lambda: len(app.broker.finished) == 1)
+        os.close(to_server[1])
+    for fd in (to_server[0], *to_client):
+        os.close(fd)
