@@ -38,20 +38,18 @@ def check(text: bytes | str) -> Any:
 
 
 def _walk(value: Any) -> None:
+    """Look at every text, level by level: no recursion, so depth costs nothing before it is refused."""
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for depth in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-            elif isinstance(item, str):
+            if isinstance(item, str):
                 _text(item)
-        if not below:
-            return
+            elif isinstance(item, dict | list):
+                if depth == MAX_DEPTH:
+                    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+                below.extend(item.values() if isinstance(item, dict) else item)
         level = below
-    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""Results within the size clients take."""
+
+import json
+from typing import Any
+
+import mcp_types as types
+import pytest
+
+from server.calls import CallResult, Content, Image, Link, Text
+from server.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES, tool_result
+
+
+def _result(structured: dict[str, Any], *content: Content) -> CallResult:
+    return CallResult(structured=structured, content=content, failed=False, meta={"call_id": "c_1"})
+
+
+def _size(result: types.CallToolResult) -> int:
+    return len(json.dumps(result.model_dump(by_alias=True, mode="json", exclude_none=True)))
+
+
+LINK = Link(uri="artifact://1", name="a.png", media_type="image/png", bytes=1, sha256="00" * 32)
+
+
+def test_an_ordinary_result_is_left_alone() -> None:
+    """Text, image and link arrive as they were, with the call's facts in _meta."""
+    image = Image(data=b"x" * 1000, media_type="image/png")
+    shown = tool_result(_result({"a": "b" * 1000}, Text(text="t"), image, LINK))
+    assert [block.type for block in shown.content] == ["text", "image", "resource_link"]
+    assert shown.structured_content == {"a": "b" * 1000}
+    assert shown.meta == {CALL_META_KEY: {"call_id": "c_1"}}
+
+
+def test_images_go_before_text_and_links_stay() -> None:
+    """Too large an image becomes a sentence; the smaller image, the text and the link stay."""
+    large, small = Image(data=b"x" * 300_000, media_type="image/png"), Image(data=b"y" * 1000, media_type="image/png")
+    shown = tool_result(_result({"a": "b" * 1000}, Text(text="t" * 1000), large, small, LINK))
+    assert _size(shown) <= MAX_MESSAGE_BYTES
+    assert [block.type for block in shown.content] == ["text", "text", "image", "resource_link"]
+    assert isinstance(shown.content[1], types.TextContent)
+    assert "image of 300000 bytes left out" in shown.content[1].text
+    assert shown.structured_content == {"a": "b" * 1000}
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "é", "😀", '"'])
+def test_long_text_keeps_head_and_tail_and_counts_the_gap(character: str) -> None:
+    """The cap holds for characters that take twelve bytes on the wire, too."""
+    text = "HEAD" + character * 300_000 + "TAIL"
+    shown = tool_result(_result({"stdout": {"text": text}, "code": 0}, Text(text=text)))
+    assert _size(shown) <= MAX_MESSAGE_BYTES
+    kept = shown.structured_content["stdout"]["text"]
+    assert kept.startswith("HEAD")
+    assert kept.endswith("TAIL")
+    head, gap, tail = kept.partition("\n[… ")[0], kept.partition("\n[… ")[2], kept.partition("left out …]\n")[2]
+    assert int(gap.split(" ", 1)[0]) + len(head) + len(tail) == len(text)
+    assert shown.structured_content["code"] == 0
+    block = shown.content[0]
+    assert isinstance(block, types.TextContent)
+    assert block.text == kept
+
+
+def test_too_many_parts_are_an_error_the_model_can_act_on() -> None:
+    """What cannot be cut is not sent in part: it says to ask for less."""
+    shown = tool_result(_result({"paths": [f"file{n}" for n in range(100_000)]}))
+    assert shown.is_error
+    assert _size(shown) <= MAX_MESSAGE_BYTES
+    assert isinstance(shown.content[0], types.TextContent)
+    assert "Ask for less" in shown.content[0].text
