@@ -68,6 +68,18 @@ class Called:
         return "\n".join(block.text for block in self.result.content if isinstance(block, Text))
 
     @property
+    def stdout(self) -> str:
+        """What a program printed."""
+        text: str = self.result.structured["stdout"]["text"]
+        return text
+
+    @property
+    def stderr(self) -> str:
+        """What it printed as errors."""
+        text: str = self.result.structured["stderr"]["text"]
+        return text
+
+    @property
     def kinds(self) -> list[str]:
         """Kinds of all records."""
         return [record.kind for record in self.records]

@@ -70,7 +70,8 @@ class Request:
             headers = [header for header in headers if not header.startswith("content-location:")]
             headers.append(f"content-location: {note['url']}")
         if note["dropped"]:
-            headers.append(f"glovebox-left-out: {', '.join(note['dropped'])}")
+            # The host quotes what a program wrote.
+            headers.append(f"glovebox-left-out: {', '.join(name.strip(chr(39)) for name in note['dropped'])}")
         # Chunks, so that a body that breaks off cannot be taken for a whole one.
         self._chunked = self._chunked and note["status"] not in _BODILESS
         headers += ["transfer-encoding: chunked"] * self._chunked
