@@ -12,7 +12,7 @@ import docker
 
 from sandboxes import run
 from sandboxes.base import Facts, Plan
-from sandboxes.docker.driver import SANDBOX_LABEL, DockerDriver, DockerSandbox
+from sandboxes.docker.driver import OWNER_LABEL, SANDBOX_LABEL, DockerDriver, DockerSandbox
 from sandboxes.docker.engine import host_from_environment
 from sandboxes.measure import Difference
 from sandboxes.outcome import Job, Outcome
@@ -92,10 +92,18 @@ def client() -> Any:
     return docker.APIClient(base_url=host_from_environment(), version="auto", timeout=PATIENCE)
 
 
-def sandboxes() -> set[str]:
-    """Ids of all sandboxes that are containers now, running or not."""
+def sandboxes(driver: DockerDriver | None = None) -> set[str]:
+    """Ids of all sandboxes that are containers now, running or not; of all servers, or of one driver."""
+    label = SANDBOX_LABEL if driver is None else f"{OWNER_LABEL}={mark(driver)}"
     with client() as api:
-        return {each["Labels"][SANDBOX_LABEL] for each in api.containers(all=True, filters={"label": SANDBOX_LABEL})}
+        return {each["Labels"][SANDBOX_LABEL] for each in api.containers(all=True, filters={"label": label})}
+
+
+def mark(driver: DockerDriver) -> str:
+    """What tells a driver's containers from those of every other."""
+    if driver._connection is None:
+        raise TypeError("the driver is not connected")
+    return driver._connection.mark
 
 
 def wait_until_removed(names: Sequence[str]) -> None:

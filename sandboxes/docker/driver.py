@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,6 @@ class DockerSandbox:
             found = await self._engine.inspect(self._name)
             if found is not None:
                 self._groups = usage.groups(found["State"]["Pid"], found["Id"])
-                await self._look()
         except SandboxUnavailable as problem:
             _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
         finally:
@@ -70,7 +69,8 @@ class DockerSandbox:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
         await self._located.wait()
         # Now or never: the accounts go with the processes, and the Engine's memory of them soon after.
-        await self._look()
+        with suppress(SandboxUnavailable):
+            await self._look()
         await self._engine.kill(self._name)
 
     async def facts(self) -> Facts:
@@ -89,9 +89,14 @@ class DockerSandbox:
         if reading is not None:
             self._last = reading
             return
-        ended = await self._engine.ended(self._name)
-        if ended is not None:
-            self._out_of_memory |= bool(ended["OOMKilled"])
+        if self._groups:
+            # They were there and are gone: so is every process, and the Engine is about to say why.
+            state = await self._engine.ended(self._name)
+        else:
+            # Control groups out of our sight (this server may be in a container itself): only the Engine's word.
+            state = ((await self._engine.inspect(self._name)) or {}).get("State")
+        if state is not None:
+            self._out_of_memory |= bool(state["OOMKilled"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
