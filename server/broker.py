@@ -34,6 +34,7 @@ from server.errors import AuditUnavailable, Refused
 from server.inputs import open_inputs
 from server.network import gate_for, serve_with
 from server.policy import decide
+from server.redaction import without_paths
 from server.tools.base import Isolation, Tool
 
 MAX_KEPT = 128 * 1024
@@ -66,24 +67,32 @@ class Broker:
         profile = self.profiles.get(call.tool)
         decision = decide(tool, call.arguments, profile, self.profiles.digest_for(tool.name) if profile else "")
         inputs: list[tuple[str, bytes]] = []
+        broken: ArtifactsUnavailable | None = None
         try:
             if decision.effect == "allow":
                 inputs = await open_inputs(self.artifacts, call)
         except Refused as refusal:
             decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
+        except ArtifactsUnavailable as problem:
+            broken = problem  # the decision is on disk before it is told
         keep = profile is not None and "arguments" in profile.audit.keep
         await self.audit.append(CallDecided.of(call, decision, keep_arguments=keep))
         if profile is None or decision.effect != "allow":
             return refused(call, decision, self.audit.head)
         try:
+            if broken is not None:
+                raise broken  # noqa: TRY301 - its last word is written below
             return await self._run(call, tool, profile, decision, inputs=inputs, listener=listener)
         except anyio.get_cancelled_exc_class():
             await self._last_word(CallCancelled(call_id=call.id, by="client", elapsed_ms=_elapsed(call)))
             raise
-        except (SandboxUnavailable, UnsupportedSpec, ArtifactsUnavailable, AuditUnavailable) as problem:
-            event = CallFailed(
-                call_id=call.id, error=type(problem).__name__, reason=str(problem)[:500], elapsed_ms=_elapsed(call)
+        except Exception as problem:
+            # Also for what nobody foresaw: a call without its last record would look as if it still ran.
+            foreseen = isinstance(
+                problem, SandboxUnavailable | UnsupportedSpec | ArtifactsUnavailable | AuditUnavailable
             )
+            reason = without_paths(str(problem))[:500] if foreseen else "Nobody foresaw this; see the server's log."
+            event = CallFailed(call_id=call.id, error=type(problem).__name__, reason=reason, elapsed_ms=_elapsed(call))
             await self._last_word(event)
             raise
 

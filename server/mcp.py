@@ -25,6 +25,7 @@ from server.calls import CallResult, Listener, Principal, ToolCall
 from server.delivery import Context
 from server.errors import AuditUnavailable, InvalidArguments, Refused
 from server.ids import new_call_id
+from server.redaction import without_paths
 from server.resources import LISTEN_METHOD, TEMPLATES, ListenParams, ListenResult, Resources, Stores, Watches
 from server.tools.base import Tool
 
@@ -242,14 +243,20 @@ def _explained(error: Exception, call_id: str) -> types.CallToolResult:
             refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
             return rendering.failure(f"Refused by {error.rule}: {error}", {"call_id": call_id, "refused": refusal})
         case SandboxUnavailable() | UnsupportedSpec():
-            return rendering.failure(f"Sandbox unavailable (call {call_id}): {error}")
+            return _unavailable("Sandbox", error, call_id)
         case AuditUnavailable():
-            return rendering.failure(f"Audit unavailable (call {call_id}): {error}")
+            return _unavailable("Audit", error, call_id)
         case ArtifactsUnavailable():
-            return rendering.failure(f"Artifacts unavailable (call {call_id}): {error}")
+            return _unavailable("Artifacts", error, call_id)
         case MCPError():
             raise error
         case _:
             _log.error("a call failed in a way nobody foresaw", call_id=call_id, exc_info=error)
             text = f"Internal error in call {call_id}; the server's log has the details."
             raise MCPError(types.INTERNAL_ERROR, text) from error
+
+
+def _unavailable(what: str, error: Exception, call_id: str) -> types.CallToolResult:
+    """Tell the caller what is broken and the fix; where on this host is for the operator, in our log."""
+    _log.error(f"{what.lower()} unavailable", call_id=call_id, reason=str(error))
+    return rendering.failure(f"{what} unavailable (call {call_id}): {without_paths(str(error))}")

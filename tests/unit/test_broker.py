@@ -1,0 +1,340 @@
+"""Every way a call can end leaves one last record and nothing else, wherever it is stopped. No real sandbox."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from profiles.loader import SHIPPED, load
+from sandboxes.base import Facts, Plan
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from sandboxes.measure import Expected
+from sandboxes.run import host_namespaces
+from sandboxes.spec import GUEST_UID, SandboxSpec
+from server.app import check_example
+from server.artifacts.record import ArtifactsUnavailable
+from server.audit.chain import Head
+from server.broker import Broker
+from server.calls import CallResult, Principal, ToolCall
+from server.errors import AuditUnavailable
+from server.tools import TOOLS
+from tests.artifact_stores import a_store
+from tests.channels import READY, Channel, Guest
+
+ARGUMENTS: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
+MEASURED = {**READY, "namespaces": {"net": 1}}
+
+
+class Silent:
+    """A listener that nobody listens to."""
+
+    def progress(self, message: str) -> None:
+        """Hear nothing."""
+
+    def printed(self, text: str) -> None:
+        """Hear nothing."""
+
+
+@dataclass
+class Recorder:
+    """An audit log in memory that takes two turns of the event loop for a record, and fails where it is told to."""
+
+    events: list[Any] = field(default_factory=list)
+    fails: str = ""
+
+    head: Head = field(default_factory=lambda: Head(seq=1, hash="0" * 64))
+
+    async def append(self, event: Any) -> None:
+        """Take one event; like the real one, not interrupted by cancellation."""
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+        if event.kind == self.fails:
+            raise AuditUnavailable(f"record {event.kind} in /secret/state", "No space left on device", "Make room.")
+        self.events.append(event)
+
+    def kinds(self) -> list[str]:
+        """What was recorded."""
+        return [event.kind for event in self.events]
+
+    def last_words(self) -> list[Any]:
+        """Records that end a call."""
+        return [event for event in self.events if event.ends_call]
+
+
+@dataclass
+class Driver:
+    """A driver whose sandboxes are tasks, each with a guest that follows the rules."""
+
+    name: str = "fake"
+    opened: int = 0
+    live: int = 0
+    problem: Exception | None = None
+    measured: Mapping[str, Any] = field(default_factory=lambda: MEASURED)
+    script: Callable[[Guest], Awaitable[None]] | None = None
+
+    async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan]:
+        """The drivers of the broker: this one."""
+        await anyio.lowlevel.checkpoint()
+        if isinstance(self.problem, UnsupportedSpec):
+            raise self.problem
+        expected = Expected(uid=GUEST_UID, interfaces=("lo",), writable=(), mounts=(), namespaces=("net",))
+        return self, Plan(driver="fake", level="namespaces", spec=spec, action={}, expected=expected)
+
+    @asynccontextmanager
+    async def open(self, _plan: Plan) -> AsyncIterator["Driver.Sandbox"]:
+        """One sandbox."""
+        self.opened += 1
+        self.live += 1
+        channel = Channel()
+        try:
+            await anyio.lowlevel.checkpoint()
+            if self.problem is not None:
+                raise self.problem
+            sandbox = Driver.Sandbox(self, channel)
+            task = asyncio.ensure_future(sandbox.guest())  # stands for a process: it belongs to no task group
+            try:
+                yield sandbox
+            finally:
+                task.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([task])
+        finally:
+            await channel.aclose()
+            self.live -= 1
+
+    class Sandbox:
+        """A live one."""
+
+        id = "s1"
+
+        def __init__(self, driver: "Driver", channel: Channel) -> None:
+            self.driver = driver
+            self.channel = channel
+
+        async def guest(self) -> None:
+            """Be the guest."""
+            guest = Guest(self.channel)
+            try:
+                await guest.say(guest.wire.message("ready", self.driver.measured))
+                while guest.wire.state != "running":
+                    guest._early = (await guest.hear())[1:]
+                if self.driver.script is not None:
+                    await self.driver.script(guest)
+                else:
+                    await guest.file("a.txt", b"content")
+                    await guest.done()
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
+                return
+
+        async def kill(self) -> None:
+            """Close its end."""
+            await self.channel.aclose()
+
+        async def facts(self) -> Facts:
+            """Nothing is known."""
+            return Facts()
+
+
+@dataclass
+class Scene:
+    """A broker and what it works with."""
+
+    broker: Broker
+    audit: Recorder
+    driver: Driver
+
+    async def call(self, **arguments: Any) -> CallResult:
+        """One call of ``run_python``."""
+        call = ToolCall(
+            id="c_" + "0" * 26, principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
+            arguments={**ARGUMENTS, **arguments}, received=datetime.now(UTC),
+        )  # fmt: skip
+        return await self.broker.call(call, Silent())
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    """A broker over the shipped profiles, a real artifact store, and everything else in memory."""
+    audit, driver = Recorder(), Driver(measured={**MEASURED, "namespaces": {"net": host_namespaces()["net"] + 1}})
+    async with a_store(tmp_path / "artifacts") as store:
+        broker = Broker(
+            tools=TOOLS,
+            profiles=load([SHIPPED], check_example=check_example),
+            drivers=cast("Any", driver),
+            audit=cast("Any", audit),
+            artifacts=store,
+            workspace=None,
+        )
+        yield Scene(broker=broker, audit=audit, driver=driver)
+
+
+async def test_a_call_from_decision_to_result(scene: Scene) -> None:
+    """The control: five records in the order of what they announce."""
+    result = await scene.call()
+    assert not result.failed
+    assert scene.audit.kinds() == ["call.decided", "sandbox.started", "artifact.collected", "call.finished"]
+    assert [each["name"] for each in result.structured["artifacts"]] == ["a.txt"]
+    assert (scene.driver.opened, scene.driver.live) == (1, 0)
+
+
+async def test_wherever_a_call_is_cancelled_nothing_is_left(scene: Scene, tmp_path: Path) -> None:
+    """Cancelled before its first step, before its second, and so on until it is through."""
+
+    async def cancelled_after(steps: int) -> bool:
+        result: list[CallResult] = []
+
+        async def run() -> None:
+            result.append(await scene.call())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        return not result
+
+    for steps in range(3000):
+        scene.audit.events.clear()
+        cancelled = await cancelled_after(steps)
+        assert scene.driver.live == 0
+        kinds = scene.audit.kinds()
+        # What did not get as far as its decision has no record; everything else has exactly one last word.
+        assert len(scene.audit.last_words()) == (1 if kinds else 0), (steps, kinds)
+        if cancelled and kinds:
+            assert kinds[-1] in ("call.cancelled", "call.finished")
+        if not cancelled:
+            assert kinds[-1] == "call.finished"
+            break
+    else:
+        pytest.fail("the call never came through")
+    assert steps > 20
+    incoming = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file() and "incoming" in str(path)]
+    assert incoming == []
+
+
+@pytest.mark.parametrize("kind", ["call.decided", "sandbox.started", "artifact.collected", "call.finished"])
+async def test_without_its_record_an_effect_does_not_happen(scene: Scene, kind: str) -> None:
+    """The log fails at one record: the caller hears exactly that, and nothing after it was done."""
+    scene.audit.fails = kind
+    with pytest.raises(AuditUnavailable):
+        await scene.call()
+    order = ["call.decided", "sandbox.started", "artifact.collected", "call.finished"]
+    done = order[: order.index(kind)]
+    assert scene.audit.kinds() == ([*done, "call.failed"] if done else [])
+    assert scene.driver.opened == (0 if kind == "call.decided" else 1)
+    assert scene.driver.live == 0
+    for event in scene.audit.last_words():
+        assert event.error == "AuditUnavailable"
+        assert "/secret" not in event.reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "error", "words"),
+    [
+        (UnsupportedSpec("limits", "not here", "Fix it."), "UnsupportedSpec", "not here"),
+        (SandboxUnavailable("Starting", "'/home/a b/x' is missing", "Fix it."), "SandboxUnavailable", "[host path] is"),
+        (RuntimeError("secret words of /etc/passwd"), "RuntimeError", "Nobody foresaw this"),
+        (ExceptionGroup("several", [ValueError()]), "ExceptionGroup", "Nobody foresaw this"),
+        (OSError(28, "No space left on device", "/var/lib/x"), "OSError", "Nobody foresaw this"),
+    ],
+)
+async def test_our_own_failures_are_the_calls_last_word(
+    scene: Scene, problem: Exception, error: str, words: str
+) -> None:
+    """Also those nobody foresaw, by their class alone; none tells a host path."""
+    scene.driver.problem = problem
+    with pytest.raises(type(problem)):
+        await scene.call()
+    (last,) = scene.audit.last_words()
+    assert (last.kind, last.error) == ("call.failed", error)
+    assert words in last.reason
+    assert "/home" not in last.reason
+    assert "/etc" not in last.reason
+
+
+async def test_a_guest_that_breaks_the_wire_is_a_failed_call(scene: Scene) -> None:
+    """Not an internal error, and not a program's outcome."""
+
+    async def script(guest: Guest) -> None:
+        await guest.say(b"\xff" * 20)
+        await anyio.sleep_forever()
+
+    scene.driver.script = script
+    with pytest.raises(SandboxUnavailable, match="broke the wire's protocol"):
+        await scene.call()
+    assert scene.audit.kinds() == ["call.decided", "sandbox.started", "call.failed"]
+
+
+async def test_a_sandbox_that_dies_is_a_failed_call(scene: Scene) -> None:
+    """Nothing can be said about the program."""
+
+    async def script(guest: Guest) -> None:
+        guest.channel.to_host.close()
+
+    scene.driver.script = script
+    with pytest.raises(SandboxUnavailable, match="ended without an outcome"):
+        await scene.call()
+    assert scene.audit.kinds() == ["call.decided", "sandbox.started", "call.failed"]
+
+
+async def test_isolation_that_is_not_as_planned_runs_nothing(scene: Scene) -> None:
+    """The record says what was found, the job was never given."""
+    scene.driver.measured = {**scene.driver.measured, "capabilities": 1 << 21}
+    told: list[str] = []
+
+    async def script(guest: Guest) -> None:
+        told.append(guest.wire.state)
+
+    scene.driver.script = script
+    with pytest.raises(SandboxUnavailable, match="capabilities: planned 0x0, found 0x200000"):
+        await scene.call()
+    assert [event.verified for event in scene.audit.events if event.kind == "sandbox.started"] == [False]
+    assert told == []
+
+
+async def test_a_refused_call_starts_nothing(scene: Scene) -> None:
+    """One record, which decides and ends it."""
+    result = await scene.call(timeout_seconds=599.0)
+    assert result.failed
+    assert result.structured["refused"]["rule"] == "limits.wall_seconds"
+    assert scene.driver.opened == 0
+    assert len(scene.audit.events) == 1
+
+
+async def test_an_unknown_input_is_a_refusal(scene: Scene) -> None:
+    """Decided on the record, in the words for every artifact that is not the caller's."""
+    result = await scene.call(inputs=("artifact://" + "0" * 26,))
+    assert result.structured["refused"]["rule"] == "artifacts.unknown"
+    assert scene.driver.opened == 0
+
+
+async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decision is on the record before the disk's failure is told."""
+
+    async def fail(*_: object) -> list[tuple[str, bytes]]:
+        raise ArtifactsUnavailable("reading an artifact", "Input/output error", "Check the disk.")
+
+    monkeypatch.setattr("server.broker.open_inputs", fail)
+    with pytest.raises(ArtifactsUnavailable):
+        await scene.call()
+    assert scene.audit.kinds() == ["call.decided", "call.failed"]
+
+
+async def test_a_tool_without_a_profile_may_do_nothing(scene: Scene) -> None:
+    """Refused on the record."""
+    empty = replace(scene.broker, profiles=cast("Any", _NoProfiles()))
+    result = await replace(scene, broker=empty).call()
+    assert result.structured["refused"]["rule"] == "profile.missing"
+    assert scene.driver.opened == 0
+
+
+class _NoProfiles:
+    def get(self, _name: str) -> None:
+        return None
