@@ -71,6 +71,7 @@ class Reporter:
         self._ctx = ctx
         self._sentence: str | None = None
         self._printed = ""
+        self._skipped = 0
         self._wake = anyio.Event()
         self._began = anyio.current_time()
 
@@ -80,8 +81,10 @@ class Reporter:
         self._wake.set()
 
     def printed(self, text: str) -> None:
-        """Remember the newest output, at most ``MAX_PRINTED`` characters of it."""
-        self._printed = (self._printed + text)[-MAX_PRINTED:]
+        """Remember the newest output, at most ``MAX_PRINTED`` characters of it, and how much came before."""
+        whole = self._printed + text
+        self._printed = whole[-MAX_PRINTED:]
+        self._skipped += len(whole) - len(self._printed)
         self._wake.set()
 
     async def run(self) -> None:
@@ -97,7 +100,8 @@ class Reporter:
         if self._sentence is not None:
             text, self._sentence = self._sentence, None
         elif self._printed:
-            text, self._printed = self._printed, ""
+            text = f"[… {self._skipped} characters …]\n{self._printed}" if self._skipped else self._printed
+            self._printed, self._skipped = "", 0
         else:
             text = f"still running after {elapsed:.0f} s"
         if self._sentence is None and not self._printed:

@@ -38,8 +38,8 @@ from server.mcp import App, Surface, build, client_of
 #: Signals that end a server in good order.
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
-#: Seconds that answers to cancelled calls may take on their way out before connections are cut.
-GRACE_SECONDS = 3
+#: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
+GRACE_SECONDS = 2
 
 #: Sessions of the handshake era over streamable HTTP; each costs some 100 kB.
 MAX_SESSIONS = 512

@@ -1,0 +1,79 @@
+"""SIGTERM over HTTP: calls end, streams end, the process ends, in good order and soon."""
+
+import contextlib
+import json
+import signal
+import subprocess  # noqa: TID251 - a whole server process is what is tested
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+from mcp import Client
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+
+from server.resources import ListenResult
+from tests.interaction.node import ROOT, fake_server
+from tests.interaction.served import until
+
+#: The promise: SIGTERM to exit with calls and streams open, on a busy machine.
+SECONDS = 5.0
+
+
+async def test_sigterm_ends_calls_streams_and_process(tmp_path: Path) -> None:
+    """Four clients with a call and a listen stream each, on both transports and in both eras."""
+    command = fake_server("http", tmp_path, "alice")
+    process = await anyio.open_process(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    found = json.loads(await process.stdout.receive())
+    headers = {"Authorization": f"Bearer {found['tokens']['alice']}"}
+    log = tmp_path / "audit" / "audit.jsonl"
+
+    # How a connection looks that is cut is the client library's affair.
+    async def calling(client: Client) -> None:
+        with contextlib.suppress(Exception):
+            await client.call_tool("run_python", {"code": "wait"})
+
+    async def listening(client: Client) -> None:
+        request: Any = types.Request[types.RequestParams, str](
+            method="dev.glovebox/audit/listen", params=types.RequestParams()
+        )
+        with contextlib.suppress(Exception):
+            await client.session.send_request(request, ListenResult)
+
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        for mode in ("legacy", "auto"):
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=30))
+            for wire in (
+                streamable_http_client(f"{found['url']}/mcp", http_client=http),
+                sse_client(f"{found['url']}/sse", headers=headers),
+            ):
+                client = await stack.enter_async_context(Client(wire, mode=mode))
+                tasks.start_soon(calling, client)
+                tasks.start_soon(listening, client)
+        await until(lambda: log.read_bytes().count(b"call.decided") == 4)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(SECONDS):
+            assert await process.wait() == 0
+        took = time.monotonic() - began
+        tasks.cancel_scope.cancel()
+    await process.aclose()
+    assert took < SECONDS
+    assert (tmp_path / "ended").read_text() == "SIGTERM cancelled=4"
+    assert log.read_bytes().count(b"call.cancelled") == 4
+
+
+async def test_a_server_without_clients_ends_at_once(tmp_path: Path) -> None:
+    """Nothing is waited for when nobody is there."""
+    async with await anyio.open_process(fake_server("http", tmp_path, "alice"), cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert json.loads(await process.stdout.receive())["url"].startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(2):
+            assert await process.wait() == 0
