@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from pydantic import Field
 
 from sandboxes.errors import SandboxUnavailable
@@ -119,6 +120,11 @@ class WaitingBroker:
         if code == "print":
             for line in range(1000):
                 listener.printed(f"line {line}\n")
+        if code == "flood":
+            # Far more than every buffer between here and a client that does not read.
+            for _ in range(2000):
+                listener.printed("x" * 5000)
+                await anyio.lowlevel.checkpoint()
         if code in {"wait", "print"}:
             await self.release.wait()
         await self.audit.append(

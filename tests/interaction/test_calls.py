@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import mcp_types as types
 import pytest
 from mcp import MCPError
 
+from server import delivery
 from server.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES
 from tests.interaction.served import PAIRS, Era, Transport, served, until
 
@@ -149,6 +151,57 @@ async def test_live_output_and_progress_reach_a_client_that_asked(
     assert [progress for progress, _ in heard] == sorted(progress for progress, _ in heard)
     assert all(len(message) <= 4200 for _, message in heard)
     assert len(heard) < 10
+
+
+@pairs
+async def test_a_silent_call_gives_signs_of_life(
+    transport: Transport, era: Era, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M7: clients give up a call that says nothing; ours says that it runs, to whoever gave a progress token."""
+    monkeypatch.setattr(delivery, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(delivery, "PAUSE_SECONDS", 0.01)
+    heard: list[str] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message or "")
+
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, era) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(lambda: client.call_tool("run_python", {"code": "wait"}, progress_callback=hear))
+        await until(lambda: sum("still running" in message for message in heard) >= 3)
+        server.app.broker.release.set()
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_reader_that_stops_reading_does_not_slow_its_call(era: Era, tmp_path: Path) -> None:
+    """Over HTTP a client that reads nothing gets nothing; its call runs to its end and is recorded all the same."""
+    meta: dict[str, Any] = {"progressToken": 1}
+    headers = {"Mcp-Protocol-Version": "2025-11-25"}
+    if era == "modern":
+        meta["io.modelcontextprotocol/protocolVersion"] = "2026-07-28"
+        meta["io.modelcontextprotocol/clientCapabilities"] = {"extensions": {"dev.glovebox/audit": {}}}
+        headers = {"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "run_python"}
+    params = {"name": "run_python", "arguments": {"code": "flood"}, "_meta": meta}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    async with served(tmp_path, "http") as server:
+        headers |= {
+            "Authorization": f"Bearer {server.tokens['alice']}",
+            "Accept": "application/json, text/event-stream",
+        }
+        async with httpx2.AsyncClient(headers=headers, base_url=server.url) as http:
+            if era == "legacy":
+                info = {"name": "raw", "version": "1"}
+                opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+                begin = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": opening}
+                answer = await http.post("/mcp", json=begin)
+                http.headers["Mcp-Session-Id"] = answer.headers["mcp-session-id"]
+            async with http.stream("POST", "/mcp", json=body) as response:
+                assert response.status_code == 200
+                await until(lambda: len(server.app.broker.finished) == 1)
+    assert not server.app.broker.cancelled
 
 
 @pairs
