@@ -10,7 +10,6 @@ from server.tools.run_python import RUN_PYTHON
 from server.tools.search_workspace import SEARCH_WORKSPACE
 
 TOOLS: Mapping[str, Tool] = {
-    tool.name: tool
-    for tool in (FETCH_URL, LIST_WORKSPACE_FILES, READ_WORKSPACE_FILE, RUN_PYTHON, SEARCH_WORKSPACE)
+    tool.name: tool for tool in (FETCH_URL, LIST_WORKSPACE_FILES, READ_WORKSPACE_FILE, RUN_PYTHON, SEARCH_WORKSPACE)
 }
 """By name."""

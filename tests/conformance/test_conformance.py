@@ -46,9 +46,7 @@ def driver(request: pytest.FixtureRequest, portal: anyio.from_thread.BlockingPor
 
 
 @pytest.fixture(scope="module")
-def answers(
-    portal: anyio.from_thread.BlockingPortal, driver: Driver, planted: Planted
-) -> dict[str, trial.Verdict]:
+def answers(portal: anyio.from_thread.BlockingPortal, driver: Driver, planted: Planted) -> dict[str, trial.Verdict]:
     """The verdicts on all attempts: they share one sandbox."""
     return {found.case.id: found for found in portal.call(trial.judge_attempts, driver, ATTEMPTS, planted)}
 

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.driver("bubblewrap")
 
 GUEST = Path(__file__).parents[2] / "sandboxes" / "guest"
 #: The modules as text: the sandbox's user may not be able to enter the folder they are in.
-MODULES = "import sys, types\nsys.modules['sandboxes'] = sys.modules['sandboxes.guest'] = types.ModuleType('sandboxes')\n"
+MODULES = (
+    "import sys, types\nsys.modules['sandboxes'] = sys.modules['sandboxes.guest'] = types.ModuleType('sandboxes')\n"
+)
 MODULES += "\n".join(
     f"{name} = sys.modules['sandboxes.guest.{name}'] = types.ModuleType({name!r})\n"
     f"exec({(GUEST / name).with_suffix('.py').read_text()!r}, {name}.__dict__)"

@@ -11,7 +11,7 @@ SOURCE = ("server", "sandboxes", "profiles", "scripts", "tests")
 def committed() -> list[str]:
     """Every file git knows or would add, by its path from the root; those deleted meanwhile left out."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         check=True,
