@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,31 +18,53 @@ from sandboxes.spec import SandboxSpec
 NAMES: Final = ("bubblewrap", "docker")
 """Every driver, strongest claim to be everywhere first."""
 
+RETRY_SECONDS = 5.0
+"""How long a driver that cannot be used is not asked again: an Engine that is started later is found."""
+
 _Connecting = AbstractAsyncContextManager[Driver]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """A driver that is up, and how to take it down."""
+
+    driver: Driver
+    scope: anyio.CancelScope
+    since: float
+
+    def age(self) -> float:
+        """Seconds since it was probed."""
+        return anyio.current_time() - self.since
 
 
 class Drivers:
     """The drivers of one server. Open it with ``opened``."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, connect: Mapping[str, Callable[[], _Connecting]]) -> None:
+        """Take the task group drivers live in, and how to make each."""
         self._tasks = tasks
         self._connect = connect
-        self._ready: dict[str, Driver] = {}
+        self._ready: dict[str, _Held] = {}
         self._plans: dict[tuple[str, SandboxSpec], Plan] = {}
         self._locks = {name: anyio.Lock() for name in connect}
 
     async def get(self, name: str) -> Driver:
-        """The driver of that name, probed now if it was not before."""
+        """The driver of that name, probed now if it was not before, or if it could not be used a while ago."""
         async with self._locks[name]:
-            if name not in self._ready:
+            held = self._ready.get(name)
+            if held is not None and not held.driver.capabilities.usable and held.age() > RETRY_SECONDS:
+                held.scope.cancel()
+                held = None
+            if held is None:
                 # In a task of its own: a driver's clean-up must not depend on the call that happened to need it first.
-                self._ready[name] = await self._tasks.start(self._hold, name)
-            return self._ready[name]
+                held = self._ready[name] = await self._tasks.start(self._hold, name)
+            return held.driver
 
-    async def _hold(self, name: str, *, task_status: anyio.abc.TaskStatus[Driver]) -> None:
-        async with self._connect[name]() as driver:
-            task_status.started(driver)
-            await anyio.sleep_forever()
+    async def _hold(self, name: str, *, task_status: anyio.abc.TaskStatus["_Held"]) -> None:
+        with anyio.CancelScope() as scope:
+            async with self._connect[name]() as driver:
+                task_status.started(_Held(driver=driver, scope=scope, since=anyio.current_time()))
+                await anyio.sleep_forever()
 
     def _plan(self, driver: Driver, spec: SandboxSpec) -> Plan:
         """A plan is pure, so one of a spec is as good as the next: there are as many as profiles."""

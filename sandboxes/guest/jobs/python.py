@@ -30,7 +30,7 @@ def run(payload: dict[str, Any], emit: Emit) -> int:
         The exit status a script with this code would have had.
     """
     code = payload["code"]
-    if os.path.isdir(_WORKSPACE):
+    if os.access(_WORKSPACE, os.R_OK | os.X_OK):
         os.chdir(_WORKSPACE)
         # Last, not first as for a script: a file of the workspace must not take a standard module's place.
         sys.path.append(_WORKSPACE)
@@ -39,7 +39,7 @@ def run(payload: dict[str, Any], emit: Emit) -> int:
     sys.modules["__main__"] = program
     sys.argv = [NAME]
     # What `site` gives a program, which the guest starts without.
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # as the site module does
     result: dict[str, Any] = {"value": None, "truncated": False, "error": None}
     try:
         value = _execute(code, program.__dict__)
