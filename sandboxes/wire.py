@@ -398,13 +398,13 @@ class Wire:
 
 
 _RECEIVERS = {
-    _MESSAGE: Wire._on_message,  # noqa: SLF001 - the class's own dispatch table
-    _OPEN: Wire._on_open,  # noqa: SLF001
-    _DATA: Wire._on_data,  # noqa: SLF001
-    _NOTE: Wire._on_note,  # noqa: SLF001
-    _END: Wire._on_end,  # noqa: SLF001
-    _RESET: Wire._on_reset,  # noqa: SLF001
-    _WINDOW: Wire._on_window,  # noqa: SLF001
+    _MESSAGE: Wire._on_message,
+    _OPEN: Wire._on_open,
+    _DATA: Wire._on_data,
+    _NOTE: Wire._on_note,
+    _END: Wire._on_end,
+    _RESET: Wire._on_reset,
+    _WINDOW: Wire._on_window,
 }
 
 

@@ -75,7 +75,7 @@ class Gate:
         if name is None:
             return Response("A bearer token is needed", status_code=401, headers={"WWW-Authenticate": "Bearer"})
         transport = "sse" if scope["path"].startswith(_SSE_PATHS) else "http"
-        scope[PRINCIPAL_SCOPE_KEY] = Principal(id=f"token:{name}", transport=transport)  # type: ignore[arg-type]
+        scope[PRINCIPAL_SCOPE_KEY] = Principal(id=f"token:{name}", transport=transport)  # type: ignore[arg-type]  # a Literal
         # The SDK binds a session to the client that opened it through this; it never needs the token itself.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
         return None

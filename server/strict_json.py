@@ -78,7 +78,7 @@ def _float(text: str) -> float:
 
 def _int(text: str) -> int:
     # Longest integer a double holds has 309 digits; also below the interpreter's own limit for the conversion.
-    if len(text) > 310:  # noqa: PLR2004
+    if len(text) > 310:  # noqa: PLR2004 - explained above
         raise ValueError("a number outside of the range of a double")
     return int(text)
 

@@ -3,7 +3,7 @@
 Named by MPLBACKEND; imported by matplotlib only, never by the guest itself.
 """
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas  # type: ignore[import-not-found]
+from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas  # type: ignore[import-not-found]  # in the runtime
 from matplotlib.backends.backend_agg import FigureManagerBase as FigureManager
 
 __all__ = ["FigureCanvas", "FigureManager", "show"]

@@ -36,7 +36,7 @@ def _rows_of(event: type[Event]) -> list[Row]:
         if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
             continue
         documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        meaning = " ".join(str(text.value.value).split()) if documented else ""  # type: ignore[attr-defined]
+        meaning = " ".join(str(text.value.value).split()) if documented else ""  # type: ignore[attr-defined]  # a docstring
         found.append(
             Row(kind=event.kind, name=ast.unparse(field.target), type=ast.unparse(field.annotation), meaning=meaning)
         )

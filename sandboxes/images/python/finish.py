@@ -51,8 +51,8 @@ def runtime() -> None:
     FONTS.mkdir()
     program = f"import sys; sys.path.append({str(PACKAGES)!r}); import matplotlib.font_manager"
     environment = {"MPLCONFIGDIR": str(FONTS), "HOME": str(FONTS)}
-    subprocess.run([sys.executable, "-I", "-c", program], check=True, env=environment)  # noqa: S603
-    for name in sorted(set(os.listdir("/")) - NOT_OURS):  # noqa: PTH208
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, env=environment)  # noqa: S603 - our own program
+    for name in sorted(set(os.listdir("/")) - NOT_OURS):  # noqa: PTH208 - names are all it needs
         drop_setuid(Path("/", name))
 
 
