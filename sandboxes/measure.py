@@ -88,8 +88,10 @@ class Difference:
     measured: str
 
 
-# File systems that the kernel or the driver makes for this sandbox alone and that hold no host files.
+# File systems that the kernel or the driver makes for this sandbox alone and that hold no host files; but only where
+# such a one belongs: the host's /run is a tmpfs too, and so may a workspace be.
 _OWN = frozenset({"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"})
+_OWN_PLACES = ("/dev", "/proc", "/sys")
 
 
 def parse(body: Mapping[str, Any]) -> Measured:
@@ -114,7 +116,7 @@ def compare(expected: Expected, measured: Measured, host_namespaces: Mapping[str
     """Every difference between plan and measurement; empty means the isolation is what was planned."""
     shared = [name for name in expected.namespaces if measured.namespaces.get(name) in (None, host_namespaces[name])]
     writable = sorted({m.target for m in measured.mounts if m.writable} - set(expected.writable))
-    foreign = {m.target for m in measured.mounts if m.type not in _OWN}
+    foreign = {m.target for m in measured.mounts if not _own(m, expected)}
     pairs: list[tuple[str, object, object]] = [
         ("uid", expected.uid, measured.uid),
         ("gid", expected.uid, measured.gid),
@@ -136,3 +138,11 @@ def compare(expected: Expected, measured: Measured, host_namespaces: Mapping[str
         for field, planned, found in pairs
         if planned != found
     )
+
+
+def _own(mount: MeasuredMount, expected: Expected) -> bool:
+    """Whether a mount can hold no host files: by its kind, and by its place."""
+    if mount.type not in _OWN or mount.target in expected.mounts:
+        return False
+    kernel = mount.target in _OWN_PLACES or mount.target.startswith(tuple(f"{place}/" for place in _OWN_PLACES))
+    return kernel or mount.target in expected.writable
