@@ -15,6 +15,7 @@ import mcp_types as types
 import structlog
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from server import catalogue, delivery, rendering
@@ -222,11 +223,14 @@ def client_of(ctx: Context) -> str | None:
 
 
 def session_of(ctx: Context) -> str | None:
-    """Return the transport's name for the session the request came in, where there is one."""
-    if ctx.request is None:
+    """Return the transport's name for the session the request came in, where there is one.
+
+    In the modern era there is none, and a header that claims one has not been checked by anybody.
+    """
+    if ctx.request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return None
-    session: str | None = ctx.request.headers.get("mcp-session-id") or ctx.request.query_params.get("session_id")
-    return session
+    named: str = ctx.request.headers.get("mcp-session-id") or ctx.request.query_params.get("session_id") or ""
+    return named or None
 
 
 def gone(ctx: Context) -> anyio.Event | None:

@@ -34,6 +34,7 @@ from server.calls import Principal
 from server.delivery import Context
 from server.gate import MAX_BODY_BYTES, PRINCIPAL_SCOPE_KEY, Gate
 from server.mcp import App, Surface, build, client_of
+from server.patience import PatientProtocol
 
 #: Signals that end a server in good order.
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -195,7 +196,7 @@ class _Uvicorn(uvicorn.Server):
 def _configured(application: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http="h11",
+        http=PatientProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -1,5 +1,6 @@
 """What HTTP requests meet before anything else: bytes on a real socket, so that no client library is polite."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,10 +9,10 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from server import gate
+from server import gate, patience
 from server.transports import CannotListen, serve_http
 from tests.interaction.fakes import fake_app
-from tests.interaction.served import PATIENCE, Served, served
+from tests.interaction.served import PATIENCE, Served, served, until
 
 ROUTES = [
     "/mcp",
@@ -47,6 +48,12 @@ async def _answer(stream: SocketStream) -> tuple[int, bytes]:
         received += await stream.receive()
     head, _, rest = received.partition(b"\r\n\r\n")
     return int(head.split(b" ", 2)[1]), rest
+
+
+async def _end(stream: SocketStream) -> None:
+    with contextlib.suppress(anyio.EndOfStream):
+        while True:
+            await stream.receive()
 
 
 def _request(
@@ -203,6 +210,47 @@ async def test_a_slow_body_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     async with served(tmp_path, "http") as server:
         slow = _request(server, "POST", "/mcp", {"Content-Length": "100"})
         assert (await _status(server, slow + b"{"))[0] == 408
+
+
+async def test_a_slow_head_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M5: a connection without a request, one whose head never ends, and one whose second head does, are closed.
+
+    The control: a request that waits for its answer longer than that is not.
+    """
+    monkeypatch.setattr(patience, "HEAD_SECONDS", 0.2)
+    async with served(tmp_path, "http") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        whole = _request(server, "GET", "/health", {"Connection": ""})
+        for sent in ([], [whole[:20]], [whole, whole[:20]]):
+            with anyio.fail_after(3):
+                async with await anyio.connect_tcp(host, int(port)) as stream:
+                    for part in sent:
+                        await stream.send(part)
+                        if part == whole:
+                            assert (await _answer(stream))[0] == 200
+                    await _end(stream)
+        async with server.client("http", "modern") as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
+            await until(lambda: bool(server.app.broker.running))
+            await anyio.sleep(0.4)
+            server.app.broker.release.set()
+        assert not server.app.broker.cancelled
+
+
+async def test_an_sse_session_belongs_to_the_token_that_opened_it(tmp_path: Path) -> None:
+    """M2: as below, for messages to a stream that somebody else has open."""
+    async with served(tmp_path, "http") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(_request(server, "GET", "/sse"))
+            received = b""
+            while b"session_id=" not in received or not received.endswith(b"\r\n\r\n"):
+                received += await stream.receive()
+            path = "/messages/?session_id=" + received.partition(b"session_id=")[2][:32].decode()
+            body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+            foreign = {"Authorization": f"Bearer {server.tokens['bob']}"}
+            assert (await _status(server, _request(server, "POST", path, foreign, body)))[0] == 404
+            assert (await _status(server, _request(server, "POST", path, {}, body)))[0] == 202
 
 
 async def test_a_session_belongs_to_the_token_that_opened_it(tmp_path: Path) -> None:

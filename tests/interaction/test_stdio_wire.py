@@ -97,6 +97,29 @@ def test_hostile_lines_are_answered_and_the_session_lives(tmp_path: Path) -> Non
             assert server.receive() == {"jsonrpc": "2.0", "id": number, "result": {}}
 
 
+def _cancel(number: int) -> bytes:
+    return b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}' % number
+
+
+def test_cancelling_out_of_turn_does_no_harm(tmp_path: Path) -> None:
+    """M6: before the call, twice during it, after its end, and of nothing at all: one terminal record per call."""
+    with _process(tmp_path) as server:
+        server.initialize()
+        server.send(_cancel(1), _call(1, "1"))
+        while server.receive().get("id") != 1:
+            pass
+        server.send(_cancel(1), _cancel(99), _call(2, "wait"), _cancel(2), _cancel(2), _call(3, "2"))
+        while server.receive().get("id") != 3:
+            pass
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.ended()
+    log = (tmp_path / "audit" / "audit.jsonl").read_bytes()
+    # The call that was cancelled may have been so before it was decided; then there is nothing to end.
+    assert log.count(b'"kind":"call.finished"') == 2
+    assert log.count(b'"kind":"call.cancelled"') == log.count(b'"kind":"call.decided"') - 2
+
+
 @pytest.mark.parametrize(("way", "why"), [("close", "stdin closed"), ("TERM", "SIGTERM"), ("INT", "SIGINT")])
 def test_the_end_of_the_client_ends_its_calls_and_the_server(way: str, why: str, tmp_path: Path) -> None:
     """End of input, SIGTERM and SIGINT: calls under way are cancelled, the exit code is 0."""
