@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -19,8 +20,9 @@ import anyio.abc
 from sandboxes import cgroup, guest_tree, seccomp
 from sandboxes import runtime as runtimes
 from sandboxes.base import Capabilities, Facts, Missing, Plan
+from sandboxes.docker.owner import new_owner
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
-from sandboxes.janitor import Janitor
+from sandboxes.janitor import Janitor, reap
 from sandboxes.measure import NAMESPACES, Expected
 from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
 from sandboxes.runtime import PACKAGES, Runtime
@@ -256,7 +258,10 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
         missing.append(Missing(what=f"the guest cannot be installed: {problem}", fix=_SETUP, fatal=True))
     if runtime is None:
         missing.append(Missing(what="the sandbox's Python runtime is not built", fix=_SETUP, fatal=True))
-    hierarchy = cgroup.detect(server_id)
+    # The same marks as containers': one rule says for both whose server is gone.
+    hierarchy = cgroup.detect(replace(new_owner(), nonce=server_id).mark())
+    if hierarchy is not None:
+        await anyio.to_thread.run_sync(reap, hierarchy.parents)
     if hierarchy is None:
         missing.append(Missing(what="no control groups: limits hold per process", fix=_CGROUP_FIX, fatal=False))
     mechanism = hierarchy.mechanism if hierarchy else "rlimit"

@@ -5,7 +5,9 @@ See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgrou
 """
 
 import os
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,9 @@ CORES = 1.0
 """Processors a sandbox may keep busy at one time: a call is one program, and its neighbours want theirs."""
 _REMOVE_TRIES = 100
 """A group can be removed once its last process is reaped: polled every millisecond at first, for a second at most."""
+
+PREFIX = "glovebox-"
+"""On v2, of the names of servers' groups, which lie among everybody's."""
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -38,28 +43,28 @@ class Hierarchy:
         return f"cgroup v{self.version}"
 
 
-def detect(server_id: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
+def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     """Find a place for our groups by making it; None where this process may not.
 
     Args:
-        server_id: names our parent group, so that what a dead server left can be told from what a living one uses.
+        owner: names our parent group, so that what a dead server left can be told from what a living one uses.
         root: the mount point of the control groups.
     """
     if (root / "cgroup.controllers").exists():
-        return _detect_v2(server_id, root)
-    parents = tuple(root / controller / "glovebox" / server_id for controller in _V1_CONTROLLERS)
+        return _detect_v2(owner, root)
+    parents = tuple(root / controller / "glovebox" / owner for controller in _V1_CONTROLLERS)
     if not all((root / controller / "cgroup.procs").exists() for controller in _V1_CONTROLLERS):
         return None
     return Hierarchy(version=1, parents=parents) if _make(parents) else None
 
 
-def _detect_v2(server_id: str, root: Path) -> Hierarchy | None:
+def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
     """On v2 only a group without processes may hand controllers down: our own parent must have been delegated."""
     own = _own_group(root)
     for base in (root, own.parent if own else None):
         if base is None:
             continue
-        parent = base / f"glovebox-{server_id}"
+        parent = base / f"{PREFIX}{owner}"
         enabled = (base / "cgroup.subtree_control").read_text().split()
         if not {"memory", "pids", "cpu"} <= set(enabled) or not _make((parent,)):
             continue
@@ -185,11 +190,8 @@ class Cgroup:
 
     def kill(self) -> None:
         """Send SIGKILL to every process in the group."""
-        for line in (self._directories[0] / "cgroup.procs").read_text().split():
-            try:
-                os.kill(int(line), 9)
-            except ProcessLookupError:
-                continue
+        for directory in self._directories:
+            kill_all(directory)
 
     def remove_now(self) -> bool:
         """Remove the group if it is empty; whether it is gone."""
@@ -201,6 +203,20 @@ class Cgroup:
             except OSError:
                 return False
         return True
+
+
+def kill_all(group: Path) -> None:
+    """Send SIGKILL to every process in one group; nothing happens where the group is gone."""
+    try:
+        listed = (group / "cgroup.procs").read_text().split()
+    except OSError:
+        return
+    for pid in map(int, listed):
+        # 0 is a process outside of our pid namespace, and to kill(2) it is our own process group. Ourselves: on v1 a
+        # whole process is listed while one of its threads is in the group, as the one is that starts a sandbox there.
+        if pid not in (0, os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _same_pages(found: str, wanted: str) -> bool:

@@ -6,11 +6,19 @@ The janitor is a process of its own that waits for its standard input to close, 
 
 import os
 import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
+from sandboxes.cgroup import PREFIX, kill_all
+from sandboxes.docker.owner import is_orphan
 from sandboxes.process import helper
+
+_REAP_TRIES = 100
+"""Looks at what a dead server left, five milliseconds apart: killed processes take a moment to leave their group."""
 
 _PROGRAM = """
 import os, sys, time
@@ -53,27 +61,39 @@ class Janitor:
         """Let it do its work now, and wait for it; without a process there is nothing but empty groups."""
         if self._running is None:
             for parent in self._parents:
-                _remove(parent)
+                with suppress(OSError):
+                    parent.rmdir()
             return
         (pid, standard_input), self._running = self._running, None
         os.close(standard_input)
         await anyio.to_thread.run_sync(os.waitpid, pid, 0)
 
 
-def reap(root: Path, living: "frozenset[str]") -> None:
-    """Remove groups below ``root`` whose server id is not among the living (a janitor may have been killed too)."""
-    for parent in root.iterdir() if root.is_dir() else ():
-        if parent.is_dir() and parent.name not in living:
-            for group in parent.iterdir():
-                if group.is_dir():
-                    _remove(group)
-            _remove(parent)
+def reap(parents: Iterable[Path]) -> None:
+    """Remove what servers left that were killed together with their janitor, or before they had one. Blocking.
+
+    Args:
+        parents: where the calling server makes its groups; those of others are beside them, named after their owner's
+            mark. Whose server cannot be judged from here, in another container for instance, is left alone.
+    """
+    for parent in parents:
+        for other in parent.parent.iterdir():
+            if is_orphan(other.name.removeprefix(PREFIX)):
+                _remove_all(other)
 
 
-def _remove(group: Path) -> None:
-    try:
-        for line in (group / "cgroup.procs").read_text().split():
-            os.kill(int(line), 9)
-        group.rmdir()
-    except OSError:
-        return
+def _remove_all(parent: Path) -> None:
+    for _ in range(_REAP_TRIES):
+        groups = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+        for group in groups:
+            kill_all(group)
+            with suppress(OSError):
+                group.rmdir()
+        try:
+            parent.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.005)
+        else:
+            return

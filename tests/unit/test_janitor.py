@@ -1,0 +1,114 @@
+"""What a dead server left is removed, what a living one or a stranger owns is not, and nobody foreign is killed."""
+
+import os
+import subprocess  # noqa: TID251 - a process to be killed
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandboxes.cgroup import PREFIX, Cgroup, Hierarchy, detect, kill_all
+from sandboxes.docker.owner import new_owner
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.janitor import Janitor, reap
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that would live for a minute."""
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def dead_mark() -> str:
+    """The mark of a server that was: this process's number, started at another time."""
+    return replace(new_owner(), started=1).mark()
+
+
+def tree(root: Path, *servers: str) -> list[Path]:
+    """Two controllers, each with a group per server and in it a sandbox's group."""
+    for controller in ("memory", "pids"):
+        for server in servers:
+            (root / controller / "glovebox" / server / "s1").mkdir(parents=True)
+    return [root / controller / "glovebox" / new_owner().mark() for controller in ("memory", "pids")]
+
+
+def test_a_dead_servers_groups_are_removed_in_every_hierarchy(tmp_path: Path) -> None:
+    """With the groups of its sandboxes; also on v2, where the names have a prefix."""
+    mine = tree(tmp_path, dead_mark(), PREFIX + dead_mark())
+    reap(mine)
+    assert list(tmp_path.glob("*/glovebox/*")) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        new_owner().mark(),  # a living one: ours
+        replace(new_owner(), pid=1, started=0, pid_namespace="1").mark(),  # in another container
+        replace(new_owner(), boot="another").mark(),
+        "micro", "user.slice", "g1-1", "", ":::", "a:b:c:d:e",
+    ],
+)  # fmt: skip
+def test_what_is_not_certainly_dead_is_left_alone(tmp_path: Path, name: str) -> None:
+    """A living server, one that cannot be judged from here, and whatever else lies there."""
+    mine = tree(tmp_path, PREFIX + name)
+    reap(mine)
+    assert len(list(tmp_path.glob(f"*/glovebox/{PREFIX}{name}/s1"))) == 2
+
+
+def test_a_groups_processes_are_killed_and_no_others(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
+    """0 (a process outside our namespace; to kill(2): our process group) and ourselves are never meant."""
+    (tmp_path / "cgroup.procs").write_text(f"0\n{os.getpid()}\n{child.pid}\n")
+    kill_all(tmp_path)
+    assert child.wait(10) == -9
+
+
+def test_a_group_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    """It may be removed by whoever is faster, and its processes may be gone."""
+    kill_all(tmp_path / "gone")
+    (tmp_path / "cgroup.procs").write_text(f"{2**22 - 1}\n")
+    kill_all(tmp_path)
+
+
+async def test_removing_a_group_that_does_not_empty_is_told(tmp_path: Path) -> None:
+    """Bounded, and told as ours; a group removed half (v1) is removed whole in the end."""
+    parents = (tmp_path / "memory", tmp_path / "pids")
+    for parent in parents:
+        parent.mkdir()
+    group = Cgroup(Hierarchy(version=1, parents=parents), "s1", {})
+    (parents[1] / "s1" / "busy").mkdir()
+    with pytest.raises(SandboxUnavailable, match="processes stay in s1"):
+        await group.remove()
+    assert not (parents[0] / "s1").exists()
+    (parents[1] / "s1" / "busy").rmdir()
+    await group.remove()
+    assert not (parents[1] / "s1").exists()
+
+
+async def test_a_server_that_started_nothing_leaves_nothing(tmp_path: Path) -> None:
+    """Its parents are removed without a janitor."""
+    parents = (tmp_path / "a", tmp_path / "b")
+    for parent in parents:
+        parent.mkdir()
+    await Janitor(parents).stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_a_dead_server_left_running_is_ended(child: subprocess.Popen[bytes]) -> None:
+    """With the kernel's own groups: the process in it is killed, the groups are gone, ours is not."""
+    dead, mine = detect(dead_mark()), detect(new_owner().mark())
+    if dead is None or mine is None:
+        pytest.skip("this host lets us make no control groups")
+    group = Cgroup(dead, "s1", {})
+    group.add(child.pid)
+    await anyio.to_thread.run_sync(reap, mine.parents)
+    assert child.wait(10) == -9
+    assert not any(parent.exists() for parent in dead.parents)
+    assert all(parent.exists() for parent in mine.parents)
+    await Janitor(mine.parents).stop()
+    assert not any(parent.exists() for parent in mine.parents)
