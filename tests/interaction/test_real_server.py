@@ -1,0 +1,149 @@
+"""``glovebox serve`` as operators start it, with real sandboxes: our client, the TypeScript SDK, the Inspector."""
+
+import json
+import re
+import subprocess  # noqa: TID251 - the server is a process of its own, as in real life
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+import psutil  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.interaction import node
+from tests.interaction.served import PAIRS, Era, Transport, until
+
+pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+
+GLOVEBOX = str(Path(sys.executable).with_name("glovebox"))
+CODE = "print('hi')\nopen('/output/a.txt', 'w').write('kept')\n6 * 7"
+ENDLESS = "while True: pass"
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> list[str]:
+    """Return the options for a server with a small workspace and a state of its own."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "data.csv").write_text("a,b\n1,2\n")
+    tmp_path.chmod(0o755)
+    return ["--workspace", str(workspace), "--state-dir", str(tmp_path / "state")]
+
+
+@contextmanager
+def _http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
+    """Run a server on a free port; give its base URL and its token, read where an operator finds them."""
+    log = directory / "log"
+    command = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options]
+    with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sink) as process:
+        try:
+            with anyio.from_thread.start_blocking_portal() as portal:
+                portal.call(until, lambda: re.search(rb"url=(\S+)", log.read_bytes()) is not None, 60.0)
+            found = re.search(r"url=(\S+)", log.read_text())
+            assert found is not None
+            token = (directory / "state" / "tokens" / "default").read_text().strip()
+            assert token not in log.read_text()
+            yield found[1], token
+        finally:
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+
+
+@asynccontextmanager
+async def _client(transport: Transport, era: Era, options: list[str], directory: Path) -> AsyncIterator[Client]:
+    mode = "legacy" if era == "legacy" else "auto"
+    if transport == "stdio":
+        async with Client(StdioServerParameters(command=GLOVEBOX, args=["serve", *options]), mode=mode) as client:
+            yield client
+        return
+    with _http(options, directory) as (url, token):
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+            wire = sse_client(f"{url}/sse", headers=headers)
+            wire = wire if transport == "sse" else streamable_http_client(f"{url}/mcp", http_client=http)
+            async with Client(wire, mode=mode) as client:
+                yield client
+
+
+def _sandboxes() -> int:
+    """Count the sandboxes below this test."""
+    return sum("bwrap" in child.name() for child in psutil.Process().children(recursive=True))
+
+
+@pytest.mark.parametrize(("transport", "era"), PAIRS)
+async def test_a_whole_session(transport: Transport, era: Era, directories: list[str], tmp_path: Path) -> None:
+    """Run, keep a file, use it in the next call, read the workspace, be refused, give up an endless loop."""
+    async with _client(transport, era, directories, tmp_path) as client:
+        ran = await client.call_tool("run_python", {"code": CODE})
+        assert not ran.is_error
+        assert ran.structured_content["value"] == "42"
+        assert ran.structured_content["stdout"]["text"] == "hi\n"
+        assert ran.structured_content["isolation"]["verified"] is True
+        (link,) = [block for block in ran.content if isinstance(block, types.ResourceLink)]
+        (content,) = (await client.read_resource(link.uri)).contents
+        assert isinstance(content, types.TextResourceContents)
+        assert content.text == "kept"
+        again = await client.call_tool("run_python", {"code": "open('/input/a.txt').read()", "inputs": [link.uri]})
+        assert again.structured_content["value"] == "'kept'"
+        table = await client.call_tool("read_workspace_file", {"path": "data.csv"})
+        assert "1,2" in str(table.content)
+        refused = await client.call_tool("fetch_url", {"url": "http://169.254.169.254/latest/meta-data/"})
+        assert refused.is_error
+        assert refused.structured_content["refused"]["rule"]
+        with anyio.move_on_after(2):
+            await client.call_tool("run_python", {"code": ENDLESS})
+        await until(lambda: _sandboxes() == 0, within=2.0)
+    log = (tmp_path / "state" / "audit" / "audit.jsonl").read_text()
+    assert log.count('"kind":"call.decided"') == log.count('"kind":"call.finished"') + log.count(
+        '"kind":"call.cancelled"'
+    ) + log.count('"effect":"deny"')
+    assert log.count('"kind":"call.cancelled"') == 1
+
+
+@contextmanager
+def _target(transport: str, options: list[str], directory: Path) -> Iterator[list[str]]:
+    if transport == "stdio":
+        yield [GLOVEBOX, "serve", *options]
+        return
+    with _http(options, directory) as (url, token):
+        yield [url, token]
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
+@pytest.mark.parametrize("sdk", ["v1", "v2-modern"])
+def test_the_typescript_sdk_runs_python(sdk: str, transport: str, directories: list[str], tmp_path: Path) -> None:
+    """A client in another language runs a program, reads what it wrote, and gives up an endless one."""
+    place = node.directory()
+    script = str(node.HERE / "typescript" / "client.mjs")
+    with _target(transport, directories, tmp_path) as target:
+        printed = node.run(
+            place, "node", script, sdk, transport, *target, GLOVEBOX_CODE=CODE, GLOVEBOX_WAITING_CODE=ENDLESS
+        )
+    seen: dict[str, Any] = json.loads(printed)
+    assert len(seen["tools"]) == 5
+    assert seen["ran"]["structuredContent"]["value"] == "42"
+    assert seen["resource"]["text"] == "kept"
+    assert seen["unknown"]["code"] == -32602
+    assert seen["cancelled"] < 3000
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
+def test_the_inspector_runs_python(transport: str, directories: list[str], tmp_path: Path) -> None:
+    """The Inspector's command line runs a program."""
+    place = node.directory()
+    ask = ["--method", "tools/call", "--tool-name", "run_python", "--tool-arg", "code=6*7"]
+    with _target(transport, directories, tmp_path) as target:
+        command = [*target, *ask]
+        if transport != "stdio":
+            url = f"{target[0]}/{'mcp' if transport == 'http' else 'sse'}"
+            command = [url, "--transport", transport, "--header", f"Authorization: Bearer {target[1]}", *ask]
+        printed = node.run(place, "mcp-inspector", "--cli", *command)
+    assert json.loads(printed)["structuredContent"]["value"] == "42"
