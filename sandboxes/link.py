@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandboxes import wire
@@ -251,6 +252,8 @@ class Link:
 
     async def _next(self) -> wire.Event:
         while not self._queue:
+            # A channel may always have bytes at once: a flood must not keep the clock from running.
+            await anyio.lowlevel.checkpoint()
             try:
                 self._queue.extend(self.wire.receive(await self._channel.receive(_READ)))
             except wire.ProtocolError as problem:

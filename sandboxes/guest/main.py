@@ -22,9 +22,14 @@ def main() -> None:
     """Run one job and exit. The configuration is the last argument, JSON: see ``sandboxes.guest_tree.config``."""
     config = loads(sys.argv[-1])
     sys.path.extend(config["path"])
+    if os.getpid() != 1:
+        # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else everybody.
+        sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
     wire_in, wire_out = _take_wire()
     set_dumpable(0)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # The kernel keeps from process 1 every signal of its own sandbox that it does not handle; Python handles this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop = Loop(wire_in, wire_out)
     from sandboxes.guest import landlock
     from sandboxes.guest.work import Inputs, work

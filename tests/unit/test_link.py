@@ -285,6 +285,39 @@ async def test_a_guest_that_never_ends_is_ended_by_the_callers_clock() -> None:
             assert scope.cancelled_caught
 
 
+async def test_a_flood_does_not_stop_the_clock() -> None:
+    """A channel that always has bytes at once, of frames that cost no credit: the caller's time still runs out."""
+
+    class Flood(Channel):
+        """Resets of a stream that is over, for ever."""
+
+        async def receive(self, max_bytes: int = 65536) -> bytes:
+            return frame(6, 1) * 100 if self.started else await super().receive(max_bytes)
+
+        started = False
+
+    channel = Flood()
+    guest = Guest(channel)
+    await guest.say(guest.wire.message("ready", READY))
+    link = Link(channel)
+    await link.ready()
+    await guest.say(opening(1) + frame(6, 1))
+    with anyio.move_on_after(0.2) as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(guest.hear)
+            tasks.start_soon(_start_flood, channel)
+            await link.run({}, (), Taker().accept, None)
+    assert scope.cancelled_caught
+    await channel.aclose()
+
+
+async def _start_flood(channel: Any) -> None:
+    while channel.to_host.statistics().current_buffer_used:
+        await anyio.lowlevel.checkpoint()
+    channel.started = True
+    await channel.to_host.send(frame(6, 1))
+
+
 async def test_refused_streams_cost_nothing() -> None:
     """30,000 opened, each refused with its reason; nothing of them is kept."""
     taker, resets = Taker(refuse=True), 0

@@ -1,0 +1,26 @@
+"""The guest's first step, outside of any sandbox: it must not do anything there."""
+
+import json
+import subprocess  # noqa: TID251 - the guest, as a program
+import sys
+from pathlib import Path
+
+from sandboxes import guest_tree
+
+START = "import sys; sys.path.insert(0, sys.argv[1]); from sandboxes.guest.main import main; main()"
+
+
+def test_the_guest_refuses_to_run_anywhere_but_in_its_own_pid_namespace(tmp_path: Path) -> None:
+    """It ends a job by killing every process it can see: as anything but process 1 that would be the user's all."""
+    guest_tree.write(tmp_path)
+    config = json.dumps({"path": [], "hidden": [], "preload": [], "input": "", "output": "", "proxy": False})
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", START, str(tmp_path), config],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert b"process 1 of a pid namespace" in done.stderr
