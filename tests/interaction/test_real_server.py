@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import httpx2
 import mcp_types as types
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
