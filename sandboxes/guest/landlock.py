@@ -1,6 +1,7 @@
-"""Makes ``/output`` write-only for the process that will run untrusted code, with Landlock.
+"""Makes ``/output`` write-only, and all but it and scratch read-only, for the process that runs untrusted code.
 
-Mounts cannot say "write but do not read". Landlock can, and a process can put it on itself without privileges:
+Mounts cannot say "write but do not read", and a read-only mount lets a program write into a FIFO that lies in it.
+Landlock can, and a process can put it on itself without privileges:
 https://docs.kernel.org/userspace-api/landlock.html. Standard library only; runs inside every sandbox.
 """
 
@@ -22,22 +23,33 @@ _RULE_PATH_BENEATH = 1
 
 # LANDLOCK_ACCESS_FS_*, linux/landlock.h.
 _EXECUTE = 1 << 0
+_WRITE_FILE = 1 << 1
 _READ_FILE = 1 << 2
 _READ_DIR = 1 << 3
+_REMOVE_DIR = 1 << 4
+_REMOVE_FILE = 1 << 5
 _MAKE_CHAR = 1 << 6
+_MAKE_DIR = 1 << 7
+_MAKE_REG = 1 << 8
 _MAKE_SOCK = 1 << 9
 _MAKE_FIFO = 1 << 10
 _MAKE_BLOCK = 1 << 11
 _MAKE_SYM = 1 << 12
 _REFER = 1 << 13
+_TRUNCATE = 1 << 14
 
-#: What is denied wherever no rule grants it. Rights that are not handled (write, truncate, create, remove, make a
-#: directory) stay as the mounts allow, so ``/output`` needs no rule to be written.
-_HANDLED = _EXECUTE | _READ_FILE | _READ_DIR | _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM
+#: Every right is denied wherever no rule grants it. These are granted in three parts.
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_WRITE = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG
+_MAKE = _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM
 #: Rights that mean something for a file that is not a directory; the kernel refuses a rule with others.
-_FOR_FILES = _EXECUTE | _READ_FILE
+_FOR_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+
+#: Where a program may write, beside ``/output``: as far as the mounts allow.
+_WRITABLE = ("/dev", "/proc", "/tmp")
 
 _ABI_REFER = 2
+_ABI_TRUNCATE = 3
 _ABI_SCOPES = 6
 #: LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET and LANDLOCK_SCOPE_SIGNAL: neither the guest nor any process outside this one's
 #: descendants can be signalled or reached by name.
@@ -63,13 +75,14 @@ def abi_version() -> int:
 
 
 def restrict_output_write_only(output: str = "/output") -> int:
-    """Take reading beneath ``output`` from this thread and its future children, for good.
+    """Take reading beneath ``output``, and writing outside of it and scratch, from this thread and its future children.
 
-    Afterwards, beneath ``output``, files can be created, written, truncated, renamed and removed, and directories made;
-    files cannot be read or executed, directories cannot be listed, and symbolic links, FIFOs, sockets and devices
-    cannot be made. Everywhere else the mounts decide as before, with one exception: ``/`` itself cannot be listed,
-    because a rule for it would cover ``output`` too. The attributes of a file whose name is known stay visible:
-    Landlock does not cover stat(2).
+    For good. Afterwards, beneath ``output``, files can be created, written, truncated, renamed and removed, and
+    directories made; files cannot be read or executed, directories cannot be listed, and symbolic links, FIFOs, sockets
+    and devices cannot be made. In ``/tmp``, ``/dev`` and ``/proc`` the mounts decide as before. Everywhere else nothing
+    can be written, not even a FIFO or a device that lies in a read-only mount. ``/`` itself cannot be listed, because a
+    rule for it would cover ``output`` too. The attributes of a file whose name is known stay visible: Landlock does not
+    cover stat(2).
 
     Call it while the process has one thread: Landlock restricts the calling thread only.
 
@@ -85,14 +98,17 @@ def restrict_output_write_only(output: str = "/output") -> int:
             untrusted may run.
     """
     abi = _version()
-    handled = _HANDLED | (_REFER if abi >= _ABI_REFER else 0)
-    ruleset = _create_ruleset(handled, abi)
+    move = _REFER if abi >= _ABI_REFER else 0
+    write = _WRITE | (_TRUNCATE if abi >= _ABI_TRUNCATE else 0)
+    ruleset = _create_ruleset(_READ | write | _MAKE | move, abi)
     try:
         for path in _top_level():
-            if path != output:
-                _grant(ruleset, path, handled)
-            elif abi >= _ABI_REFER:
-                _grant(ruleset, path, _REFER)  # files may move between the directories beneath it
+            if path == output:
+                _grant(ruleset, path, write | move)
+            elif path in _WRITABLE:
+                _grant(ruleset, path, _READ | write | _MAKE | move)
+            else:
+                _grant(ruleset, path, _READ)
         set_no_new_privs()
         syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
     finally:
