@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from profiles.egress import EgressDecision
@@ -57,7 +58,7 @@ async def serve(gate: EgressGate, stream: Duplex) -> None:
         elif stream.kind == "connect":
             await _connect(gate, stream, ConnectMeta.model_validate(stream.meta))
         elif stream.kind == "trust":
-            await stream.send(authorities())
+            await stream.send(await anyio.to_thread.run_sync(authorities))
             await stream.send_eof()
         else:
             await stream.reset(_refusal("egress.kind", "There is no such way out.", ""))
