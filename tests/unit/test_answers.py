@@ -1,0 +1,148 @@
+"""A call's answer is complete in its text and in its data, and a hostile program's words stay words."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sandboxes.outcome import Blob, Captured, Outcome, SkippedFile, Usage
+from server.answers import answered, refused
+from server.audit.chain import Head
+from server.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
+from server.collecting import Delivered
+from server.tools import TOOLS
+from server.tools.base import Isolation
+from server.tools.run_python import RunPythonResult
+
+HEAD = Head(seq=7, hash="a" * 64)
+DECISION = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="sha256:p")
+ISOLATION = Isolation(driver="bubblewrap", level="namespaces", verified=True)
+CALL = ToolCall(
+    id="c_1", principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
+    arguments={"code": "1", "inputs": (), "timeout_seconds": None}, received=datetime(2026, 11, 20, tzinfo=UTC),
+)  # fmt: skip
+OUTCOME = Outcome(
+    ended="exited", code=0, reason="", stdout=Captured(text="out", total_bytes=3, dropped_bytes=0),
+    stderr=Captured(text="err", total_bytes=3, dropped_bytes=0), value={"value": "42", "error": None}, blobs=(),
+    skipped=(), usage=Usage(wall_ms=1.23456, cpu_ms=2, memory_peak_bytes=3),
+)  # fmt: skip
+FILE = Link(uri="artifact://f", name="f.csv", media_type="text/csv", bytes=4, sha256="b" * 64)
+FIGURE = Link(uri="artifact://p", name="figure-1.png", media_type="image/png", bytes=5, sha256="c" * 64)
+NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
+
+
+def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING) -> CallResult:
+    """The answer to a call of ``run_python``; its data fits the published model."""
+    result = answered(
+        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, isolation=ISOLATION, head=HEAD, elapsed_ms=9.0
+    )
+    RunPythonResult.model_validate_json(_json(result.structured))
+    return result
+
+
+def _json(value: Any) -> str:
+    import json  # noqa: PLC0415
+
+    return json.dumps(value, allow_nan=False, ensure_ascii=False).encode().decode()
+
+
+def texts(result: CallResult) -> str:
+    """All text blocks."""
+    return "\n".join(block.text for block in result.content if isinstance(block, Text))
+
+
+def test_text_and_data_tell_the_same() -> None:
+    """Some clients show one, some the other."""
+    result = answer()
+    assert (result.structured["stdout"]["text"], result.structured["stderr"]["text"]) == ("out", "err")
+    assert result.structured["value"] == "42"
+    for word in ("out", "err", "42"):
+        assert word in texts(result)
+    assert not result.failed
+    assert result.structured["isolation"] == {"driver": "bubblewrap", "level": "namespaces", "verified": True}
+    assert (result.structured["profile_digest"], result.structured["elapsed_ms"]) == ("sha256:p", 9.0)
+
+
+def test_meta_has_the_calls_facts_and_nothing_else() -> None:
+    """M8: no secret, no host path, nothing of the program's."""
+    assert answer().meta == {
+        "call_id": "c_1",
+        "profile_digest": "sha256:p",
+        "audit": {"seq": 7, "hash": "a" * 64},
+        "isolation": {"driver": "bubblewrap", "level": "namespaces", "verified": True},
+    }
+
+
+def test_files_and_figures_are_links_and_data() -> None:
+    """Pictures are shown as well; what was not kept is told with its reason."""
+    shown = Image(data=b"png", media_type="image/png")
+    skipped = SkippedFile(name="'x'", reason="not a regular file")
+    result = answer(delivered=Delivered(artifacts=(FILE,), figures=(FIGURE,), shown=(shown,), skipped=(skipped,)))
+    assert [each["uri"] for each in result.structured["artifacts"]] == ["artifact://f"]
+    assert [each["uri"] for each in result.structured["images"]] == ["artifact://p"]
+    assert [block for block in result.content if not isinstance(block, Text)] == [shown, FIGURE, FILE]
+    assert result.structured["notes"] == ["'x': not collected, not a regular file"]
+    assert "'x': not collected" in texts(result)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"code": 1}, "[ended: exited 1]"),
+        ({"ended": "signalled", "code": 9, "reason": "It was ended by signal 9."}, "It was ended by signal 9."),
+        ({"ended": "timed_out", "code": None, "reason": "Too long."}, "[ended: timed_out]"),
+        ({"ended": "limit", "code": None, "reason": "Too much."}, "Too much."),
+        ({"ended": "out_of_memory", "code": None, "reason": "Too big."}, "Too big."),
+    ],
+)
+def test_a_program_that_did_not_end_well_is_a_failed_result(changes: dict[str, Any], words: str) -> None:
+    """A value, not an exception; said in the text too."""
+    result = answer(replace(OUTCOME, **changes))
+    assert result.failed
+    assert words in texts(result)
+    assert result.structured["ended"] == changes.get("ended", "exited")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, 1, "x", [], {}, {"value": 1}, {"value": {"a": [1]}}, {"value": None, "error": "x"},
+        {"error": {"type": ["a"], "message": {"b": 1}, "line": "1"}}, {"error": {"line": True}}, {"error": {}},
+        {"figures_omitted": "many"}, {"figures_omitted": 10**4000}, {"truncated": "yes"},
+        {"value": "x" * 1_000_000}, {"error": {"type": "T" * 100_000, "message": "M" * 100_000}},
+        {"ended": "exited", "call_id": "c_2", "isolation": None, "artifacts": [{"uri": "artifact://stolen"}]},
+    ],
+)  # fmt: skip
+def test_whatever_a_program_hands_back_the_answer_has_its_form(value: Any) -> None:
+    """User code writes the value: it can say what it likes of itself, and nothing of the call."""
+    result = answer(replace(OUTCOME, value=value))
+    assert result.structured["call_id"] == "c_1"
+    assert result.structured["isolation"]["verified"] is True
+    assert result.structured["artifacts"] == []
+    error = result.structured["error"]
+    assert error is None or (len(error["type"]) <= 200 and len(error["message"]) <= 2000)
+
+
+def test_a_refusal_is_told_in_both_forms() -> None:
+    """Rule, reason and hint; nothing ran, so there is no isolation to tell."""
+    denied = Decision(effect="deny", rule="files.inputs", reason="No.", hint="Do.", profile_digest="sha256:p")
+    result = refused(CALL, denied, HEAD)
+    assert result.failed
+    assert result.structured["refused"] == {"rule": "files.inputs", "reason": "No.", "hint": "Do."}
+    assert texts(result) == "Refused (files.inputs): No. Do."
+    assert "isolation" not in result.meta
+
+
+def test_other_tools_get_no_files() -> None:
+    """Only a program can write any; a picture that a tool returns is shown."""
+    blob = Blob(media_type="image/png", data=b"png")
+    shown = Image(data=b"png", media_type="image/png")
+    outcome = replace(OUTCOME, value={"error": None}, blobs=(blob,))
+    call = replace(CALL, tool="read_workspace_file", arguments={"path": "a.png", "offset": 0, "limit": 100})
+    result = answered(
+        TOOLS["read_workspace_file"], call, outcome, replace(NOTHING, shown=(shown,)), decision=DECISION,
+        isolation=ISOLATION, head=HEAD, elapsed_ms=1.0,
+    )  # fmt: skip
+    assert "artifacts" not in result.structured
+    assert shown in result.content

@@ -1,0 +1,64 @@
+"""Artifacts of earlier calls as inputs: their owner's, few and small enough, under names that do not meet."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from server.errors import Refused
+from server.inputs import MAX_BYTES, open_inputs
+from tests.artifact_stores import ALICE, BOB, a_call, a_store, keep
+
+
+async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
+    """In the order they were asked for; none asked, none given."""
+    async with a_store(tmp_path) as store:
+        one, two = await keep(store, "a/1.csv", b"one"), await keep(store, "2.csv", b"")
+        call = replace(a_call(), arguments={"inputs": (two.uri, one.uri)})
+        assert await open_inputs(store, call) == [("2.csv", b""), ("a/1.csv", b"one")]
+        assert await open_inputs(store, a_call()) == []
+
+
+@pytest.mark.parametrize("uri", ["artifact://" + "0" * 26, "", "file:///etc/passwd", "artifact://../../x", "\udcff"])
+async def test_what_is_no_artifact_is_unknown(tmp_path: Path, uri: str) -> None:
+    """Whatever it is, in the same words."""
+    async with a_store(tmp_path) as store:
+        with pytest.raises(Refused) as refusal:
+            await open_inputs(store, replace(a_call(), arguments={"inputs": (uri,)}))
+    assert refusal.value.rule == "artifacts.unknown"
+
+
+async def test_another_principals_artifact_is_unknown(tmp_path: Path) -> None:
+    """In exactly the words for one that never was; its owner gets it."""
+    async with a_store(tmp_path) as store:
+        secret = await keep(store, "secret.csv", b"secret", principal=BOB)
+        with pytest.raises(Refused) as foreign:
+            await open_inputs(store, replace(a_call(ALICE), arguments={"inputs": (secret.uri,)}))
+        with pytest.raises(Refused) as missing:
+            await open_inputs(store, replace(a_call(ALICE), arguments={"inputs": ("artifact://" + "0" * 26,)}))
+        assert (foreign.value.rule, str(foreign.value)) == (missing.value.rule, str(missing.value))
+        assert await open_inputs(store, replace(a_call(BOB), arguments={"inputs": (secret.uri,)}))
+
+
+@pytest.mark.parametrize("second", ["a.csv", "A.CSV", "a.csv/b"])
+async def test_two_inputs_of_one_name_are_refused(tmp_path: Path, second: str) -> None:
+    """Nothing is renamed or lost behind the program's back; the same artifact twice is such a case too."""
+    async with a_store(tmp_path) as store:
+        one, two = await keep(store, "a.csv", b"1"), await keep(store, second, b"2")
+        for uris in ((one.uri, two.uri), (one.uri, one.uri)):
+            with pytest.raises(Refused) as refusal:
+                await open_inputs(store, replace(a_call(), arguments={"inputs": uris}))
+            assert refusal.value.rule == "artifacts.name"
+
+
+async def test_inputs_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass through memory: at the limit they are given, one byte beyond it they are refused."""
+    monkeypatch.setattr("server.inputs.MAX_BYTES", 10)
+    assert MAX_BYTES == 32 * 1024 * 1024
+    async with a_store(tmp_path) as store:
+        first = await keep(store, "x", bytes(6))
+        fits, beyond = await keep(store, "y", bytes(4)), await keep(store, "z", bytes(5))
+        assert len(await open_inputs(store, replace(a_call(), arguments={"inputs": (first.uri, fits.uri)}))) == 2
+        with pytest.raises(Refused) as refusal:
+            await open_inputs(store, replace(a_call(), arguments={"inputs": (first.uri, beyond.uri)}))
+    assert refusal.value.rule == "files.inputs"
