@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version as installed_version
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,7 +19,7 @@ from server.artifacts.store import ArtifactStore
 from server.audit.events import ProfileLoaded, ServerStarted, ServerStopped
 from server.audit.log import AuditLog
 from server.broker import Broker
-from server.errors import InvalidArguments
+from server.errors import AuditUnavailable, InvalidArguments
 from server.policy import decide
 from server.settings import Settings
 from server.tools import TOOLS
@@ -92,7 +91,12 @@ async def opened(settings: Settings, transport: str) -> AsyncIterator[App]:
         max_bytes_total=settings.artifact_total_mib * 2**20,
         max_bytes_owner=settings.artifact_total_mib * 2**20,
     )
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        reason = f"{settings.state_dir} cannot be made: {problem.strerror}"
+        fix = "Name another with --state-dir or GLOVEBOX_STATE_DIR."
+        raise AuditUnavailable("Opening the state directory", reason, fix) from problem
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id) as audit,
         store,
@@ -110,7 +114,7 @@ async def opened(settings: Settings, transport: str) -> AsyncIterator[App]:
             drivers=available,
             audit=audit,
             artifacts=store,
-            workspace=_workspace(settings.workspace),
+            workspace=settings.workspace.resolve(),
         )
         app = App(
             settings=settings,
@@ -133,8 +137,3 @@ async def _sweep(store: ArtifactStore) -> None:
     while True:
         await anyio.sleep(_SWEEP_SECONDS)
         await store.sweep()
-
-
-def _workspace(path: Path) -> Path | None:
-    resolved = path.resolve()
-    return resolved if resolved.is_dir() else None

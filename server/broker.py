@@ -84,7 +84,7 @@ class Broker:
                 raise broken  # noqa: TRY301 - its last word is written below
             return await self._run(call, tool, profile, decision, inputs=inputs, listener=listener)
         except anyio.get_cancelled_exc_class():
-            await self._last_word(CallCancelled(call_id=call.id, by="client", elapsed_ms=_elapsed(call)))
+            await self._last_word(CallCancelled(call_id=call.id, by=listener.ended_by(), elapsed_ms=_elapsed(call)))
             raise
         except Exception as problem:
             # Also for what nobody foresaw: a call without its last record would look as if it still ran.

@@ -98,3 +98,6 @@ class Listener(Protocol):
 
     def printed(self, text: str) -> None:
         """What the program has just written to standard output."""
+
+    def ended_by(self) -> str:
+        """Asked when the call is being cancelled: ``client``, ``stream closed`` or ``server stopping``."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from pydantic import ValidationError
 from rich.console import Console
 
 from server.settings import Settings
@@ -52,7 +53,15 @@ def _directories(command: _Command) -> _Command:
             "data_dir": data_dir,
             "state_dir": state_dir,
         }
-        settings = Settings(**{key: value for key, value in given.items() if value is not None})
+        try:
+            settings = Settings(**{key: value for key, value in given.items() if value is not None})
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            name = f"GLOVEBOX_{'_'.join(str(part) for part in first['loc'])}".upper()
+            raise click.UsageError(f"{name}: {first['msg']}.") from None
+        if not settings.workspace.is_dir():
+            hint = "--workspace, GLOVEBOX_WORKSPACE"
+            raise click.BadParameter(f"{settings.workspace} is not a directory.", param_hint=hint)
         if profiles_dir is not None and not profiles_dir.is_dir():
             raise click.BadParameter(f"{profiles_dir} is not a directory.", param_hint="--profiles-dir")
         return command(*args, settings=settings, **kwargs)

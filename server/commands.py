@@ -42,6 +42,9 @@ class _Told:
     def printed(self, text: str) -> None:
         """The result shows it in full a moment later."""
 
+    def ended_by(self) -> str:
+        return "client"
+
 
 def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments: str, as_json: bool) -> int:
     """Make one call; see ``glovebox call``."""
@@ -160,7 +163,7 @@ def serve(
     settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
 ) -> int:
     """Serve until the clients or a signal end it; see ``glovebox serve``."""
-    from server import transports  # noqa: PLC0415 - brings the SDK
+    from server import tokens, transports  # noqa: PLC0415 - brings the SDK
 
     async def make() -> int:
         async with apps.opened(settings, transport) as app:
@@ -171,18 +174,31 @@ def serve(
                 app.ended.append(await served)
         return OK
 
-    return _run(make, err, as_json=False)
+    return _run(make, err, as_json=False, also=(transports.CannotListen, tokens.TokensUnusable))
 
 
 def client_config(settings: Settings, out: Console, *, transport: str, host: str, port: int) -> int:
     """Print what to paste into clients; see ``glovebox client-config``."""
     from server import tokens  # noqa: PLC0415 - only here
 
-    out.print(tokens.client_configuration(settings.state_dir, transport=transport, host=host, port=port), markup=False)
+    arguments = ["--workspace", str(settings.workspace.absolute())]
+    for name in ("profiles_dir", "data_dir", "state_dir"):
+        if name in settings.model_fields_set:
+            arguments += [f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute())]
+    try:
+        text = tokens.client_configuration(
+            settings.state_dir, transport=transport, host=host, port=port, arguments=arguments
+        )
+    except tokens.TokensUnusable as problem:
+        _fail(out, str(problem), as_json=False)
+        return UNAVAILABLE
+    out.print(text, markup=False, highlight=False)
     return OK
 
 
-def _run(make: Callable[[], Awaitable[int]], err: Console, *, as_json: bool) -> int:
+def _run(
+    make: Callable[[], Awaitable[int]], err: Console, *, as_json: bool, also: tuple[type[Exception], ...] = ()
+) -> int:
     """Run a command; every failure of ours is one paragraph with what to do, and an exit code."""
     try:
         return anyio.run(make)
@@ -195,7 +211,7 @@ def _run(make: Callable[[], Awaitable[int]], err: Console, *, as_json: bool) -> 
             case InvalidArguments() | ProfileError():
                 _fail(err, str(problem), as_json=as_json)
                 return USAGE
-            case _ if isinstance(problem, (*_UNAVAILABLE, runtime.RuntimeProblem)):
+            case _ if isinstance(problem, (*_UNAVAILABLE, runtime.RuntimeProblem, *also)):
                 _fail(err, str(problem), as_json=as_json)
                 return UNAVAILABLE
         raise

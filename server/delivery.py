@@ -4,7 +4,7 @@ Everything goes through bounded places that are overwritten or counted when full
 client that does not read never slows a call. Only ``server.mcp`` imports this.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -66,14 +66,19 @@ class AuditNotification(types.Notification[AuditParams, Literal["notifications/d
 class Reporter:
     """Hears one call and tells its client. Implements ``server.calls.Listener``; never waits, never grows."""
 
-    def __init__(self, ctx: Context) -> None:
-        """Take the context of the ``tools/call`` request."""
+    def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event]) -> None:
+        """Take the context of the ``tools/call`` request, and the events that end it by who sets them."""
         self._ctx = ctx
+        self._endings = endings
         self._sentence: str | None = None
         self._printed = ""
         self._skipped = 0
         self._wake = anyio.Event()
         self._began = anyio.current_time()
+
+    def ended_by(self) -> str:
+        """Who is ending the call: the one whose event is set, else the client itself."""
+        return next((who for who, event in self._endings.items() if event.is_set()), "client")
 
     def progress(self, message: str) -> None:
         """Remember the newest sentence; an older one that was not sent yet is dropped."""
@@ -111,7 +116,9 @@ class Reporter:
 
 
 @asynccontextmanager
-async def listening(ctx: Context, audit: AuditLog, call_id: str, level: types.LoggingLevel) -> AsyncIterator[Reporter]:
+async def listening(
+    ctx: Context, audit: AuditLog, call_id: str, level: types.LoggingLevel, endings: Mapping[str, anyio.Event]
+) -> AsyncIterator[Reporter]:
     """Run the messages of one call beside it.
 
     Args:
@@ -119,8 +126,9 @@ async def listening(ctx: Context, audit: AuditLog, call_id: str, level: types.Lo
         audit: the audit log.
         call_id: the call whose records are delivered.
         level: what the client set with ``logging/setLevel``; counts in the handshake eras only.
+        endings: events that end the call, by who sets them.
     """
-    reporter = Reporter(ctx)
+    reporter = Reporter(ctx, endings)
     told = anyio.Event()
     async with anyio.create_task_group() as tasks:
         if (ctx.meta or {}).get("progress_token") is not None:

@@ -33,8 +33,8 @@ from server.tools.base import Tool
 #: Told to a model once per connection; longer texts are cut by clients.
 INSTRUCTIONS = (
     "Glovebox runs narrow tools in sealed single-use sandboxes. Nothing is kept between calls: files written to "
-    "/output come back as artifact:// links, which later calls can take as inputs. There is no network except through "
-    "fetch_url. A refusal names its rule and what is allowed instead; do not retry it unchanged."
+    "/output come back as artifact:// links, which later calls can take as inputs. Pages are fetched with fetch_url; "
+    "programs have no network unless their tool says so. A refusal names its rule and what is allowed instead; do not retry it unchanged."
 )
 
 #: Key of the tool list's digest in the ``_meta`` of ``tools/list``.
@@ -146,10 +146,12 @@ class Surface:
         """Run one call beside its messages, until it ends, its client is gone or the server stops."""
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
-            for event in filter(None, (self._stopping, gone(ctx))):
+            closed = gone(ctx)
+            endings = {"server stopping": self._stopping} | ({"stream closed": closed} if closed else {})
+            for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
             level = self._levels.get((call.principal.id, call.session), "info")
-            async with delivery.listening(ctx, self._app.audit, call.id, level) as reporter:
+            async with delivery.listening(ctx, self._app.audit, call.id, level, endings) as reporter:
                 try:
                     outcome = await self._app.broker.call(call, reporter)
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it

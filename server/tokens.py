@@ -12,7 +12,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from server import client_config
@@ -77,8 +77,17 @@ def load(directory: Path) -> dict[str, str]:
         os.close(place)
 
 
-def client_configuration(state_dir: Path, *, transport: str, host: str, port: int) -> str:
+def client_configuration(
+    state_dir: Path, *, transport: str, host: str, port: int, arguments: Sequence[str] = ()
+) -> str:
     """Return what to paste into clients, with the token ``default`` for ``http``; for the operator's terminal only.
+
+    Args:
+        state_dir: where the tokens are.
+        transport: ``stdio`` or ``http``.
+        host: address the server listens on.
+        port: and its port.
+        arguments: options of ``glovebox serve`` for clients that start it themselves.
 
     Raises:
         TokensUnusable: see ``load``.
@@ -86,7 +95,7 @@ def client_configuration(state_dir: Path, *, transport: str, host: str, port: in
     if transport == "stdio":
         # Absolute paths: desktop applications start servers with another PATH and in another directory.
         program = shutil.which(sys.argv[0]) or sys.argv[0]
-        return client_config.for_stdio([str(Path(program).absolute()), "serve", "--workspace", str(Path.cwd())])
+        return client_config.for_stdio([str(Path(program).absolute()), "serve", *arguments])
     known = load(state_dir / DIRECTORY)
     token = known.get(DEFAULT_NAME) or next(iter(known.values()))
     return client_config.for_http(f"http://{f'[{host}]' if ':' in host else host}:{port}", token)

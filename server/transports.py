@@ -238,7 +238,7 @@ def _names(address: str, port: int, allowed: Collection[str]) -> set[str]:
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         if not allowed:
             raise CannotListen(
-                f"{address} can be reached by others. Name the hosts clients will use in allowed_hosts, "
+                f"{address} can be reached by others. Name the hosts clients will use with --allowed-host, "
                 "or listen on 127.0.0.1."
             )
         return set(allowed)

@@ -46,6 +46,10 @@ class Heard:
         """Keep it."""
         self.text += text
 
+    def ended_by(self) -> str:
+        """Nobody else ends these calls."""
+        return "client"
+
 
 @dataclass
 class Called:

@@ -40,6 +40,10 @@ class Silent:
     def printed(self, text: str) -> None:
         """Hear nothing."""
 
+    def ended_by(self) -> str:
+        """Nobody else ends these calls."""
+        return "client"
+
 
 @dataclass
 class Recorder:

@@ -124,12 +124,13 @@ def test_client_configuration_is_ready_to_paste(tmp_path: Path) -> None:
     assert token in json.dumps(blocks[2])
     assert token not in json.dumps(blocks[1]), "VS Code asks for it"
     assert "http://127.0.0.1:8321/sse" in text
-    local = tokens.client_configuration(tmp_path, transport="stdio", host="", port=0)
+    arguments = ("--workspace", "/home/me")
+    local = tokens.client_configuration(tmp_path, transport="stdio", host="", port=0, arguments=arguments)
     assert token not in local
     for part in local.split("\n\n")[1:]:
         (server,) = next(iter(json.loads(part[part.index("{") :]).values())).values()
         assert Path(server["command"]).is_absolute()
-        assert server["args"][:2] == ["serve", "--workspace"]
+        assert server["args"] == ["serve", *arguments]
 
 
 def test_awkward_paths_survive_the_shell_line() -> None:
