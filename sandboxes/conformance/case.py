@@ -68,7 +68,8 @@ class Case(_Strict):
     program: str | None = None
     limits: dict[str, float] = {}
     """Fields of ``Limits`` that differ from :data:`LIMITS`."""
-    ended: Ended = "exited"
+    ended: Ended | tuple[Ended, ...] = "exited"
+    """One word, or those of which each is right: what a limit meets first differs between drivers."""
     code: int | None = None
     """Exit status or signal, where it matters."""
     reason: _Pattern = ""
@@ -106,6 +107,11 @@ class Case(_Strict):
         return Limits(**values)
 
 
+def _frozen(value: Any) -> Any:
+    # TOML has no tuples; a strict model wants them.
+    return tuple(value) if isinstance(value, list) else value
+
+
 def load() -> tuple[Case, ...]:
     """Every case, in the order of the files' names.
 
@@ -118,8 +124,7 @@ def load() -> tuple[Case, ...]:
         if not file.name.endswith(".toml"):
             continue
         for entry in tomllib.loads(file.read_text(encoding="utf-8"))["case"]:
-            # TOML has no tuples; a strict model wants one.
-            case = Case.model_validate({**entry, "seeds": tuple(entry["seeds"])})
+            case = Case.model_validate({name: _frozen(value) for name, value in entry.items()})
             if case.id in found:
                 raise ValueError(f"{file.name}: there are two cases {case.id!r}")
             found[case.id] = case

@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
+import anyio.abc
 
 from sandboxes.conformance import host as hosts
 from sandboxes.conformance import layout
@@ -35,7 +35,6 @@ _MARGIN_SECONDS = 0.5
 class _Ran:
     ended: str = "exited"
     stdout: bytes = b""
-    outlived: bool = False
 
 
 async def problems(case: Case, host: Planted) -> tuple[str, ...]:
@@ -43,17 +42,24 @@ async def problems(case: Case, host: Planted) -> tuple[str, ...]:
     wanted = case.control
     with tempfile.TemporaryDirectory(prefix="glovebox-control-") as scratch:
         places = _places(Path(scratch), host)
+        mark = secrets.token_hex(16)
         if case.before is not None:
-            await _run(case, case.before, places, host)
-        text = wanted.program or case.program or layout.attempts([case])
-        ran = await _run(case, text, places, host)
-        again = await _run(case, text, places, host) if case.repeated else ran
+            await _run(case, case.before, places, host, mark)
+        text = wanted.program or case.program or ""
+        if case.attempt is not None:
+            text = layout.attempts([case.model_copy(update={"attempt": wanted.program or case.attempt})])
+        ran = await _run(case, text, places, host, mark)
+        again = await _run(case, text, places, host, mark) if case.repeated else ran
+        outlived = ran.ended in ("exited", "signalled") and _kill(mark)
+        # Not our children: there is nothing to wait for but their absence.
+        while _kill(mark):  # noqa: ASYNC110 - only /proc tells
+            await anyio.sleep(0.01)
     shown = ran.stdout.decode("utf-8", "replace")
     found = []
     if ran.ended != wanted.ended:
         found.append(f"it {ran.ended} instead of {wanted.ended}")
-    if ran.outlived != wanted.outlived:
-        found.append("processes outlived it" if ran.outlived else "nothing outlived it")
+    if outlived != wanted.outlived:
+        found.append("processes outlived it" if outlived else "nothing outlived it")
     if wanted.stdout and not re.search(wanted.stdout, shown):
         found.append(f"its standard output is {shown[-500:]!r} and does not match {wanted.stdout}")
     if wanted.answer:
@@ -74,9 +80,8 @@ def _places(scratch: Path, host: Planted) -> Mapping[str, str]:
     return {name: str(scratch / name.lower()) for name in layout.INSIDE}
 
 
-async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted) -> _Ran:
+async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted, mark: str) -> _Ran:
     limits = case.in_force()
-    mark = secrets.token_hex(16)
     prefix = _NAMESPACES if case.control.where == "namespaces" else ()
     ran = _Ran(ended="running")
     process = await anyio.open_process(
@@ -87,33 +92,34 @@ async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted) 
         start_new_session=True,
     )
     return await _watch(
-        process, ran, limits.wall_seconds + _MARGIN_SECONDS, limits.stream_bytes * PRINTED_FACTOR, mark
+        process, ran, limits.wall_seconds + _MARGIN_SECONDS, limits.stream_bytes * PRINTED_FACTOR
     )
 
 
-async def _watch(process: Any, ran: _Ran, seconds: float, most: int, mark: str) -> _Ran:
+async def _watch(process: anyio.abc.Process, ran: _Ran, seconds: float, most: int) -> _Ran:
+    stdout = process.stdout
+    if stdout is None:
+        raise TypeError("a control needs a pipe")
+
+    async def read(tasks: anyio.abc.TaskGroup) -> None:
+        async for chunk in stdout:
+            ran.stdout += chunk
+            if len(ran.stdout) > most:
+                ran.ended = "printing"
+                tasks.cancel_scope.cancel()
+
     try:
         with anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
-
-                async def read() -> None:
-                    async for chunk in process.stdout:
-                        ran.stdout += chunk
-                        if len(ran.stdout) > most:
-                            ran.ended = "printing"
-                            tasks.cancel_scope.cancel()
-
-                tasks.start_soon(read)
+                tasks.start_soon(read, tasks)
                 status = await process.wait()
                 ran.ended = "exited" if status >= 0 else "signalled"
                 # Whatever outlives it may hold the pipe open: what it printed itself is there already.
                 tasks.cancel_scope.deadline = anyio.current_time() + _MARGIN_SECONDS
     finally:
         with anyio.CancelScope(shield=True):
-            ran.outlived = _kill(mark) and ran.ended in ("exited", "signalled")
-            # Not our children: there is nothing to wait for but their absence.
-            while _kill(mark):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+            if process.returncode is None:
+                process.kill()
             await process.aclose()
     return ran
 

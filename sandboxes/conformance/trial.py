@@ -41,6 +41,8 @@ class Seen:
     outcome: Outcome | None = None
     unavailable: str = ""
     files: dict[str, int] = field(default_factory=dict)
+    torn: tuple[str, ...] = ()
+    """Files of which more or less came than was announced."""
     left: tuple[str, ...] = ()
 
 
@@ -53,14 +55,14 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
     fingerprint = host.fingerprint()
     problems: list[str] = []
     if case.before is not None:
-        earlier = await _see(driver, case.before, case.in_force(), host)
+        earlier = await see(driver, case.before, case.in_force(), host)
         problems += _aftermath(earlier)
         if earlier.outcome is None or earlier.outcome.ended != "exited":
             problems.append(f"the program before it did not run: {earlier.outcome or earlier.unavailable}")
-    seen = await _see(driver, case.program or "", case.in_force(), host)
+    seen = await see(driver, case.program or "", case.in_force(), host)
     problems += [*_inside(case, seen), *_aftermath(seen)]
     if case.repeated is not None:
-        again = await _see(driver, case.program or "", case.in_force(), host)
+        again = await see(driver, case.program or "", case.in_force(), host)
         problems += _aftermath(again)
         equal = _stdout(seen) == _stdout(again)
         if equal != (case.repeated == "same"):
@@ -75,7 +77,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
 async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -> list[Verdict]:
     """Make the attempts of all these cases in one sandbox and judge each."""
     fingerprint = host.fingerprint()
-    seen = await _see(driver, layout.attempts(cases), LIMITS, host)
+    seen = await see(driver, layout.attempts(cases), LIMITS, host)
     common = _aftermath(seen)
     if host.fingerprint() != fingerprint:
         common.append("files of the host were changed by one of the attempts")
@@ -98,14 +100,15 @@ def spec(limits: Limits, workspace: Path) -> SandboxSpec:
     return SandboxSpec(limits=limits, mounts=mounts, output=True, inputs=True)
 
 
-async def _see(driver: Driver, program: str, limits: Limits, host: Planted) -> Seen:
+async def see(driver: Driver, program: str, limits: Limits, host: Planted) -> Seen:
+    """Run one program in a sandbox of its own and look at it from inside and outside; raises UnsupportedSpec."""
     seen = Seen()
     plan = driver.plan(spec(limits, host.workspace))
     text = layout.program(program, layout.INSIDE, host.names)
 
     async def file(name: str, size: int) -> Sink:
         seen.files[name] = size
-        return _Nowhere()
+        return _Counted(seen, name, size)
 
     namespaces: Mapping[str, int] = {}
     identity = ""
@@ -127,14 +130,20 @@ async def _see(driver: Driver, program: str, limits: Limits, host: Planted) -> S
     return seen
 
 
-class _Nowhere:
+class _Counted:
     """A sink for files whose name and size are all that counts."""
 
+    def __init__(self, seen: Seen, name: str, size: int) -> None:
+        self._seen = seen
+        self._name = name
+        self._missing = size
+
     async def data(self, data: bytes) -> None:
-        pass
+        self._missing -= len(data)
 
     async def end(self) -> None:
-        pass
+        if self._missing:
+            self._seen.torn += (self._name,)
 
 
 def _inside(case: Case, seen: Seen) -> list[str]:
@@ -144,7 +153,7 @@ def _inside(case: Case, seen: Seen) -> list[str]:
     value = found.value if isinstance(found.value, dict) else {}
     error = value.get("error") or {}
     problems = []
-    if found.ended != case.ended:
+    if found.ended not in ((case.ended,) if isinstance(case.ended, str) else case.ended):
         problems.append(f"it {found.ended} ({found.code}) instead of {case.ended}")
     if case.code is not None and found.code != case.code:
         problems.append(f"its code is {found.code} instead of {case.code}")
@@ -167,7 +176,7 @@ def _inside(case: Case, seen: Seen) -> list[str]:
 
 
 def _collected(case: Case, seen: Seen, skipped: Mapping[str, str]) -> list[str]:
-    problems = []
+    problems = [f"{name!r} did not come out as large as it was announced" for name in seen.torn]
     if case.files is not None and seen.files != case.files:
         problems.append(f"the files {seen.files} came out instead of {case.files}")
     for name, pattern in case.skipped.items():
@@ -189,7 +198,7 @@ async def _left(namespaces: Mapping[str, int], identity: str) -> tuple[str, ...]
     found: tuple[str, ...] = ()
     with anyio.move_on_after(_GONE_SECONDS):
         # Nothing of the kernel's tells that the last process of a namespace that is not ours is gone.
-        while found := (*_processes(namespaces), *_groups(identity)):  # noqa: ASYNC110
+        while found := (*_processes(namespaces), *_groups(identity)):  # noqa: ASYNC110 - only /proc tells
             await anyio.sleep(_POLL_SECONDS)
     return found
 
