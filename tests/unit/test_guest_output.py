@@ -1,0 +1,218 @@
+"""Collecting a hostile ``/output``: what is sent, what is skipped and why, and that it always ends. No sandbox."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandboxes import wire
+from sandboxes.guest import output
+from sandboxes.guest.loop import HostGone, Loop
+from sandboxes.guest.output import MAX_DEPTH, MAX_SKIPPED, collect
+
+
+class Host:
+    """The host's end in a thread: takes what comes, gives credit, refuses the names it is told to."""
+
+    def __init__(self, refuse: frozenset[str] = frozenset()) -> None:
+        to_guest, self._out = os.pipe()
+        self._in, from_guest = os.pipe()
+        self.files: dict[str, bytearray] = {}
+        self.announced: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._refuse = refuse
+        self._wire = wire.Wire("host")
+        self.loop = Loop(to_guest, from_guest)
+        self._ends = (to_guest, from_guest)
+        os.write(from_guest, self.loop.wire.message("ready", {}))
+        self._wire.receive(os.read(self._in, 4096))
+        os.write(self._out, self._wire.message("job", {}))
+        self.loop.step(None)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while data := os.read(self._in, 1 << 20):
+            for event in self._wire.receive(data):
+                self._take(event)
+
+    def _take(self, event: wire.Event) -> None:
+        if isinstance(event, wire.Open):
+            name = event.meta["name"]
+            self._names[event.stream] = name
+            self.announced[name] = event.meta["bytes"]
+            if name in self._refuse:
+                os.write(self._out, self._wire.reset(event.stream, {}))
+            else:
+                self.files[name] = bytearray()
+        elif isinstance(event, wire.Data):
+            self.files[self._names[event.stream]] += event.data
+            os.write(self._out, self._wire.consumed(event.stream, len(event.data)))
+
+    def close(self) -> None:
+        """End it; afterwards everything that was sent has been taken."""
+        for end in self._ends:
+            os.close(end)
+        self._thread.join()
+        for end in (self._out, self._in):
+            os.close(end)
+        for descriptor in self.loop.descriptors - set(self._ends):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def guest_signals() -> Iterator[None]:
+    """The loop takes SIGCHLD for itself; give it back."""
+    import signal  # noqa: PLC0415
+
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+
+
+pytestmark = pytest.mark.usefixtures("guest_signals")
+
+
+def collected(
+    root: Path, *, max_files: int = 8, max_bytes: int = 10_000_000, refuse: frozenset[str] = frozenset()
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """What was sent, and what was skipped."""
+    host = Host(refuse)
+    try:
+        skipped = collect(host.loop, str(root), max_files=max_files, max_bytes=max_bytes)
+    finally:
+        host.close()
+    return {name: bytes(content) for name, content in host.files.items()}, {
+        each["name"]: each["reason"] for each in skipped
+    }
+
+
+def test_regular_files_are_sent_whole(tmp_path: Path) -> None:
+    """The control: nested, empty, larger than a window, of any mode that the guest's user can read or make readable."""
+    large = os.urandom(3 * wire.WINDOW + 17)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "large").write_bytes(large)
+    (tmp_path / "a" / "large").chmod(0o400)
+    (tmp_path / "empty").touch()
+    (tmp_path / "a").chmod(0)
+    sent, skipped = collected(tmp_path)
+    assert (sent, skipped) == ({"a/large": large, "empty": b""}, {})
+
+
+def test_what_is_no_regular_file_is_skipped_and_opened_by_nobody(tmp_path: Path) -> None:
+    """Links to files, to folders, to nowhere and to themselves; FIFOs; sockets."""
+    (tmp_path / "good").write_text("x")
+    (tmp_path / "to-file").symlink_to("/etc/passwd")
+    (tmp_path / "to-folder").symlink_to("/etc")
+    (tmp_path / "to-nowhere").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        sent, skipped = collected(tmp_path)
+    assert sent == {"good": b"x"}
+    assert skipped == {
+        **dict.fromkeys(("loop", "to-file", "to-folder", "to-nowhere"), "a symbolic link"),
+        **dict.fromkeys(("fifo", "socket"), "not a regular file"),
+    }
+
+
+def test_a_file_with_two_names_is_skipped(tmp_path: Path) -> None:
+    """F3: it may be a hard link to something else."""
+    (tmp_path / "a").write_text("x")
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert collected(tmp_path) == ({}, dict.fromkeys("ab", "has more than one name (hard link)"))
+
+
+def test_a_sparse_giant_costs_nothing(tmp_path: Path) -> None:
+    """F6: its size counts, not what is on the disk; smaller files after it still come."""
+    with (tmp_path / "a-giant").open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "b").write_text("x")
+    assert collected(tmp_path) == ({"b": b"x"}, {"a-giant": "larger than what is left of the output limit"})
+
+
+def test_all_files_together_stay_within_the_limit(tmp_path: Path) -> None:
+    """The first that fit, in the order of their names."""
+    for name, size in (("a", 6), ("b", 5), ("c", 4)):
+        (tmp_path / name).write_bytes(bytes(size))
+    sent, skipped = collected(tmp_path, max_bytes=10)
+    assert (list(sent), list(skipped)) == (["a", "c"], ["b"])
+
+
+def test_more_files_than_the_limit_are_named_and_counted(tmp_path: Path) -> None:
+    """MAX_SKIPPED by name, the rest as a number: a flood of names is no way out either."""
+    for n in range(200):
+        (tmp_path / f"{n:03}").touch()
+    sent, skipped = collected(tmp_path, max_files=3)
+    assert list(sent) == ["000", "001", "002"]
+    assert len(skipped) == MAX_SKIPPED + 1
+    assert skipped["…"] == f"and {197 - MAX_SKIPPED} more"
+
+
+def test_a_million_entries_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look ends at MAX_ENTRIES, also within one folder."""
+    monkeypatch.setattr(output, "MAX_ENTRIES", 50)
+    (tmp_path / "a").touch()
+    (tmp_path / "z").mkdir()
+    for n in range(100):
+        (tmp_path / "z" / str(n)).touch()
+    sent, skipped = collected(tmp_path)
+    assert sent == {"a": b""}
+    assert skipped == {"z": "more than 50 entries; the rest was not looked at"}
+
+
+def test_a_chain_of_folders_is_cut(tmp_path: Path) -> None:
+    """At MAX_DEPTH; what lies above it comes."""
+    folder = tmp_path
+    for _ in range(MAX_DEPTH + 5):
+        folder /= "d"
+        folder.mkdir()
+        (folder / "f").touch()
+    sent, skipped = collected(tmp_path, max_files=100)
+    assert len(sent) == MAX_DEPTH
+    assert list(skipped.values()) == [f"more than {MAX_DEPTH} directories deep"]
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a\xc3", b"\xed\xa0\x80"])
+def test_a_name_that_is_no_text_is_skipped_in_printable_form(tmp_path: Path, name: bytes) -> None:
+    """And cannot break the outcome's message."""
+    (Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))).touch()
+    sent, skipped = collected(tmp_path)
+    assert sent == {}
+    ((shown, reason),) = skipped.items()
+    assert reason == "its name is not UTF-8"
+    assert shown.isascii()
+
+
+@pytest.mark.parametrize("name", ["\n", "\x1b[2J", "a b", "\u202e", "-rf", "..."])
+def test_odd_names_are_the_hosts_to_judge(tmp_path: Path, name: str) -> None:
+    """They cross as they are."""
+    (tmp_path / name).touch()
+    assert collected(tmp_path) == ({name: b""}, {})
+
+
+def test_a_file_the_host_refuses_does_not_stop_the_others(tmp_path: Path) -> None:
+    """Also in the middle of one larger than a window, when no credit comes any more."""
+    (tmp_path / "a-large").write_bytes(bytes(5 * wire.WINDOW))
+    (tmp_path / "b").write_text("x")
+    sent, skipped = collected(tmp_path, refuse=frozenset({"a-large"}))
+    assert (sent, skipped) == ({"b": b"x"}, {})
+
+
+def test_a_host_that_is_gone_ends_it(tmp_path: Path) -> None:
+    """Nobody is left to send to."""
+    (tmp_path / "a").write_bytes(bytes(5 * wire.WINDOW))
+    host = Host()
+    full = os.open("/dev/full", os.O_WRONLY)
+    host.loop._out = full
+    try:
+        with pytest.raises(HostGone):
+            collect(host.loop, str(tmp_path), max_files=1, max_bytes=1 << 30)
+    finally:
+        os.close(full)
+        host.close()
