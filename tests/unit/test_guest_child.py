@@ -1,0 +1,152 @@
+"""The process untrusted code runs in, started for real: what it holds, what it may, and how its end is told."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sandboxes.guest import child as children
+from sandboxes.guest.emit import HEADER, Emit
+from sandboxes.guest.kernel import get_dumpable, set_dumpable
+from sandboxes.guest.work import _reap_orphans
+
+LIMITS = {"cpu_seconds": 2}
+Task = Callable[[dict[str, Any], Emit], int | None]
+
+
+def nothing() -> None:
+    """Confine nothing: Landlock has tests of its own."""
+
+
+@pytest.fixture(autouse=True)
+def guest_state() -> Iterator[None]:
+    """Put back what the guest changes in a process."""
+    before = signal.getsignal(signal.SIGCHLD), get_dumpable()
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before[0])
+    set_dumpable(before[1])
+
+
+def read(descriptor: int) -> bytes:
+    """Everything until the end."""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def run(task: Task, limits: dict[str, int] | None = None) -> tuple[int, bytes, bytes, Any]:
+    """Exit status, standard output, standard error and the value of one task."""
+    child = children.start(task, {}, limits or LIMITS, confine=nothing)
+    out, err, result = read(child.stdout), read(child.stderr), read(child.result)
+    _, status = os.waitpid(child.pid, 0)
+    value = json.loads(result[HEADER.size :]) if result else None
+    return os.waitstatus_to_exitcode(status), out, err, value
+
+
+def test_a_task_has_its_streams_and_its_result() -> None:
+    """The control: all three pipes, and the status it returns."""
+
+    def task(_payload: dict[str, Any], emit: Emit) -> int:
+        print("out")  # noqa: T201
+        print("err \udcff", file=sys.stderr)  # noqa: T201
+        emit.value({"stdin": sys.stdin.read()})
+        return 7
+
+    assert run(task) == (7, b"out\n", b"err \\udcff\n", {"stdin": ""})
+
+
+def test_a_task_holds_no_descriptor_of_the_guests() -> None:
+    """Whatever was open before: 0 to 3 and nothing else, also when low numbers were free."""
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+    for descriptor in held:
+        os.set_inheritable(descriptor, True)
+
+    def task(_payload: dict[str, Any], emit: Emit) -> None:
+        found = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
+        emit.value([[n, os.readlink(f"/proc/self/fd/{n}")[:5]] for n in found if os.path.exists(f"/proc/self/fd/{n}")])  # noqa: PTH110, PTH115
+
+    try:
+        _, _, _, value = run(task)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    assert sorted(value) == [[0, "/dev/"], [1, "pipe:"], [2, "pipe:"], [3, "pipe:"]]
+
+
+def test_a_program_started_by_the_task_does_not_get_the_result() -> None:
+    """Descriptor 3 is closed on exec: a child program cannot write values by accident."""
+
+    def task(_payload: dict[str, Any], _emit: Emit) -> None:
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import os; os.write(3, b'x')"])  # noqa: S606
+
+    status, _, err, value = run(task)
+    assert status == 1
+    assert b"Bad file descriptor" in err
+    assert value is None
+
+
+def test_a_task_is_in_a_session_of_its_own_with_its_limits() -> None:
+    """It cannot raise them, and leaves no core file."""
+
+    def task(_payload: dict[str, Any], emit: Emit) -> None:
+        import resource  # noqa: PLC0415
+
+        names = ("RLIMIT_CPU", "RLIMIT_CORE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
+        found: dict[str, Any] = {name: resource.getrlimit(getattr(resource, name)) for name in names}
+        mapped = resource.getrlimit(resource.RLIMIT_AS)[0]
+        emit.value({**found, "session": os.getsid(0) == os.getpid(), "mapped": 2**29 < mapped < 2**33})
+
+    _, _, _, value = run(task, {"cpu_seconds": 2, "memory_bytes": 2**29, "pids": 50})
+    assert value == {
+        "RLIMIT_CPU": [2, 3], "RLIMIT_CORE": [1, 1], "RLIMIT_NOFILE": [1024, 1024], "RLIMIT_NPROC": [50, 50],
+        "session": True, "mapped": True,
+    }  # fmt: skip
+
+
+def test_a_harness_that_fails_is_told_apart_from_the_program() -> None:
+    """What cannot be confined does not run: status 70, never the task."""
+
+    def task(_payload: dict[str, Any], emit: Emit) -> None:
+        emit.value("ran")
+
+    def refuse() -> None:
+        raise OSError("Landlock is absent")
+
+    child = children.start(task, {}, LIMITS, confine=refuse)
+    results = [read(child.stdout), read(child.stderr), read(child.result)]
+    assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 70
+    assert results[2] == b""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 70), (signal.SIGKILL, -9)])
+def test_signals_mean_to_a_task_what_they_mean_to_any_program(number: int, status: int) -> None:
+    """What the guest ignores or handles for itself is not inherited."""
+
+    def task(_payload: dict[str, Any], _emit: Emit) -> None:
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run(task)[0] == status
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_orphans_are_reaped_and_the_task_is_not() -> None:
+    """Neither a busy loop nor a lost status: what is dead is taken away, up to the task itself."""
+    orphan = os.fork()
+    if orphan == 0:
+        os._exit(0)
+    task = os.fork()
+    if task == 0:
+        os._exit(5)
+    for pid in (orphan, task):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _reap_orphans(task)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(orphan, 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(task, 0)[1]) == 5
