@@ -22,6 +22,7 @@ from sandboxes import runtime as runtimes
 from sandboxes.base import Capabilities, Facts, Missing, Plan
 from sandboxes.docker.owner import new_owner
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from sandboxes.guest import landlock
 from sandboxes.janitor import Janitor, reap
 from sandboxes.measure import NAMESPACES, Expected
 from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
@@ -220,6 +221,7 @@ async def connect(data: Path, server_id: str) -> AsyncIterator[Bubblewrap]:
 
 
 _SETUP = "Run `glovebox setup`."
+_LANDLOCK_FIX = "Boot Linux 5.13 or newer with landlock in its list of security modules (lsm=landlock,…)."
 _CGROUP_FIX = (
     "Run the server as root, or in a systemd unit with Delegate=yes; or let the profile accept limits per process: "
     'limits.enforce = "any".'
@@ -259,6 +261,8 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     if runtime is None:
         missing.append(Missing(what="the sandbox's Python runtime is not built", fix=_SETUP, fatal=True))
     # The same marks as containers': one rule says for both whose server is gone.
+    if landlock.abi_version() == 0:
+        missing.append(Missing(what="the kernel has no Landlock", fix=_LANDLOCK_FIX, fatal=True))
     hierarchy = cgroup.detect(replace(new_owner(), nonce=server_id).mark())
     if hierarchy is not None:
         await anyio.to_thread.run_sync(reap, hierarchy.parents)

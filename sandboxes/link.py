@@ -35,7 +35,7 @@ class GuestOutcome(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    stopped: str = Field(pattern="^(time|output)?$")
+    stopped: str = Field(pattern="^(time|output|processor)?$")
     status: int = Field(ge=-64, le=255)
     wall_ms: float = Field(ge=0)
     cpu_ms: float = Field(ge=0)

@@ -131,9 +131,8 @@ def _ending(
         return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(wall)
     if told.stopped == "time":
         return _timed_out(wall)
-    if told.stopped == "output":
-        most = limits.stream_bytes * PRINTED_FACTOR // 2**20
-        return "limit", None, f"It printed more than {most} MiB and was stopped."
+    if told.stopped:
+        return "limit", None, _LIMITS[told.stopped](limits)
     if told.status < 0:
         return _signalled(limits, told, facts)
     error = value.get("error") if isinstance(value, dict) else None
@@ -142,10 +141,19 @@ def _ending(
     return "exited", told.status, ""
 
 
+# What is said of a program that was stopped for a limit, by the guest's word for it.
+_LIMITS: Mapping[str, Callable[[Limits], str]] = {
+    "processor": lambda limits: f"It used more than {limits.cpu_seconds} seconds of processor time and was stopped.",
+    "output": lambda limits: (
+        f"It printed more than {limits.stream_bytes * PRINTED_FACTOR // 2**20} MiB and was stopped."
+    ),
+}
+
+
 def _signalled(limits: Limits, told: GuestOutcome, facts: Facts) -> tuple[Ended, int | None, str]:
     spent = told.cpu_ms >= limits.cpu_seconds * 1000
     if told.status == -_SIGXCPU or (told.status == -_SIGKILL and spent):
-        return "limit", None, f"It used more than {limits.cpu_seconds} seconds of processor time and was stopped."
+        return "limit", None, _LIMITS["processor"](limits)
     if told.status == -_SIGKILL and facts.out_of_memory:
         return _out_of_memory(limits, None)
     return "signalled", -told.status, f"It was ended by signal {-told.status}."

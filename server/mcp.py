@@ -34,7 +34,8 @@ from server.tools.base import Tool
 INSTRUCTIONS = (
     "Glovebox runs narrow tools in sealed single-use sandboxes. Nothing is kept between calls: files written to "
     "/output come back as artifact:// links, which later calls can take as inputs. Pages are fetched with fetch_url; "
-    "programs have no network unless their tool says so. A refusal names its rule and what is allowed instead; do not retry it unchanged."
+    "programs have no network unless their tool says so. A refusal names its rule and what is allowed instead; do not "
+    "retry it unchanged."
 )
 
 #: Key of the tool list's digest in the ``_meta`` of ``tools/list``.

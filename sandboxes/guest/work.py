@@ -10,6 +10,7 @@ from sandboxes import wire
 from sandboxes.guest import child as children
 from sandboxes.guest.loop import Loop, Relay, StreamHandler
 from sandboxes.guest.output import collect
+from sandboxes.guest.spending import processor_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _DRAIN_SECONDS = 2.0
 _FETCH_SHARE = 0.8
 """Of the job's time, for the network: a page that came in part is still to be taken apart."""
 
+_LOOK_SECONDS = 0.25
+"""Between two looks at the processor time of all processes: as much as a program can be late to be stopped."""
 _MAX_RESULT = 64 * 1024 * 1024
 """Bytes of value and pictures together; the host keeps less, see ``sandboxes.result``."""
 
@@ -91,7 +94,7 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: 
         Relay(loop, child.stderr, "stderr", printed),
         Relay(loop, child.result, "result", _MAX_RESULT),
     ]
-    stopped, status, usage = _wait(loop, child.pid, deadline, relays)
+    stopped, status, usage = _wait(loop, child.pid, deadline, relays, job["limits"]["cpu_seconds"])
     elapsed = monotonic() - started
     if proxy is not None:
         proxy.close()
@@ -109,30 +112,35 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: 
         "stopped": stopped,
         "status": status,
         "wall_ms": elapsed * 1000,
-        "cpu_ms": usage.ru_utime * 1000 + usage.ru_stime * 1000,
+        # Everything has been reaped: nothing is left to be looked for in /proc.
+        "cpu_ms": sum(os.times()[2:4]) * 1000,
         "memory_peak_bytes": usage.ru_maxrss * 1024,
         "skipped": skipped,
     }
 
 
-def _wait(loop: Loop, pid: int, deadline: float, relays: list[Relay]) -> tuple[str, int, Any]:
+def _wait(loop: Loop, pid: int, deadline: float, relays: list[Relay], cpu_seconds: float) -> tuple[str, int, Any]:
     """Until the child ends or has to be stopped.
 
     Returns:
-        Why it was stopped ("time", "output", "" for by itself), exit status or minus the signal's number, usage.
+        Why it was stopped ("time", "output", "processor"; "" for by itself), status or minus the signal, usage.
     """
+    look = monotonic() + _LOOK_SECONDS
     while True:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
         overflowed = any(relay.overflowed for relay in relays)
         if done:
             return "output" if overflowed else "", os.waitstatus_to_exitcode(status), usage
-        late = monotonic() >= deadline
-        if late or overflowed:
+        reason = "time" if monotonic() >= deadline else "output" if overflowed else ""
+        if not reason and monotonic() >= look:
+            reason = "processor" if processor_seconds() > cpu_seconds else ""
+            look = monotonic() + _LOOK_SECONDS
+        if reason:
             os.kill(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
-            return "time" if late else "output", os.waitstatus_to_exitcode(status), usage
-        loop.step(deadline)
+            return reason, os.waitstatus_to_exitcode(status), usage
+        loop.step(min(deadline, look))
         _reap_orphans(pid)
 
 
