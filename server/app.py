@@ -68,12 +68,13 @@ def load_profiles(settings: Settings) -> ProfileSet:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, transport: str) -> AsyncIterator[App]:
+async def opened(settings: Settings, transport: str, tools_digest: str | None = None) -> AsyncIterator[App]:
     """A server's parts, for the length of the block.
 
     Args:
         settings: where things are.
         transport: for the record: ``stdio``, ``http`` or ``cli``.
+        tools_digest: for the record: of the list of tools that is shown to clients.
 
     Raises:
         ProfileError: a profile is wrong; nothing was started.
@@ -103,7 +104,9 @@ async def opened(settings: Settings, transport: str) -> AsyncIterator[App]:
         drivers.opened(settings.data_dir, server_id) as available,
         anyio.create_task_group() as tasks,
     ):
-        await audit.append(ServerStarted(version=VERSION, pid=os.getpid(), transport=transport))
+        await audit.append(
+            ServerStarted(version=VERSION, pid=os.getpid(), transport=transport, tools_digest=tools_digest)
+        )
         for tool, profile in profiles.items():
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))

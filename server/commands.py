@@ -25,6 +25,7 @@ from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from server.errors import AuditUnavailable, InvalidArguments, Refused
 from server.ids import new_call_id
 from server.settings import Settings
+from server.tools import TOOLS
 
 _UNAVAILABLE = (SandboxUnavailable, UnsupportedSpec, AuditUnavailable, ArtifactsUnavailable)
 
@@ -163,10 +164,11 @@ def serve(
     settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
 ) -> int:
     """Serve until the clients or a signal end it; see ``glovebox serve``."""
-    from server import tokens, transports  # noqa: PLC0415 - brings the SDK
+    from server import catalogue, tokens, transports  # noqa: PLC0415 - brings the SDK
 
     async def make() -> int:
-        async with apps.opened(settings, transport) as app:
+        tools_digest = catalogue.digest(catalogue.listed(TOOLS.values()))
+        async with apps.opened(settings, transport, tools_digest) as app:
             if transport == "stdio":
                 app.ended.append(await transports.serve_stdio(app))
             else:

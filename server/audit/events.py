@@ -42,6 +42,8 @@ class ServerStarted(Event):
     """Process id on the host."""
     transport: str
     """``stdio``, ``http`` or ``cli``."""
+    tools_digest: str | None = None
+    """Digest of ``tools/list`` as clients get it: a change of names, schemas or descriptions changes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
