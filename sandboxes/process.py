@@ -14,7 +14,7 @@ import subprocess  # noqa: TID251 - this is the module the ban points to
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -98,11 +98,11 @@ class PipeStream(anyio.abc.ByteStream):
 class Process:
     """A child process. Its end is seen through a pidfd, so its number cannot mean another process meanwhile."""
 
-    def __init__(self, pid: int, stream: PipeStream) -> None:
+    def __init__(self, started: "Started") -> None:
         """Take over the running child."""
-        self.pid = pid
-        self.stream = stream
-        self._pidfd = os.pidfd_open(pid)
+        self.pid = started.pid
+        self.stream = PipeStream(started.write, started.read)
+        self._pidfd = started.pidfd
         self._over = False
 
     def kill(self) -> None:
@@ -122,9 +122,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What the thread hands back: the child's number and our ends of its pipes."""
+    """What the thread hands back: the child by number and by descriptor, and our ends of its pipes."""
 
     pid: int
+    pidfd: int
     write: int
     read: int
 
@@ -157,8 +158,7 @@ class Spawner:
         Raises:
             OSError: it could not be started.
         """
-        started = await self._run(lambda: self._start(argv, stderr, descriptors, tasks))
-        return Process(started.pid, PipeStream(started.write, started.read))
+        return Process(await self._run(lambda: self._start(argv, stderr, descriptors, tasks)))
 
     async def places(self, directories: Iterable[Path]) -> list[int]:
         """Descriptors of directories for a process to mount; it inherits them, and the caller closes them.
@@ -215,13 +215,21 @@ class Spawner:
         finally:
             if tasks:
                 _enter(self._rest)
-        if child.stdin is None or child.stdout is None:
-            raise TypeError("a child without pipes")
-        started = Started(pid=child.pid, write=os.dup(child.stdin.fileno()), read=os.dup(child.stdout.fileno()))
-        child.stdin.close()
-        child.stdout.close()
+        with ExitStack() as undo:
+            # Out of descriptors, for instance: nobody would know the child any more.
+            undo.callback(child.wait)
+            undo.callback(child.kill)
+            if child.stdin is None or child.stdout is None:
+                raise TypeError("a child without pipes")
+            with child.stdin, child.stdout:
+                pidfd = os.pidfd_open(child.pid)
+                undo.callback(os.close, pidfd)
+                write = os.dup(child.stdin.fileno())
+                undo.callback(os.close, write)
+                read = os.dup(child.stdout.fileno())
+            undo.pop_all()
         child.returncode = 0  # reaped by Process: Popen must not look for it again
-        return started
+        return Started(pid=child.pid, pidfd=pidfd, write=write, read=read)
 
     def _serve(self) -> None:
         self._stage = Stage()

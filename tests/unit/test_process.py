@@ -1,0 +1,147 @@
+"""Starting a process for a sandbox: its stream, its end, and what happens when starting it breaks off half-way."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandboxes.process import HOST_UID, Process, Spawner
+
+CAT = shutil.which("cat") or "/bin/cat"
+SECONDS = 20
+
+
+@pytest.fixture
+def spawner() -> Iterator[Spawner]:
+    """A thread that starts processes; no descriptor more afterwards than before."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with Spawner() as made:
+        yield made
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.fixture
+def null() -> Iterator[int]:
+    """Standard error of the processes."""
+    descriptor = os.open("/dev/null", os.O_WRONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def children() -> list[str]:
+    """Numbers of this process's children."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [pid for task in tasks for pid in (task / "children").read_text().split()]
+
+
+async def over(process: Process) -> None:
+    """End a process."""
+    await process.stream.aclose()
+    process.kill()
+    await process.wait()
+
+
+async def everything(process: Process) -> str:
+    """What it prints until it ends."""
+    told = bytearray()
+    while True:
+        try:
+            told += await process.stream.receive()
+        except anyio.EndOfStream:
+            return told.decode()
+
+
+async def test_a_process_is_a_stream(spawner: Spawner, null: int) -> None:
+    """What is sent comes back, in order and whole, also more than a pipe holds."""
+    content = os.urandom(1_000_000)
+    with anyio.fail_after(SECONDS):
+        process = await spawner.start([CAT], stderr=null, descriptors=())
+        got = bytearray()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.stream.send, content)
+            while len(got) < len(content):
+                got += await process.stream.receive()
+        assert got == content
+        await over(process)
+        await over(process)  # twice is once
+    with pytest.raises(anyio.ClosedResourceError):
+        await process.stream.receive()
+
+
+async def test_a_process_that_ends_ends_its_stream(spawner: Spawner, null: int) -> None:
+    """And sending to it is told as such."""
+    with anyio.fail_after(SECONDS):
+        process = await spawner.start(["/bin/true"], stderr=null, descriptors=())
+        with pytest.raises(anyio.EndOfStream):
+            await process.stream.receive()
+        await process.wait()
+        with pytest.raises(anyio.BrokenResourceError):
+            await process.stream.send(b"x")
+        await over(process)
+
+
+async def test_a_process_has_nothing_of_ours(spawner: Spawner, null: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M12: no environment, no descriptor but its own, no group, no user of ours, `/` as its directory."""
+    monkeypatch.setenv("CANARY", "secret")
+    held = os.open("/etc/hostname", os.O_RDONLY)
+    os.set_inheritable(held, True)
+    script = "env; ls /proc/self/fd; id -u; id -G; pwd; umask; grep NoNewPrivs /proc/self/status"
+    try:
+        with anyio.fail_after(SECONDS):
+            process = await spawner.start(["/bin/sh", "-c", script], stderr=null, descriptors=())
+            told = await everything(process)
+            await over(process)
+    finally:
+        os.close(held)
+    lines = told.split("\n")
+    assert "secret" not in told
+    assert [line for line in lines if line.isdigit() and len(line) < 4] == ["0", "1", "2", "3"]  # 3 is ls's own
+    assert "/" in lines
+    assert "0077" in lines
+    if os.geteuid() == 0:
+        assert lines.count(str(HOST_UID)) == 2
+        assert "NoNewPrivs:\t1" in lines
+
+
+@pytest.mark.parametrize("place", ["os.pidfd_open", "os.dup"])
+async def test_a_start_that_breaks_off_leaves_no_process(
+    spawner: Spawner, null: int, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Out of descriptors after the child was made: it is ended and reaped, and the reason is told."""
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = children()
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fail)
+        with anyio.fail_after(SECONDS), pytest.raises(OSError, match="Too many open files"):
+            await spawner.start([CAT], stderr=null, descriptors=())
+    assert children() == before
+
+
+async def test_a_program_that_is_not_there_is_told(spawner: Spawner, null: int) -> None:
+    """As an error, or, where another program has to become the user first, as an end without a word."""
+    with anyio.fail_after(SECONDS):
+        try:
+            process = await spawner.start(["/nonexistent"], stderr=null, descriptors=())
+        except FileNotFoundError:
+            return
+        with pytest.raises(anyio.EndOfStream):
+            await process.stream.receive()
+        await over(process)
+
+
+async def test_starting_is_not_cut_in_two_by_cancellation(spawner: Spawner, null: int) -> None:
+    """Who is cancelled meanwhile still gets the process, to end it."""
+    process: Process | None = None
+    with anyio.fail_after(SECONDS):
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            process = await spawner.start([CAT], stderr=null, descriptors=())
+        assert process is not None
+        await over(process)
