@@ -198,12 +198,13 @@ async def _left(namespaces: Mapping[str, int], identity: str) -> tuple[str, ...]
     found: tuple[str, ...] = ()
     with anyio.move_on_after(_GONE_SECONDS):
         # Nothing of the kernel's tells that the last process of a namespace that is not ours is gone.
-        while found := (*_processes(namespaces), *_groups(identity)):  # noqa: ASYNC110 - only /proc tells
+        while found := (*processes(namespaces), *_groups(identity)):  # noqa: ASYNC110 - only /proc tells
             await anyio.sleep(_POLL_SECONDS)
     return found
 
 
-def _processes(namespaces: Mapping[str, int]) -> tuple[str, ...]:
+def processes(namespaces: Mapping[str, int]) -> tuple[str, ...]:
+    """Every process in the pid namespace of these, as pid and command line; zombies are none."""
     wanted = f"pid:[{namespaces.get('pid')}]"
     found = []
     for process in Path("/proc").iterdir():

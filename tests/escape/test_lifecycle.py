@@ -1,0 +1,273 @@
+"""Nothing outlives a call (seeds I10, I11, M6): whoever is killed, and whenever.
+
+Whole servers and real sandboxes. Each test first sees that there is something to be left behind: that is its control.
+"""
+
+import json
+import os
+import signal
+import subprocess  # noqa: TID251 - whole server processes are what is killed here
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from sandboxes.errors import SandboxUnavailable
+from server import app as apps
+from server.app import App
+from server.arguments import validated
+from server.audit.chain import Record
+from server.audit.verify import verify
+from server.calls import Principal, ToolCall
+from server.ids import new_call_id
+from server.settings import Settings
+from tests import leftovers
+from tests.brokered import DRIVERS, Heard, profile
+from tests.leftovers import until
+
+ROOT = Path(__file__).parents[2]
+#: At which moment of the call the server is killed: the sandbox is being made; it is proved; the program runs.
+MOMENTS = ("call.decided", "sandbox.started", "running")
+AT_ONCE = 3
+#: The promise for a cancelled call, of which a busy machine may take a part.
+CANCEL_SECONDS = 1.0
+PROGRAM = """
+import os, time
+print("begun", flush=True)
+if os.fork() == 0:
+    os.setsid()
+time.sleep(600)
+"""
+ENDED = ("call.finished", "call.cancelled", "call.failed")
+
+
+def _directories(tmp_path: Path, driver: str) -> Settings:
+    profiles, workspace = tmp_path / "profiles", tmp_path / "workspace"
+    profiles.mkdir()
+    workspace.mkdir()
+    (profiles / "run_python.toml").write_text(profile("run_python", driver))
+    return Settings(workspace=workspace, profiles_dir=profiles, state_dir=tmp_path / "state")
+
+
+def _command(settings: Settings, *words: str) -> list[str]:
+    places = ["--workspace", str(settings.workspace), "--profiles-dir", str(settings.profiles_dir)]
+    return [sys.executable, "-m", "server.cli", *words, *places, "--state-dir", str(settings.state_dir)]
+
+
+async def _kill_in_mid_call(settings: Settings, moment: str, temporary: Path) -> None:
+    code = json.dumps({"code": PROGRAM})
+    process = await anyio.open_process(
+        _command(settings, "call", "run_python", "--args", code),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    started: list[Record] = []
+
+    def reached() -> bool:
+        assert process.returncode is None, "the call ended by itself"
+        found = leftovers.records(settings.state_dir, process.pid)
+        started[:] = [record for record in found if record.kind == "sandbox.started"]
+        if moment == "running":
+            # The guest and at least two of the program's.
+            return bool(started) and len(leftovers.of_sandbox(started[0])) >= 3
+        return moment in leftovers.kinds(found)
+
+    await until(reached)
+    family = leftovers.family(process.pid)
+    if moment != "call.decided":
+        assert family or leftovers.containers(process.pid), "control: there is something to be left behind"
+    process.kill()
+    await process.aclose()
+    await until(lambda: not leftovers.alive(family))
+    await until(lambda: not any(leftovers.of_sandbox(record) for record in started))
+    await until(lambda: not leftovers.groups(process.pid))
+    await until(lambda: not leftovers.containers(process.pid))
+    assert not set(ENDED) & set(leftovers.kinds(leftovers.records(settings.state_dir, process.pid)))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("driver", "times"),
+    [
+        pytest.param("bubblewrap", 50, marks=pytest.mark.driver("bubblewrap")),
+        pytest.param("docker", 10, marks=pytest.mark.driver("docker")),
+    ],
+)
+async def test_sigkill_of_the_server_in_mid_call(driver: str, times: int, tmp_path: Path) -> None:
+    """I11: no process, control group, container, mount or temporary file is left, and the log of all of it verifies."""
+    settings = _directories(tmp_path, driver)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    mounts = leftovers.mounts()
+    limiter = anyio.CapacityLimiter(AT_ONCE)
+
+    async def once(moment: str) -> None:
+        async with limiter:
+            await _kill_in_mid_call(settings, moment, temporary)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(times):
+            tasks.start_soon(once, MOMENTS[number % len(MOMENTS)])
+    assert leftovers.mounts() == mounts
+    assert not list(temporary.iterdir())
+    report = verify(settings.state_dir / "audit")
+    assert report.ok, report
+    # The next server starts on what they left, and works.
+    async with _server(settings) as app:
+        await app.broker.call(_call(app, "print(1)"), Heard())
+    assert verify(settings.state_dir / "audit").ok
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_sigterm_of_a_server_ends_its_calls(driver: str, tmp_path: Path) -> None:
+    """I10, I11: the call is cancelled, said so in one record, its sandbox gone, and the server's exit is in order."""
+    settings = _directories(tmp_path, driver)
+    process = await anyio.open_process(_command(settings, "serve"), stderr=subprocess.DEVNULL, cwd=ROOT)
+    async with process:
+        assert process.stdin is not None
+        hello = {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "t", "version": "1"},
+        }
+        for message in (
+            {"id": 1, "method": "initialize", "params": hello},
+            {"method": "notifications/initialized"},
+            {
+                "id": 2,
+                "method": "tools/call",
+                "params": {"name": "run_python", "arguments": {"code": PROGRAM}},
+            },
+        ):
+            await process.stdin.send(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        started = await _started(settings, process.pid)
+        family = leftovers.family(process.pid)
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(leftovers.PATIENCE):
+            assert await process.wait() == 0
+    assert not leftovers.of_sandbox(started)
+    await until(lambda: not leftovers.alive(family), 1)
+    assert not leftovers.groups(process.pid)
+    assert not leftovers.containers(process.pid)
+    found = leftovers.kinds(leftovers.records(settings.state_dir, process.pid))
+    assert [kind for kind in found if kind in ENDED] == ["call.cancelled"]
+    assert found[-1] == "server.stopped"
+    assert verify(settings.state_dir / "audit").ok
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_cancel_kills_the_sandbox_within_a_second(driver: str, tmp_path: Path) -> None:
+    """M6: also where the program ignores every signal and has left its session; one terminal record."""
+    settings = _directories(tmp_path, driver)
+    async with _server(settings) as app:
+        async with anyio.create_task_group() as tasks:
+            call = _call(app, "import signal; signal.signal(15, signal.SIG_IGN)\n" + PROGRAM)
+            tasks.start_soon(app.broker.call, call, Heard())
+            started = await _started(settings, os.getpid(), call.id)
+            cancelled = time.monotonic()
+            tasks.cancel_scope.cancel()
+        await until(lambda: not leftovers.of_sandbox(started))
+        assert time.monotonic() - cancelled < CANCEL_SECONDS
+        assert _ends(settings, call) == ["call.cancelled"]
+
+
+def _kill_container(started: Record) -> None:
+    name = f"glovebox-{started.data['sandbox_id']}"
+    subprocess.run(["docker", "kill", name], check=True, stdout=subprocess.DEVNULL)
+
+
+def _kill_guest(started: Record) -> None:
+    numbers = [int(line.split()[1].rstrip(":")) for line in leftovers.of_sandbox(started)]
+    os.kill(min(numbers), signal.SIGKILL)
+
+
+def _kill_bwrap(_: Record) -> None:
+    found = [each for each in leftovers.family(os.getpid()) if each.name == "bwrap"]
+    assert found, "control: there is a bwrap"
+    for each in found:
+        os.kill(each.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("driver", "kill"),
+    [
+        pytest.param("bubblewrap", _kill_bwrap, marks=pytest.mark.driver("bubblewrap")),
+        pytest.param("bubblewrap", _kill_guest, marks=pytest.mark.driver("bubblewrap")),
+        pytest.param("docker", _kill_container, marks=pytest.mark.driver("docker")),
+        pytest.param("docker", _kill_guest, marks=pytest.mark.driver("docker")),
+    ],
+)
+async def test_a_sandbox_that_is_killed_never_looks_like_a_program_that_ended(
+    driver: str, kill: Any, tmp_path: Path
+) -> None:
+    """I11: the call fails as ours and says so in one record; nothing of it is left, and the next call works."""
+    settings = _directories(tmp_path, driver)
+    async with _server(settings) as app:
+        call = _call(app, PROGRAM)
+        raised: list[Exception] = []
+
+        async def make() -> None:
+            try:
+                await app.broker.call(call, Heard())
+            except SandboxUnavailable as problem:
+                raised.append(problem)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(make)
+            started = await _started(settings, os.getpid(), call.id)
+            kill(started)
+        assert len(raised) == 1
+        assert _ends(settings, call) == ["call.failed"]
+        await until(lambda: not leftovers.of_sandbox(started), 2)
+        result = await app.broker.call(_call(app, "print(1)"), Heard())
+        assert result.structured["stdout"]["text"] == "1\n"
+    assert not leftovers.containers(os.getpid())
+    assert verify(settings.state_dir / "audit").ok
+
+
+@asynccontextmanager
+async def _server(settings: Settings) -> AsyncIterator[App]:
+    async with apps.opened(settings, "cli") as app:
+        yield app
+
+
+def _call(app: App, code: str) -> ToolCall:
+    return ToolCall(
+        id=new_call_id(),
+        principal=Principal(id="local:test", transport="cli"),
+        session=None,
+        tool="run_python",
+        arguments=validated(app.tools["run_python"], {"code": code}),
+        received=datetime.now(UTC),
+    )
+
+
+async def _started(settings: Settings, server: int, call_id: str = "") -> Record:
+    """The record of the call's sandbox, once its program runs."""
+    found: list[Record] = []
+
+    def running() -> bool:
+        records = leftovers.records(settings.state_dir, server)
+        found[:] = [
+            each for each in records if each.kind == "sandbox.started" and call_id in ("", each.call_id)
+        ]
+        # The guest and at least two of the program's.
+        return bool(found) and len(leftovers.of_sandbox(found[0])) >= 3
+
+    await until(running)
+    return found[0]
+
+
+def _ends(settings: Settings, call: ToolCall) -> list[str]:
+    found = [each for each in leftovers.records(settings.state_dir, os.getpid()) if each.call_id == call.id]
+    return [each.kind for each in found if each.kind in ENDED]
