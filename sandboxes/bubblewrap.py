@@ -140,13 +140,16 @@ class Bubblewrap:
         """See ``Driver.open``."""
         name = f"s{secrets.token_hex(8)}"
         async with AsyncExitStack() as stack:
-            group = None
-            if self._hierarchy is not None:
-                if self._janitor is not None:
-                    self._janitor.start()
-                group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
-                stack.push_async_callback(_shielded, group.remove)
-            sandbox = await self._start(plan, name, group, stack)
+            try:
+                group = None
+                if self._hierarchy is not None:
+                    if self._janitor is not None:
+                        self._janitor.start()
+                    group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
+                    stack.push_async_callback(_shielded, group.remove)
+                sandbox = await self._start(plan, name, group, stack)
+            except OSError as problem:  # no descriptor left, or bwrap ended at the gate
+                raise _unavailable(f"a step of its start was refused: {problem.strerror}") from problem
             try:
                 yield sandbox
             finally:

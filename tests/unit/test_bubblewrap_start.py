@@ -1,0 +1,50 @@
+"""A bubblewrap sandbox whose start is refused half-way: told as such, and nothing is left. No sandbox is started."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import Capabilities
+from sandboxes.bubblewrap import Bubblewrap
+from sandboxes.cgroup import Hierarchy
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.janitor import Janitor
+from sandboxes.runtime import Runtime
+from sandboxes.spec import Limits, SandboxSpec
+
+SPEC = SandboxSpec(
+    limits=Limits(
+        wall_seconds=1, cpu_seconds=1, memory_bytes=2**26, pids=8, scratch_bytes=2**20, output_bytes=2**20,
+        output_files=1, stream_bytes=1024,
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["os.memfd_create", "os.pidfd_open", "sandboxes.janitor.helper"])
+async def test_a_refused_step_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Out of descriptors at one step or another: the broker's kind of failure, no group, no process, no descriptor."""
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    groups = tmp_path / "groups"
+    groups.mkdir()
+    runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
+    capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
+    janitor = Janitor((groups,)) if place == "sandboxes.janitor.helper" else None
+    driver = Bubblewrap(capabilities, "/bin/cat", runtime, Hierarchy(version=2, parents=(groups,)), janitor)
+    plan = driver.plan(SPEC)
+    monkeypatch.setattr("sandboxes.cgroup.Cgroup._set", lambda *_: None)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fail)
+        with pytest.raises(SandboxUnavailable, match="Too many open files"):
+            async with driver.open(plan):
+                pytest.fail("it must not open")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert list(groups.iterdir()) == []
+    await driver.close()
