@@ -24,7 +24,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 #: Results and data go to standard output, words for the person to standard error.
 _out = Console(soft_wrap=True)
-_err = Console(stderr=True)
+_err = Console(stderr=True, soft_wrap=True)
 
 
 def _directories(command: _Command) -> _Command:

@@ -1,0 +1,325 @@
+"""Bad input, as a person or a framework meets it: exit code, one sentence that says what to do, and nothing half-run.
+
+Through ``glovebox call`` and ``glovebox serve`` with real parts behind them. What programs do to limits is in
+``sandboxes/conformance``; the same answers over MCP are in ``tests/interaction``.
+"""
+
+import json
+import os
+import stat
+import subprocess  # noqa: TID251 - a server of its own, on a disk of its own
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sandboxes import bubblewrap
+from server.audit.read import tail
+from server.audit.verify import verify
+from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE, main
+from server.tools.run_python import MAX_CODE
+from tests.brokered import profile
+
+ROOT = Path(__file__).parents[2]
+#: A bwrap that answers the driver's probe, and then dies at every start.
+DEAD_AFTER_THE_PROBE = """
+test "$1" = --version && exec echo "bubblewrap 0.8.0"
+case "$*" in *"-- /bin/true") exit 0;; esac
+echo "bwrap: it broke" >&2
+exit 1
+"""
+needs_bubblewrap = pytest.mark.driver("bubblewrap")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Directories of one test's Glovebox."""
+
+    base: Path
+
+    @property
+    def workspace(self) -> Path:
+        """What the tools may read."""
+        return self.base / "workspace"
+
+    @property
+    def options(self) -> list[str]:
+        """The command line's way to name them."""
+        found = []
+        for option in ("workspace", "profiles", "state"):
+            name = (
+                "--profiles-dir"
+                if option == "profiles"
+                else f"--{option}{'' if option == 'workspace' else '-dir'}"
+            )
+            found += [name, str(self.base / option)]
+        return found
+
+    def call(
+        self, tool: str, arguments: object, *, data: str | None = None
+    ) -> tuple[int, dict[str, Any], str]:
+        """``glovebox call --json``: exit code, the object, and the words for the person."""
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        more = [] if data is None else ["--data-dir", data]
+        done = CliRunner().invoke(main, ["call", tool, "--args", text, "--json", *self.options, *more])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done.exit_code, json.loads(done.stdout), " ".join(done.stderr.split())
+
+    def kinds(self) -> list[str]:
+        """What is in the audit log."""
+        directory = self.base / "state" / "audit"
+        if not directory.exists():
+            return []
+        assert verify(directory).ok
+        return [line.record.kind for line in tail(directory, 1000) if line.record is not None]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A workspace, no profiles of one's own, nothing recorded yet."""
+    for name in ("workspace", "profiles"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o755)
+    return Home(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, ("code", "required")),
+        ({"code": 5}, ("code", "string")),
+        ({"code": ""}, ("code", "at least 1")),
+        ({"code": "x" * (MAX_CODE + 1)}, ("code", str(MAX_CODE))),
+        ({"code": "1", "sandbox_config": {}}, ("sandbox_config", "unknown", "timeout_seconds")),
+        ({"code": "1", "env": {"A": "B"}}, ("env", "unknown")),
+        ('{"code": "1", "timeout_seconds": NaN}', ("timeout_seconds", "finite")),
+        ('{"code": "1", "timeout_seconds": 1e400}', ("timeout_seconds", "finite")),
+        ({"code": "1", "timeout_seconds": 1e9}, ("timeout_seconds", "600")),
+        ({"code": "1", "timeout_seconds": 0}, ("timeout_seconds", "greater than 0")),
+        ({"code": "1", "timeout_seconds": "5"}, ("timeout_seconds", "number")),
+        ({"code": "1", "timeout_seconds": True}, ("timeout_seconds", "number")),
+        ({"code": "1", "inputs": "artifact://x"}, ("inputs", "array")),
+        ({"code": "1", "inputs": ["a"] * 17}, ("inputs", "16")),
+        ({"code": "1", "inputs": ["a" * 201]}, ("inputs", "200")),
+        ('{"code": "\\ud800"}', ("surrogate",)),
+        ("[1]", ("--args", "object")),
+        ("{", ("--args", "object")),
+        ('{"a":' * 100_000, ("--args", "object")),
+    ],
+)
+def test_wrong_arguments_are_named_with_their_bound_and_nothing_starts(
+    arguments: object, words: tuple[str, ...], home: Home
+) -> None:
+    """M4, M5: exit 2; the control is that the same call with right arguments is decided."""
+    code, body, told = home.call("run_python", arguments)
+    assert code == USAGE
+    if words != ("surrogate",):
+        assert [word for word in words if word not in told] == []
+    assert body["error"] == told
+    assert not [kind for kind in home.kinds() if kind.startswith(("call.", "sandbox."))]
+
+
+def test_an_unknown_tool_is_told_with_those_there_are(home: Home) -> None:
+    """Exit 2, and nothing starts."""
+    code, body, _ = home.call("run_pyton", {"code": "1"})
+    assert code == USAGE
+    assert "run_pyton" in body["error"]
+    assert "run_python" in body["error"]
+    assert not [kind for kind in home.kinds() if kind.startswith(("call.", "sandbox."))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({"code": "1", "timeout_seconds": 31}, "limits.wall_seconds"),
+        ({"code": "1", "inputs": ["artifact://" + "0" * 32]}, "artifacts.unknown"),
+        ({"code": "1", "inputs": ["/etc/passwd"]}, "artifacts."),
+    ],
+)
+def test_what_policy_refuses_names_its_rule_and_what_would_be_allowed(
+    arguments: object, rule: str, home: Home
+) -> None:
+    """M4: exit 3, one record, no sandbox."""
+    code, body, _ = home.call("run_python", arguments)
+    assert code == REFUSED
+    assert body["refused"]["rule"].startswith(rule)
+    assert body["refused"]["hint"]
+    assert home.kinds()[-2:] == ["call.decided", "server.stopped"]
+
+
+@needs_bubblewrap
+def test_the_control_a_right_call_runs(home: Home) -> None:
+    """Exit 0: what all the others here are held against."""
+    code, body, _ = home.call("run_python", {"code": "print(1)", "timeout_seconds": 30})
+    assert (code, body["stdout"]["text"]) == (OK, "1\n")
+    assert home.kinds()[-4:] == ["call.decided", "sandbox.started", "call.finished", "server.stopped"]
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("../secret.txt", "path.outside"),
+        ("/etc/passwd", "path."),
+        ("missing.txt", "path.missing"),
+        ("folder", "path."),
+        ("binary", ""),
+        ("closed", "path."),
+        ("outside", "path."),
+    ],
+)
+def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(
+    path: str, rule: str, home: Home
+) -> None:
+    """F1, F2: exit 1; whatever the path, nothing of the host's own names is told."""
+    (home.base / "secret.txt").write_text("secret of the host")
+    (home.workspace / "folder").mkdir()
+    (home.workspace / "binary").write_bytes(bytes(range(256)) * 10)
+    (home.workspace / "closed").write_text("secret of the host")
+    (home.workspace / "closed").chmod(stat.S_IWUSR if os.geteuid() else stat.S_IRUSR)
+    (home.workspace / "outside").symlink_to(home.base / "secret.txt")
+    code, body, _ = home.call("read_workspace_file", {"path": path})
+    assert code == FAILED
+    assert body["error"]["rule"].startswith(rule)
+    assert body["error"]["reason"].rstrip(".").count(". ") == 0
+    assert body["error"]["hint"]
+    whole = json.dumps(body)
+    assert str(home.base) not in whole
+    assert "secret of the host" not in whole
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("program", "kind", "line"),
+    [
+        ("x = (", "SyntaxError", 1),
+        ("a = 1\n\n1 / 0", "ZeroDivisionError", 3),
+        ("import nothing_here", "ModuleNotFoundError", 1),
+    ],
+)
+def test_an_error_in_the_program_is_an_ordinary_result(
+    program: str, kind: str, line: int, home: Home
+) -> None:
+    """Exit 1; the traceback is cut to the program's own lines."""
+    code, body, _ = home.call("run_python", {"code": program})
+    assert (code, body["ended"], body["exit_code"]) == (FAILED, "exited", 1)
+    assert (body["error"]["type"], body["error"]["line"]) == (kind, line)
+    assert "/guest" not in body["stderr"]["text"]
+    assert home.kinds()[-2:] == ["call.finished", "server.stopped"]
+
+
+@needs_bubblewrap
+def test_a_program_that_takes_too_long_is_an_ordinary_result(home: Home) -> None:
+    """Exit 1, with what it had printed."""
+    program = {"code": "print('begun')\nwhile True: pass", "timeout_seconds": 1}
+    code, body, _ = home.call("run_python", program)
+    assert (code, body["ended"], body["exit_code"]) == (FAILED, "timed_out", None)
+    assert body["stdout"]["text"] == "begun\n"
+
+
+@pytest.mark.parametrize("command", [["serve"], ["call", "run_python", "--args", '{"code": "1"}']])
+def test_a_profile_with_a_typo_starts_nothing(command: list[str], home: Home) -> None:
+    """M18: exit 2; file, line, key and the nearest key are named, and not even a log is begun."""
+    text = profile("run_python", "bubblewrap").replace("wall_seconds", "wall_secnds")
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if "wall_secnds" in each)
+    (home.base / "profiles" / "run_python.toml").write_text(text)
+    done = CliRunner().invoke(main, [*command, *home.options])
+    told = " ".join(done.stderr.split())
+    assert done.exit_code == USAGE
+    assert f"run_python.toml:{line}: limits.wall_secnds: unknown key" in told
+    assert '"limits.wall_seconds"' in told
+    assert not (home.base / "state").exists()
+
+
+def _only(home: Home, driver: str) -> None:
+    (home.base / "profiles" / "run_python.toml").write_text(profile("run_python", driver))
+
+
+def _unavailable(home: Home, found: tuple[int, dict[str, Any], str], *words: str) -> None:
+    code, body, told = found
+    assert code == UNAVAILABLE
+    assert [word for word in words if word not in told] == []
+    assert set(body) == {"error"}
+    assert home.kinds()[-3:] == ["call.decided", "call.failed", "server.stopped"]
+
+
+def test_a_docker_engine_that_is_gone_is_told_with_its_fix(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 4: the call was decided, nothing was started, and the record says why."""
+    _only(home, "docker")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{home.base}/nobody.sock")
+    _unavailable(home, home.call("run_python", {"code": "1"}), "Docker Engine", "docker.io")
+
+
+def test_a_runtime_that_is_not_built_is_told_with_the_command_that_builds_it(home: Home) -> None:
+    """Exit 4."""
+    _only(home, "bubblewrap")
+    empty = str(home.base / "data")
+    _unavailable(
+        home, home.call("run_python", {"code": "1"}, data=empty), "runtime is not built", "glovebox setup"
+    )
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 1", "version"),
+        ('test "$1" = --version && echo "bubblewrap 0.4.1"', "0.8"),
+        (
+            'test "$1" = --version && exec echo "bubblewrap 0.8.0"; echo "No permissions" >&2; exit 1',
+            "namespaces",
+        ),
+        (DEAD_AFTER_THE_PROBE, "it broke"),
+    ],
+)
+def test_a_bwrap_that_is_dead_is_told(
+    script: str, words: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5: exit 4, whichever way it is dead; never a result."""
+    fake = home.base / "bwrap"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    home.base.chmod(0o755)
+    for parent in home.base.parents:
+        if parent.owner() == home.base.owner() and parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    monkeypatch.setattr(bubblewrap, "_which", lambda _: str(fake))
+    _only(home, "bubblewrap")
+    _unavailable(home, home.call("run_python", {"code": "1"}), words)
+
+
+def test_a_state_directory_that_cannot_be_made_is_told_with_its_fix(home: Home) -> None:
+    """Exit 4: nothing is decided where nothing can be recorded."""
+    done = CliRunner().invoke(
+        main, ["call", "run_python", "--args", '{"code": "1"}', *home.options, "--state-dir", "/proc/none"]
+    )
+    told = " ".join(done.stderr.split())
+    assert done.exit_code == UNAVAILABLE
+    assert "/proc/none" in told
+    assert "--state-dir" in told
+    assert not done.stdout
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("free", [0, 2000])
+def test_a_full_disk_refuses_calls_before_anything_runs(free: int, home: Home) -> None:
+    """M13: exit 4 and the reason, on a disk that is full at once, or at the call's first record."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    state = home.base / "state"
+    state.mkdir()
+    fill = f"head -c {64 * 1024} /dev/zero > {state}/filler 2>/dev/null; truncate -s -{free} {state}/filler"
+    call = [sys.executable, "-m", "server.cli", "call", "run_python", "--args", '{"code": "print(6 * 7)"}']
+    script = f'mount -t tmpfs -o size=48k none {state} && {fill}; exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *call, *home.options],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == UNAVAILABLE, done
+    assert "42" not in done.stdout
+    assert "No space left" in " ".join(done.stderr.split())
