@@ -238,6 +238,7 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
         data: the directory that holds the runtime.
         server_id: names the control groups of this server.
     """
+    data = data.resolve()  # noqa: ASYNC240 - once; what is mounted is named by a path without links
     program = _which("bwrap")
     missing: list[Missing] = []
     version = ""

@@ -6,6 +6,7 @@ place everybody may enter. Nothing of it is visible outside that thread and its 
 """
 
 import ctypes
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -33,18 +34,22 @@ class Stage:
         """A descriptor that names a directory without any right to read it.
 
         Raises:
-            OSError: there is none of that name.
+            OSError: there is none of that name, or the name leads elsewhere by a link.
         """
+        descriptor = _exactly(source)
         if not self.active:
-            return os.open(source, _PLACE)
-        found = source.stat()
-        device, inode, place = self._staged.get(source, (0, 0, STAGE))
-        if (device, inode) != (found.st_dev, found.st_ino):
-            place = self._bind(source, place if inode else None)
-            self._staged[source] = (found.st_dev, found.st_ino, place)
+            return descriptor
+        try:
+            found = os.fstat(descriptor)
+            device, inode, place = self._staged.get(source, (0, 0, STAGE))
+            if (device, inode) != (found.st_dev, found.st_ino):
+                place = self._bind(descriptor, place if inode else None)
+                self._staged[source] = (found.st_dev, found.st_ino, place)
+        finally:
+            os.close(descriptor)
         return os.open(place, _PLACE)
 
-    def _bind(self, source: Path, stale: Path | None) -> Path:
+    def _bind(self, descriptor: int, stale: Path | None) -> Path:
         """Bind a directory under a new name; ``stale`` is where one stood that has since been replaced."""
         if stale is not None:
             _unbind(stale)
@@ -53,8 +58,22 @@ class Stage:
         self._count += 1
         place = STAGE / str(self._count)
         place.mkdir()
-        _mount(str(source), place, "", _MS_BIND | _MS_REC)
+        # By the descriptor that was looked at: the name may mean another directory by now.
+        _mount(f"/proc/self/fd/{descriptor}", place, "", _MS_BIND | _MS_REC)
         return place
+
+
+def _exactly(source: Path) -> int:
+    """A descriptor of the directory that has this path without following a link, as when the path was resolved.
+
+    Whoever may rename a workspace, or a folder above it, could otherwise have any directory mounted in its place, those
+    that only root may enter among them.
+    """
+    descriptor = os.open(source, _PLACE)
+    if str(Path(f"/proc/self/fd/{descriptor}").readlink()) != str(source):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, "its path leads elsewhere by a link", str(source))
+    return descriptor
 
 
 def _prepared() -> bool:
