@@ -14,7 +14,7 @@ from sandboxes import guest_tree, run
 from sandboxes.base import Plan
 from sandboxes.docker import plan as plans
 from sandboxes.docker.driver import DockerDriver
-from sandboxes.errors import UnsupportedSpec
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.measure import compare
 from sandboxes.spec import Mount
 from tests.docker_sandboxes import MIB, instead_of_guest, program, python, read_all, spec
@@ -53,7 +53,7 @@ async def test_what_is_measured_inside_is_what_was_planned(tmp_path: Path) -> No
         ("SecurityOpt", ["seccomp=unconfined"], "no_new_privs"),
         ("CapDrop", [], "capabilities"),
         ("NetworkMode", "host", "interfaces"),
-        ("PidMode", "host", "namespaces shared with the host"),
+        ("IpcMode", "host", "namespaces shared with the host"),
         ("ReadonlyRootfs", False, "writable mounts beyond the plan"),
         ("Binds", ["/usr/share:/mnt:ro"], "mounts of host files"),
         ("Binds", ["/var/run:/var/run:ro"], "paths that must not exist"),
@@ -71,6 +71,16 @@ async def test_a_weaker_container_is_noticed(
             _, measured, _ = await run.prove(sandbox, weaker)
     found = compare(plan.expected, measured, run.host_namespaces())
     assert difference in {each.field for each in found}
+
+
+async def test_a_container_among_the_hosts_processes_does_not_even_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E15: the guest, which is to be process 1 of its own, finds that it is not, and ends before it measures."""
+    monkeypatch.setattr(plans, "check_closed", lambda _: None)
+    async with planned() as (driver, plan):
+        weaker = replace(plan, action={**plan.action, "HostConfig": {**plan.action["HostConfig"], "PidMode": "host"}})
+        async with driver.open(weaker) as sandbox:
+            with pytest.raises(SandboxUnavailable, match="process 1"):
+                await run.prove(sandbox, weaker)
 
 
 async def test_there_is_no_way_to_the_engine_or_the_network() -> None:

@@ -139,7 +139,7 @@ async def test_foreign_hosts_and_origins_are_refused(tmp_path: Path) -> None:
 async def test_an_open_address_needs_names(host: str, tmp_path: Path) -> None:
     """M1: an address that others can reach is not listened on until somebody says under which names."""
     async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="allowed_hosts"):
+        with pytest.raises(CannotListen, match="--allowed-host"):
             await serve_http(app, host=host)
 
 
