@@ -46,6 +46,8 @@ _MASKED_FILES = (
     "/proc/timer_stats",
 )  # fmt: skip
 _MASKED_DIRECTORIES = (
+    # The message queues: a file system in which anybody may make files, and whose system calls are refused anyway.
+    "/dev/mqueue",
     "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/devices/virtual/powercap", "/sys/firmware",
 )  # fmt: skip
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
