@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.process import HOST_UID, Process, Spawner
+from sandboxes.process import HOST_UIDS, SETPRIV, Process, Spawner, _covers, _mapped, unprivileged
 
 CAT = shutil.which("cat") or "/bin/cat"
 SECONDS = 20
@@ -103,7 +103,10 @@ async def test_a_process_has_nothing_of_ours(spawner: Spawner, null: int, monkey
     assert "/" in lines
     assert "0077" in lines
     if os.geteuid() == 0:
-        assert lines.count(str(HOST_UID)) == 2
+        ids = [int(line) for line in lines if line.isdigit() and int(line) >= 65532]
+        assert len(ids) == 2  # the user, and no group but the same number
+        assert ids[0] == ids[1]
+        assert ids[0] in HOST_UIDS or not _mapped()
         assert "NoNewPrivs:\t1" in lines
 
 
@@ -145,3 +148,28 @@ async def test_starting_is_not_cut_in_two_by_cancellation(spawner: Spawner, null
             process = await spawner.start([CAT], stderr=null, descriptors=())
         assert process is not None
         await over(process)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a server run as root becomes another user")
+def test_each_sandbox_is_a_user_of_its_own() -> None:
+    """So that nothing the kernel counts per user is shared by two of them."""
+    users = {unprivileged(["true"])[1] for _ in range(20)}
+    assert len(users) > 15 or not _mapped()
+    assert unprivileged(["true", "x"])[0] == SETPRIV
+    assert unprivileged(["true", "x"])[-3:] == ["--", "true", "x"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "wanted"),
+    [
+        ("         0          0 4294967295\n", True),
+        ("0 100000 65536\n", False),
+        ("0 1000 1\n1 100000 65535\n", False),
+        ("0 0 2000065536\n", True),
+        ("0 0 2000065535\n", False),
+        ("", False),
+    ],
+)
+def test_users_that_do_not_exist_here_are_not_used(mapping: str, *, wanted: bool) -> None:
+    """In a container with its own users there may be only 65,536 of them."""
+    assert _covers(mapping) is wanted
