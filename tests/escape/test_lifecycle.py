@@ -61,7 +61,11 @@ def _command(settings: Settings, *words: str) -> list[str]:
     return [sys.executable, "-m", "server.cli", *words, *places, "--state-dir", str(settings.state_dir)]
 
 
-async def _kill_in_mid_call(settings: Settings, moment: str, temporary: Path) -> None:
+@asynccontextmanager
+async def _call_under_way(
+    settings: Settings, moment: str, temporary: Path
+) -> AsyncIterator[tuple[anyio.abc.Process, list[Record]]]:
+    """A server process in the middle of a call, with the record of its sandbox if there is one already."""
     code = json.dumps({"code": PROGRAM})
     process = await anyio.open_process(
         _command(settings, "call", "run_python", "--args", code),
@@ -82,12 +86,19 @@ async def _kill_in_mid_call(settings: Settings, moment: str, temporary: Path) ->
             return bool(started) and len(leftovers.of_sandbox(started[0])) >= 3
         return moment in leftovers.kinds(found)
 
-    await until(reached)
-    family = leftovers.family(process.pid)
-    if moment != "call.decided":
-        assert family or leftovers.containers(process.pid), "control: there is something to be left behind"
-    process.kill()
-    await process.aclose()
+    async with process:
+        await until(reached)
+        yield process, started
+        process.kill()
+
+
+async def _kill_in_mid_call(settings: Settings, moment: str, temporary: Path) -> None:
+    async with _call_under_way(settings, moment, temporary) as (process, started):
+        family = leftovers.family(process.pid)
+        if moment != "call.decided":
+            assert family or leftovers.containers(process.pid), (
+                "control: there is something to be left behind"
+            )
     await until(lambda: not leftovers.alive(family))
     await until(lambda: not any(leftovers.of_sandbox(record) for record in started))
     await until(lambda: not leftovers.groups(process.pid))
@@ -126,6 +137,24 @@ async def test_sigkill_of_the_server_in_mid_call(driver: str, times: int, tmp_pa
     async with _server(settings) as app:
         await app.broker.call(_call(app, "print(1)"), Heard())
     assert verify(settings.state_dir / "audit").ok
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_without_the_janitor_control_groups_stay_until_the_next_server(tmp_path: Path) -> None:
+    """I11, the control: what removes a killed server's groups is the janitor; the next server does where it is dead."""
+    settings = _directories(tmp_path, "bubblewrap")
+    async with _call_under_way(settings, "running", tmp_path) as (process, started):
+        if not leftovers.groups(process.pid):
+            pytest.skip("limits hold per process here, and there are no groups")
+        # Everything but bwrap and what it holds: the janitor is the server's only other child.
+        for each in leftovers.family(process.pid):
+            if each.parent == process.pid and each.name != "bwrap":
+                os.kill(each.pid, signal.SIGKILL)
+    await until(lambda: not leftovers.of_sandbox(started[0]))
+    assert leftovers.groups(process.pid)
+    async with _server(settings) as app:
+        await app.broker.call(_call(app, "print(1)"), Heard())
+        assert not leftovers.groups(process.pid)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
