@@ -57,9 +57,7 @@ def _look(pid: int) -> Process | None:
 
 def family(pid: int) -> tuple[Process, ...]:
     """A process's descendants, now."""
-    every = [
-        found for each in Path("/proc").iterdir() if each.name.isdigit() and (found := _look(int(each.name)))
-    ]
+    every = [found for each in Path("/proc").iterdir() if each.name.isdigit() and (found := _look(int(each.name)))]
     members: list[Process] = []
     parents = {pid}
     while parents:
@@ -115,9 +113,7 @@ def records(state: Path, server: int) -> list[Record]:
         return []
     whole = log.read_bytes().splitlines(keepends=True)
     return [
-        record
-        for line in whole
-        if line.endswith(b"\n") and (record := parse(line)).server.startswith(f"g{server}-")
+        record for line in whole if line.endswith(b"\n") and (record := parse(line)).server.startswith(f"g{server}-")
     ]
 
 

@@ -91,9 +91,7 @@ async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted, 
         cwd=places["WORKSPACE"],
         start_new_session=True,
     )
-    return await _watch(
-        process, ran, limits.wall_seconds + _MARGIN_SECONDS, limits.stream_bytes * PRINTED_FACTOR
-    )
+    return await _watch(process, ran, limits.wall_seconds + _MARGIN_SECONDS, limits.stream_bytes * PRINTED_FACTOR)
 
 
 async def _watch(process: anyio.abc.Process, ran: _Ran, seconds: float, most: int) -> _Ran:

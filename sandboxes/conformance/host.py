@@ -46,9 +46,7 @@ class Planted:
         found = hashlib.sha256()
         for path in sorted(self.root.rglob("*")):
             status = path.lstat()
-            found.update(
-                f"{path} {status.st_mode} {status.st_uid} {status.st_nlink} {status.st_mtime_ns}\n".encode()
-            )
+            found.update(f"{path} {status.st_mode} {status.st_uid} {status.st_nlink} {status.st_mtime_ns}\n".encode())
             if stat.S_ISREG(status.st_mode):
                 found.update(path.read_bytes())
         return found.hexdigest()

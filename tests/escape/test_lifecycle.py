@@ -96,9 +96,7 @@ async def _kill_in_mid_call(settings: Settings, moment: str, temporary: Path) ->
     async with _call_under_way(settings, moment, temporary) as (process, started):
         family = leftovers.family(process.pid)
         if moment != "call.decided":
-            assert family or leftovers.containers(process.pid), (
-                "control: there is something to be left behind"
-            )
+            assert family or leftovers.containers(process.pid), "control: there is something to be left behind"
     await until(lambda: not leftovers.alive(family))
     await until(lambda: not any(leftovers.of_sandbox(record) for record in started))
     await until(lambda: not leftovers.groups(process.pid))
@@ -287,9 +285,7 @@ async def _started(settings: Settings, server: int, call_id: str = "") -> Record
 
     def running() -> bool:
         records = leftovers.records(settings.state_dir, server)
-        found[:] = [
-            each for each in records if each.kind == "sandbox.started" and call_id in ("", each.call_id)
-        ]
+        found[:] = [each for each in records if each.kind == "sandbox.started" and call_id in ("", each.call_id)]
         # The guest and at least two of the program's.
         return bool(found) and len(leftovers.of_sandbox(found[0])) >= 3
 

@@ -50,17 +50,11 @@ class Home:
         """The command line's way to name them."""
         found = []
         for option in ("workspace", "profiles", "state"):
-            name = (
-                "--profiles-dir"
-                if option == "profiles"
-                else f"--{option}{'' if option == 'workspace' else '-dir'}"
-            )
+            name = "--profiles-dir" if option == "profiles" else f"--{option}{'' if option == 'workspace' else '-dir'}"
             found += [name, str(self.base / option)]
         return found
 
-    def call(
-        self, tool: str, arguments: object, *, data: str | None = None
-    ) -> tuple[int, dict[str, Any], str]:
+    def call(self, tool: str, arguments: object, *, data: str | None = None) -> tuple[int, dict[str, Any], str]:
         """``glovebox call --json``: exit code, the object, and the words for the person."""
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         more = [] if data is None else ["--data-dir", data]
@@ -139,9 +133,7 @@ def test_an_unknown_tool_is_told_with_those_there_are(home: Home) -> None:
         ({"code": "1", "inputs": ["/etc/passwd"]}, "artifacts."),
     ],
 )
-def test_what_policy_refuses_names_its_rule_and_what_would_be_allowed(
-    arguments: object, rule: str, home: Home
-) -> None:
+def test_what_policy_refuses_names_its_rule_and_what_would_be_allowed(arguments: object, rule: str, home: Home) -> None:
     """M4: exit 3, one record, no sandbox."""
     code, body, _ = home.call("run_python", arguments)
     assert code == REFUSED
@@ -171,9 +163,7 @@ def test_the_control_a_right_call_runs(home: Home) -> None:
         ("outside", "path."),
     ],
 )
-def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(
-    path: str, rule: str, home: Home
-) -> None:
+def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(path: str, rule: str, home: Home) -> None:
     """F1, F2: exit 1; whatever the path, nothing of the host's own names is told."""
     (home.base / "secret.txt").write_text("secret of the host")
     (home.workspace / "folder").mkdir()
@@ -200,9 +190,7 @@ def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(
         ("import nothing_here", "ModuleNotFoundError", 1),
     ],
 )
-def test_an_error_in_the_program_is_an_ordinary_result(
-    program: str, kind: str, line: int, home: Home
-) -> None:
+def test_an_error_in_the_program_is_an_ordinary_result(program: str, kind: str, line: int, home: Home) -> None:
     """Exit 1; the traceback is cut to the program's own lines."""
     code, body, _ = home.call("run_python", {"code": program})
     assert (code, body["ended"], body["exit_code"]) == (FAILED, "exited", 1)
@@ -246,9 +234,7 @@ def _unavailable(home: Home, found: tuple[int, dict[str, Any], str], *words: str
     assert home.kinds()[-3:] == ["call.decided", "call.failed", "server.stopped"]
 
 
-def test_a_docker_engine_that_is_gone_is_told_with_its_fix(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_docker_engine_that_is_gone_is_told_with_its_fix(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 4: the call was decided, nothing was started, and the record says why."""
     _only(home, "docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{home.base}/nobody.sock")
@@ -259,9 +245,7 @@ def test_a_runtime_that_is_not_built_is_told_with_the_command_that_builds_it(hom
     """Exit 4."""
     _only(home, "bubblewrap")
     empty = str(home.base / "data")
-    _unavailable(
-        home, home.call("run_python", {"code": "1"}, data=empty), "runtime is not built", "glovebox setup"
-    )
+    _unavailable(home, home.call("run_python", {"code": "1"}, data=empty), "runtime is not built", "glovebox setup")
 
 
 @needs_bubblewrap
@@ -277,9 +261,7 @@ def test_a_runtime_that_is_not_built_is_told_with_the_command_that_builds_it(hom
         (DEAD_AFTER_THE_PROBE, "it broke"),
     ],
 )
-def test_a_bwrap_that_is_dead_is_told(
-    script: str, words: str, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bwrap_that_is_dead_is_told(script: str, words: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """I5: exit 4, whichever way it is dead; never a result."""
     fake = home.base / "bwrap"
     fake.write_text(f"#!/bin/sh\n{script}\n")
