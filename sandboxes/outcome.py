@@ -76,3 +76,5 @@ class Outcome:
     blobs: tuple[Blob, ...]
     skipped: tuple[SkippedFile, ...]
     usage: Usage
+    problems: tuple[str, ...] = ()
+    """What of the value and the pictures could not be taken, one sentence each."""

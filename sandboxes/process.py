@@ -7,6 +7,7 @@ born in it: moving it later makes the kernel wait for a grace period, ten millis
 (https://docs.kernel.org/admin-guide/cgroup-v1/cgroups.html, "tasks").
 """
 
+import errno
 import functools
 import os
 import queue
@@ -38,6 +39,8 @@ FALLBACK_UID = 65532
 """In a container that has no such users."""
 
 
+START_SECONDS = 10.0
+"""For the thread to open directories or start a process: milliseconds, on a host that works."""
 SETPRIV = "/usr/bin/setpriv"
 """Of util-linux, which every Debian has."""
 
@@ -177,7 +180,8 @@ class Spawner:
         Raises:
             OSError: it could not be started.
         """
-        return Process(await self._run(lambda: self._start(argv, stderr, descriptors, tasks)))
+        started = await self._run(lambda: self._start(argv, stderr, descriptors, tasks), discard=_end)
+        return Process(started)
 
     async def places(self, directories: Iterable[Path]) -> list[int]:
         """Descriptors of directories for a process to mount; it inherits them, and the caller closes them.
@@ -185,7 +189,7 @@ class Spawner:
         Raises:
             OSError: one cannot be opened; none stays open.
         """
-        return await self._run(lambda: self._open(directories))
+        return await self._run(lambda: self._open(directories), discard=_close)
 
     def _open(self, directories: Iterable[Path]) -> list[int]:
         opened: list[int] = []
@@ -198,8 +202,12 @@ class Spawner:
             raise
         return opened
 
-    async def _run(self, action: Callable[[], _T]) -> _T:
-        """Let the thread do something, and wait for it."""
+    async def _run(self, action: Callable[[], _T], *, discard: Callable[[_T], None]) -> _T:
+        """Let the thread do something, and wait for it; what comes after START_SECONDS is discarded.
+
+        Raises:
+            OSError: what the action raised, or ETIMEDOUT.
+        """
         future: Future[_T] = Future()
         token = anyio.lowlevel.current_token()
         done = anyio.Event()
@@ -213,9 +221,13 @@ class Spawner:
                 anyio.from_thread.run_sync(done.set, token=token)
 
         self._work.put(work)
-        with anyio.CancelScope(shield=True):  # else nobody would know the child; a start takes milliseconds
+        # Shielded, else nobody would know the child. It takes milliseconds, but a directory of a file server that does
+        # not answer holds the thread up for good.
+        with anyio.move_on_after(START_SECONDS, shield=True):
             await done.wait()
-        return future.result()
+            return future.result()
+        future.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
+        raise OSError(errno.ETIMEDOUT, "the system did not answer")
 
     def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[Path]) -> Started:
         try:
@@ -287,6 +299,18 @@ def helper(argv: Sequence[str]) -> tuple[int, int]:
     child.stdin.close()
     child.returncode = 0  # waited for by number
     return child.pid, standard_input
+
+
+def _end(started: Started) -> None:
+    """Nobody waits for it any more."""
+    signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
+    _close((started.write, started.read, started.pidfd))
+    os.waitpid(started.pid, 0)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _enter(tasks: Sequence[Path]) -> None:

@@ -104,6 +104,7 @@ async def run(
         stderr=streams.stderr.captured(),
         value=streams.result.value,
         blobs=tuple(streams.result.blobs),
+        problems=tuple(streams.result.problems),
         skipped=tuple(SkippedFile(name=each.name, reason=each.reason) for each in (told.skipped if told else ())),
         usage=Usage(
             wall_ms=told.wall_ms if told else elapsed,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from sandboxes.outcome import Captured, Job, Outcome
+from server.artifacts.names import quoted
 from server.calls import Content, Text
 from server.tools.base import Answer, Arguments, Result, Tool
 
@@ -93,7 +94,8 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
     shown = shown if isinstance(shown, str) else None
     error = _error(value.get("error"))
     notes = [outcome.reason] if outcome.reason else []
-    notes += [f"{each.name}: not collected, {each.reason}" for each in outcome.skipped]
+    notes += [f"{quoted(each.name)}: not collected, {each.reason}" for each in outcome.skipped]
+    notes += [f"{problem[:1].upper()}{problem[1:]}." for problem in dict.fromkeys(outcome.problems)]
     if value.get("truncated") is True:
         notes.append("The last expression's value was cut.")
     omitted = value.get("figures_omitted")

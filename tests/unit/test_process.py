@@ -3,13 +3,15 @@
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from sandboxes.process import HOST_UIDS, SETPRIV, Process, Spawner, _covers, _mapped, unprivileged
+from sandboxes.process import HOST_UIDS, SETPRIV, Process, Spawner, Started, _covers, _mapped, unprivileged
 
 CAT = shutil.which("cat") or "/bin/cat"
 SECONDS = 20
@@ -173,3 +175,27 @@ def test_each_sandbox_is_a_user_of_its_own() -> None:
 def test_users_that_do_not_exist_here_are_not_used(mapping: str, *, wanted: bool) -> None:
     """In a container with its own users there may be only 65,536 of them."""
     assert _covers(mapping) is wanted
+
+
+async def test_a_system_that_does_not_answer_is_told(
+    spawner: Spawner, null: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that hangs fails after START_SECONDS, and what it starts later is ended. Control: it runs."""
+    await over(await spawner.start([CAT], stderr=null, descriptors=()))
+    before = len(children())
+    release = threading.Event()
+    original = spawner._start
+
+    def hanging(*arguments: Any) -> Started:
+        release.wait(SECONDS)
+        return original(*arguments)
+
+    monkeypatch.setattr(spawner, "_start", hanging)
+    monkeypatch.setattr("sandboxes.process.START_SECONDS", 0.05)
+    with anyio.fail_after(SECONDS):
+        with pytest.raises(OSError, match="did not answer") as told:
+            await spawner.start([CAT], stderr=null, descriptors=())
+        release.set()
+        await anyio.to_thread.run_sync(spawner.close)
+    assert told.value.errno == errno.ETIMEDOUT
+    assert len(children()) == before
