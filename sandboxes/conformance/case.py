@@ -77,8 +77,8 @@ class Case(_Strict):
     stderr: _Pattern = ""
     value: _Pattern = ""
     """The last expression's value, as shown."""
-    error: str | None = None
-    """Type of the exception that ended the program."""
+    error: str | tuple[str, ...] = ""
+    """Type of the exception that ended the program, empty for none; or those of which each is right."""
     dropped: bool = False
     """Whether something was left out in the middle of a stream."""
     files: dict[str, int] | None = None
@@ -89,7 +89,8 @@ class Case(_Strict):
     """Standard output of two runs, compared."""
     control: Control
     gaps: dict[str, str] = {}
-    """Driver → why it is known not to hold there. A gap that has closed must be deleted."""
+    """Driver → why it is known not to hold there; ``rlimits`` for bubblewrap where there are no control groups. A gap
+    that has closed must be deleted."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Case":
