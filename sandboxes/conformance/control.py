@@ -24,6 +24,8 @@ from sandboxes.run import PRINTED_FACTOR
 
 _PYTHON = "/usr/bin/python3"
 _MARK = "GLOVEBOX_CONTROL"
+_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+"""An attack that has nothing in its way must not outlive a test run that was killed. See setpriv(1)."""
 _NAMESPACES = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--net", "--ipc", "--uts",
                "--mount-proc", "--")  # fmt: skip
 """As root: new namespaces, every capability, no filter, no other user. See unshare(1)."""
@@ -85,7 +87,17 @@ async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted, 
     prefix = _NAMESPACES if case.control.where == "namespaces" else ()
     ran = _Ran(ended="running")
     process = await anyio.open_process(
-        [*prefix, _PYTHON, "-I", "-B", "-X", "utf8", "-c", layout.program(text, places, host.names)],
+        [
+            *_WITH_US,
+            *prefix,
+            _PYTHON,
+            "-I",
+            "-B",
+            "-X",
+            "utf8",
+            "-c",
+            layout.program(text, places, host.names),
+        ],
         stderr=None,
         env={**os.environ, _MARK: mark},
         cwd=places["WORKSPACE"],

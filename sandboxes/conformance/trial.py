@@ -66,9 +66,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
         problems += _aftermath(again)
         equal = _stdout(seen) == _stdout(again)
         if equal != (case.repeated == "same"):
-            problems.append(
-                f"two runs printed {'the same' if equal else 'different things'}: {_stdout(seen)!r}"
-            )
+            problems.append(f"two runs printed {'the same' if equal else 'different things'}: {_stdout(seen)!r}")
     if host.fingerprint() != fingerprint:
         problems.append("files of the host were changed")
     return Verdict(case=case, problems=tuple(problems))
@@ -121,9 +119,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted) -> Se
                 seen.unavailable = f"the isolation is not what was planned: {differences}"
             else:
                 job = Job(kind="python", payload={"code": text})
-                seen.outcome = await run.run(
-                    sandbox, link, plan, job, inputs=[EARLIER], hooks=run.Hooks(file=file)
-                )
+                seen.outcome = await run.run(sandbox, link, plan, job, inputs=[EARLIER], hooks=run.Hooks(file=file))
     except SandboxUnavailable as problem:
         seen.unavailable = str(problem)
     seen.left = await _left(namespaces, identity)

@@ -66,13 +66,9 @@ def subject(request: pytest.FixtureRequest, portal: anyio.from_thread.BlockingPo
 
 
 @pytest.fixture(scope="module")
-def answers(
-    portal: anyio.from_thread.BlockingPortal, subject: Subject, planted: Planted
-) -> dict[str, trial.Verdict]:
+def answers(portal: anyio.from_thread.BlockingPortal, subject: Subject, planted: Planted) -> dict[str, trial.Verdict]:
     """The verdicts on all attempts: they share one sandbox."""
-    return {
-        found.case.id: found for found in portal.call(trial.judge_attempts, subject.driver, ATTEMPTS, planted)
-    }
+    return {found.case.id: found for found in portal.call(trial.judge_attempts, subject.driver, ATTEMPTS, planted)}
 
 
 def _hold(verdict: trial.Verdict, subject: Subject) -> None:
@@ -99,9 +95,7 @@ def test_programs_end_as_they_must(
     _hold(portal.call(trial.judge, subject.driver, case, planted), subject)
 
 
-def test_system_calls_are_refused(
-    subject: Subject, portal: anyio.from_thread.BlockingPortal, planted: Planted
-) -> None:
+def test_system_calls_are_refused(subject: Subject, portal: anyio.from_thread.BlockingPortal, planted: Planted) -> None:
     """I4: every call of the seccomp cases gets the policy's answer, and its neighbour works; controls are there."""
     cases = load_cases(platform.machine())
     text = f"import io\nsys.stdin = io.StringIO({payload(cases)!r})\nexec({program()!r}, {{'__name__': '__main__'}})"

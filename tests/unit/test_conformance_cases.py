@@ -78,9 +78,7 @@ async def test_every_expectation_is_noticed_when_it_is_not_met() -> None:
         "error": "OSError", "dropped": True, "files": {}, "skipped": {"f": "x"}, "repeated": "different",
     }  # fmt: skip
     async with _bubblewrap() as driver, host.planted() as planted:
-        right = await trial.judge(
-            driver, _wrong(files={"f": 0}, repeated="same", code=0, stdout="printed"), planted
-        )
+        right = await trial.judge(driver, _wrong(files={"f": 0}, repeated="same", code=0, stdout="printed"), planted)
         assert not right.problems
         for field, value in wrong.items():
             found = await trial.judge(driver, _wrong(**{field: value}), planted)
