@@ -202,8 +202,9 @@ async def _build_guest(data: Path, manifest: dict[str, Any], tell: Callable[[str
 
 
 async def _install(target: Path, series: str) -> None:
+    # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be the pip we run.
     command = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
+        sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
         "--target", str(target), "--python-version", series, "--only-binary=:all:", "--require-hashes",
         "-r", str(LOCK),
     ]  # fmt: skip

@@ -141,9 +141,11 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
 
 async def _install(target: Path, series: str, machine: str) -> None:
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS] + [f"manylinux2014_{machine}"]
+    # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be the pip we run.
     command = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps",
-        "--target", str(target), "--only-binary=:all:", "--require-hashes", "--requirement", str(content.LOCK),
+        sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
+        "--no-deps", "--target", str(target), "--only-binary=:all:", "--require-hashes",
+        "--requirement", str(content.LOCK),
         "--implementation", "cp", "--python-version", series, *(f"--platform={name}" for name in platforms),
     ]  # fmt: skip
     done = await anyio.run_process(command, check=False)

@@ -1,0 +1,47 @@
+"""`glovebox setup`, run in a directory that strangers filled: nothing that lies there is run."""
+
+import subprocess  # noqa: TID251 - the control runs pip as a careless set-up would
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from sandboxes import runtime
+from sandboxes.images import build, content
+
+SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
+INSTALLERS: tuple[Callable[[Path], Awaitable[None]], ...] = (
+    lambda target: runtime._install(target, SERIES),
+    lambda target: build._install(target, SERIES, "x86_64"),
+)
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a directory with a pip of its own, and with nothing to install; the file that pip would leave."""
+    left = tmp_path / "was here"
+    hostile = tmp_path / "project"
+    hostile.mkdir()
+    (hostile / "pip.py").write_text(f"open({str(left)!r}, 'w').close()\n")
+    nothing = tmp_path / "empty.lock"
+    nothing.write_text("")
+    monkeypatch.setattr(runtime, "LOCK", nothing)
+    monkeypatch.setattr(content, "LOCK", nothing)
+    monkeypatch.chdir(hostile)
+    return left
+
+
+@pytest.mark.parametrize("install", INSTALLERS, ids=["runtime", "image"])
+async def test_a_pip_in_the_current_directory_is_not_run(
+    install: Callable[[Path], Awaitable[None]], trace: Path, tmp_path: Path
+) -> None:
+    """Whoever sets up inside a project he has just been given runs the installed pip, not the project's."""
+    await install(tmp_path / "target")
+    assert not trace.exists()
+
+
+def test_control_a_plain_pip_would_have_been_the_hostile_one(trace: Path) -> None:
+    """Control: without -I, Python looks for modules in the current directory first."""
+    subprocess.run([sys.executable, "-m", "pip"], check=True)
+    assert trace.exists()
