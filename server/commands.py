@@ -18,6 +18,7 @@ from profiles.errors import ProfileError
 from sandboxes import runtime
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from server import app as apps
+from server import strict_json
 from server.arguments import validated
 from server.artifacts.record import ArtifactsUnavailable
 from server.calls import CallResult, Image, Link, Principal, Text, ToolCall
@@ -57,9 +58,10 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
                 _fail(err, f"Unknown tool {tool}. There are: {', '.join(sorted(app.tools))}.", as_json=as_json)
                 return USAGE
             try:
-                raw = json.loads(arguments)
-            except (ValueError, RecursionError):
-                raw = None
+                raw = strict_json.check(arguments)
+            except ValueError as problem:
+                _fail(err, f"--args must be one JSON object: {problem}.", as_json=as_json)
+                return USAGE
             if not isinstance(raw, dict):
                 _fail(err, "--args must be one JSON object.", as_json=as_json)
                 return USAGE
