@@ -1,5 +1,6 @@
 """``glovebox serve`` as operators start it, with real sandboxes: our client, the TypeScript SDK, the Inspector."""
 
+import contextlib
 import json
 import re
 import subprocess  # noqa: TID251 - the server is a process of its own, as in real life
@@ -75,7 +76,11 @@ async def _client(transport: Transport, era: Era, options: list[str], directory:
 
 def _sandboxes() -> int:
     """Count the sandboxes below this test."""
-    return sum("bwrap" in child.name() for child in psutil.Process().children(recursive=True))
+    found = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
+            found += "bwrap" in child.name()
+    return found
 
 
 @pytest.mark.parametrize(("transport", "era"), PAIRS)

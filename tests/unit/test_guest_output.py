@@ -54,10 +54,10 @@ class Host:
 
     def close(self) -> None:
         """End it; afterwards everything that was sent has been taken."""
-        for end in self._ends:
-            os.close(end)
-        self._thread.join()
-        for end in (self._out, self._in):
+        to_guest, from_guest = self._ends
+        os.close(from_guest)
+        self._thread.join()  # it may still give credit, so the other direction stays open until it is done
+        for end in (to_guest, self._out, self._in):
             os.close(end)
         for descriptor in self.loop.descriptors - set(self._ends):
             os.close(descriptor)
