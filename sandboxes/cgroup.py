@@ -19,6 +19,10 @@ from sandboxes.spec import Limits
 _CPU_PERIOD_US = 100_000
 CORES = 1.0
 """Processors a sandbox may keep busy at one time: a call is one program, and its neighbours want theirs."""
+SOCKET_BYTES = 32 * 1024 * 1024
+"""On v1, what sockets of a sandbox may hold in flight: v1 counts that apart from memory, and without a limit not at all
+(cgroup-v1/memory.html, 2.7.2). What all sockets of a machine hold together has an end too, so one sandbox could have
+taken it from the host's own. v2 counts it as memory."""
 _REMOVE_TRIES = 100
 """A group can be removed once its last process is reaped: polled every millisecond at first, for a second at most."""
 
@@ -100,6 +104,7 @@ def settings(version: int, limits: Limits) -> Mapping[str, str]:
         return {
             "memory.limit_in_bytes": str(limits.memory_bytes),
             "memory.swappiness": "0",
+            "memory.kmem.tcp.limit_in_bytes": str(SOCKET_BYTES),  # UDP's as well, whatever its name
             "pids.max": str(limits.pids),
             "cpu.cfs_period_us": str(_CPU_PERIOD_US),
             "cpu.cfs_quota_us": str(quota),
