@@ -9,6 +9,7 @@ import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
 import sys
 
+from sandboxes.guest import landlock
 from sandboxes.guest.kernel import get_dumpable, set_dumpable
 from sandboxes.guest.loop import HostGone, Loop
 from sandboxes.guest.measure import measure
@@ -31,12 +32,6 @@ def main() -> None:
     # The kernel keeps from process 1 every signal of its own sandbox that it does not handle; Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop = Loop(wire_in, wire_out)
-    from sandboxes.guest import landlock
-    from sandboxes.guest.work import Inputs, work
-
-    # Before the job can come: the host sends the job and the first inputs in one go.
-    inputs = Inputs(config["input"])
-    loop.on_open = inputs.accept
     ready = measure(
         dumpable=get_dumpable(),
         landlock=landlock.abi_version(),
@@ -47,6 +42,13 @@ def main() -> None:
         __import__(name)
     try:
         loop.send(loop.wire.message("ready", ready))
+        # Imported while the host compares and records what was measured, so that nobody waits for it.
+        from sandboxes.guest.work import Inputs, warm_up, work
+
+        # Before the job is read: the host sends it and the first inputs in one go.
+        inputs = Inputs(config["input"])
+        loop.on_open = inputs.accept
+        warm_up()
         while loop.job is None:
             loop.step(None)
         outcome = work(loop, loop.job, config, inputs)

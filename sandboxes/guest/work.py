@@ -167,6 +167,17 @@ def _end_everything() -> None:
             return
 
 
+def warm_up() -> None:
+    """Import what most children need first, before they are forked."""
+    import _ast
+    import resource
+
+    from sandboxes.guest import emit, landlock, writing
+    from sandboxes.guest.jobs import python
+
+    del _ast, resource, emit, landlock, writing, python
+
+
 def _task(kind: str) -> children.Task:
     # A list, not a pattern: a job is only ever one of these.
     modules = {
