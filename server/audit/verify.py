@@ -138,8 +138,7 @@ class _Verifier:
         if self._unreadable == 0:
             self._unreadable_since = len(self._problems)
             self._unreadable_hash, self._unreadable_bytes = hashlib.sha256(), 0
-        self._unreadable_hash.update(line.raw)
-        self._unreadable_bytes += len(line.raw)
+        self._stands_before_gap(line)
         if not fresh:
             return
         self._unreadable += 1
@@ -151,13 +150,21 @@ class _Verifier:
         else:
             self.note(line.number, None, "foreign", f"no record: {line.error}")
 
+    def _stands_before_gap(self, line: Line) -> None:
+        self._unreadable_hash.update(line.raw)
+        self._unreadable_bytes += len(line.raw)
+
     def _record(self, line: Line, record: Record) -> None:
         seq, expected = record.seq, self._tail.seq + 1
         if self._accounts_for_gap(record):
             del self._problems[self._unreadable_since :]
             self._gaps += 1
             self._unreadable = 0
+        elif record.kind == GapRecorded.kind and self._unreadable == 0:
+            self.note(line.number, seq, "deleted", "the bytes that this gap describes are not before it")
         if seq < expected:
+            # A gap accounts for all that stands before it: what was put there must not go with the bytes of a crash.
+            self._stands_before_gap(line)
             self._out_of_order(line, record)
             return
         if seq - expected > self._unreadable:

@@ -190,3 +190,46 @@ def test_no_log_is_an_error_and_not_a_whole_log(tmp_path: Path) -> None:
     (tmp_path / LOG_NAME).mkdir()
     with pytest.raises(AuditUnavailable, match="not a regular file"):
         verify(tmp_path)
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> tuple[Path, Head, int]:
+    """A log with a gap in it, an anchor taken after it and kept elsewhere, and the line the bytes of the crash are."""
+    directory = tmp_path / "audit"
+    fill(directory, 4)
+    with (directory / LOG_NAME).open("ab") as log:
+        log.write(b'{"torn')
+    fill(directory, 4)
+    report = verify(directory)
+    assert (report.ok, report.gaps) == (True, 1)
+    return directory, report.head, log_lines(directory).index(b'{"torn\n')
+
+
+def keep_head_in_step(directory: Path, head: Head) -> None:
+    """Make head.json fit a log of another size, as whoever may write the one may write the other."""
+    size = sum(map(len, log_lines(directory)))
+    replace_head(directory, chain.encode_head(Head(seq=head.seq, hash=head.hash, size=size)))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_record_forged_into_a_gap_is_found(crashed: tuple[Path, Head, int], *, before: bool) -> None:
+    """What a gap accounts for is what the crash left, and nothing that was put beside it later."""
+    directory, anchor, torn = crashed
+    lines = log_lines(directory)
+    old = chain.parse(lines[1])
+    item = draft(decided("c_forged", principal="token:somebody"))
+    forged = chain.seal(item, seq=old.seq, time=old.time, server=old.server, prev=old.prev)
+    place = torn + (not before)
+    replace_lines(directory, [*lines[:place], forged.line, *lines[place:]])
+    keep_head_in_step(directory, anchor)
+    found = {(problem.line, problem.kind) for problem in verify(directory, anchor).problems}
+    assert (place + 1, "repeated") in found
+
+
+def test_a_gap_without_its_bytes_is_found(crashed: tuple[Path, Head, int]) -> None:
+    """The bytes of a crash are evidence, and taking them away is a change like any other."""
+    directory, anchor, torn = crashed
+    lines = log_lines(directory)
+    replace_lines(directory, [*lines[:torn], *lines[torn + 1 :]])
+    keep_head_in_step(directory, anchor)
+    assert [(each.line, each.kind) for each in verify(directory, anchor).problems] == [(torn + 1, "deleted")]
