@@ -4,6 +4,7 @@ Optional fields that are None are left out of the record. Digests are ``sha256:`
 No event may carry a secret, a host path or an environment variable: records reach clients.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -304,15 +305,14 @@ def draft(event: Event) -> chain.Draft:
     Raises:
         ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
     """
-    data = {name: chain.recordable(value) for name, value in _data(event).items()}
     call_id = event.call_id if isinstance(event, CallEvent) else None
     if call_id is not None and not chain.is_name(call_id):
         raise ValueError("the call id is not a name")
-    encoded = chain.canonical(data)
+    encoded = chain.canonical(_data(event))
     # 1,024 bytes hold every other field of a record at its longest.
     if len(encoded) > chain.MAX_LINE_BYTES - 1024:
         raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
-    return chain.Draft(kind=event.kind, call_id=call_id, data=data, encoded=encoded)
+    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded)
 
 
 def _data(item: Event | Output) -> dict[str, Any]:
