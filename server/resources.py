@@ -45,7 +45,8 @@ READERS = 2
 #: Long-lived requests of one principal at a time; each holds a stream open.
 MAX_LISTENERS = 32
 
-#: ``resources/subscribe`` of the handshake eras: per connection at most this many, the oldest is forgotten first.
+#: ``resources/subscribe`` of the handshake eras: per principal at most this many, the oldest is forgotten first. Over
+#: HTTP all of them live together, and nobody's may go for another's.
 MAX_SUBSCRIPTIONS = 128
 
 #: Longest address repeated to the caller.
@@ -175,8 +176,9 @@ class Resources:
         await self.unsubscribe(ctx, principal, session, uri)
         watches.scopes[key] = scope = anyio.CancelScope()
         watches.tasks.start_soon(self._watch, ctx, principal, match[1], scope)
-        if len(watches.scopes) > MAX_SUBSCRIPTIONS:
-            watches.scopes.popitem(last=False)[1].cancel()
+        own = [known for known in watches.scopes if known[0] == principal.id]
+        if len(own) > MAX_SUBSCRIPTIONS:
+            watches.scopes.pop(own[0]).cancel()
 
     async def unsubscribe(self, ctx: Context, principal: Principal, session: str | None, uri: str) -> None:
         """End a subscription, if there is one."""
