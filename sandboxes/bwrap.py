@@ -1,0 +1,342 @@
+"""Running bwrap, for every driver whose outer wall it is: descriptors in, a control group around it, a stream out.
+
+What is run is the driver's business and in its plan; nothing here decides anything about isolation.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from sandboxes import cgroup
+from sandboxes.base import Facts, Missing, Plan
+from sandboxes.docker.owner import new_owner
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.janitor import Janitor, reap
+from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
+
+MINIMUM = (0, 8, 0)
+"""First version with --disable-userns and --size."""
+CGROUP_FIX = (
+    "Run the server as root, or in a systemd unit with Delegate=yes; or let the profile accept limits per process: "
+    'limits.enforce = "any".'
+)
+_DETAIL_BYTES = 8192
+"""bwrap's own messages are one line; more is not kept."""
+_END_SECONDS = 0.3
+"""From a closed wire to the end of every process: a millisecond, and the whole must stay below a second."""
+_START_SECONDS = 10.0
+"""From exec to namespaces: milliseconds; a host this slow cannot serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the probe of bwrap itself found."""
+
+    program: str
+    version: str
+    missing: tuple[Missing, ...]
+
+
+async def find(trial: tuple[str, ...]) -> Found:
+    """Look for bwrap, and try it out with these arguments."""
+    program = which("bwrap")
+    version = ""
+    missing = None
+    if os.geteuid() == 0 and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
+        missing = Missing(what="setpriv is not installed", fix="Install it: apt-get install util-linux", fatal=True)
+    elif program is None:
+        missing = Missing(what="bwrap is not installed", fix="Install it: apt-get install bubblewrap", fatal=True)
+    else:
+        version = (await run([program, "--version"]))[1].removeprefix("bubblewrap ").strip()
+        if tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM:
+            fix = "Install bubblewrap 0.8 or newer (Debian 12 has it)."
+            missing = Missing(what=f"bwrap is version {version}", fix=fix, fatal=True)
+        else:
+            code, words = await run([program, *trial])
+            if code != 0:
+                missing = Missing(what=f"it cannot make namespaces: {words}", fix=_userns_fix(), fatal=True)
+    return Found(program=program or "bwrap", version=version, missing=(missing,) if missing else ())
+
+
+async def groups(server_id: str) -> cgroup.Hierarchy | None:
+    """Where this driver makes its control groups; what servers that are gone left there is removed."""
+    # The same marks as containers': one rule says for both whose server is gone.
+    hierarchy = cgroup.detect(replace(new_owner(), nonce=server_id).mark())
+    if hierarchy is not None:
+        await anyio.to_thread.run_sync(reap, hierarchy.parents)
+    return hierarchy
+
+
+class Launcher:
+    """Starts bwrap and what is in it, for one driver."""
+
+    def __init__(self, driver: str, hierarchy: cgroup.Hierarchy | None, janitor: Janitor | None) -> None:
+        """Take the driver's name, for messages, and where its control groups are."""
+        self._driver = driver
+        self._hierarchy = hierarchy
+        self._janitor = janitor
+        rest = tuple(parent / "tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
+        self._spawner = Spawner(rest)
+
+    @property
+    def gate(self) -> tuple[str, ...]:
+        """Arguments by which bwrap waits until it has been moved into its control group; on v1 it is born there."""
+        gated = self._hierarchy is not None and self._hierarchy.version > 1
+        return ("--info-fd", "{info}", "--block-fd", "{block}") if gated else ()
+
+    @asynccontextmanager
+    async def open(
+        self, plan: Plan, directories: Mapping[str, Path], files: Mapping[str, bytes]
+    ) -> AsyncIterator["BwrapSandbox"]:
+        """Run ``argv`` of the plan's action, for the length of the block.
+
+        Args:
+            plan: ``cgroup`` of its action are the group's settings.
+            directories: what ``{name}`` in the arguments stands for, each as an open descriptor; the mounts of the
+                plan's spec are ``{mount0}`` and so on.
+            files: the same, for files that exist only in memory.
+
+        Raises:
+            SandboxUnavailable: it could not be started.
+        """
+        name = f"s{secrets.token_hex(8)}"
+        async with AsyncExitStack() as stack:
+            try:
+                group = None
+                if self._hierarchy is not None:
+                    if self._janitor is not None:
+                        self._janitor.start()
+                    group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
+                    stack.push_async_callback(_shielded, group.remove)
+                with _Descriptors() as held:
+                    places = await self._open_all(plan, directories, held)
+                    places |= {key: held.memory(content) for key, content in files.items()}
+                    detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+                    stack.callback(os.close, detail)
+                    _bound(detail)
+                    waiting = _Waiting(name=name, group=group, detail=detail)
+                    sandbox = await self._start(plan.action["argv"], places, held, waiting)
+            except OSError as problem:  # no descriptor left, or bwrap ended at the gate
+                raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
+            try:
+                yield sandbox
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.kill()
+
+    async def _start(
+        self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_Waiting"
+    ) -> "BwrapSandbox":
+        info = held.pipe("info", places, reading=True) if self.gate else None
+        gate = held.pipe("block", places, reading=False) if self.gate else None
+        group = waiting.group
+        try:
+            process = await self._spawner.start(
+                [_fill(part, places) for part in argv],
+                stderr=waiting.detail,
+                descriptors=tuple(places.values()),
+                tasks=group.tasks if group else (),
+            )
+        except OSError as problem:
+            raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
+        sandbox = BwrapSandbox(waiting.name, process, group, waiting.detail)
+        if info is None or gate is None:
+            return sandbox
+        try:
+            held.close([places["info"], places["block"]])
+            await self._release(sandbox, await _read_info(info), gate)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await sandbox.kill()
+            raise
+        return sandbox
+
+    async def _release(self, sandbox: "BwrapSandbox", first: int | None, gate: int) -> None:
+        """Put bwrap and its child, which waits at the gate, into their group; then let it go on."""
+        if first is None:
+            await sandbox.kill()
+            raise self._unavailable((await sandbox.facts()).detail or "bwrap ended without a word")
+        sandbox.limit(first)
+        os.write(gate, b"\0")
+
+    async def close(self) -> None:
+        """End the thread that starts sandboxes, and the janitor, which removes this driver's control groups."""
+        await anyio.to_thread.run_sync(self._spawner.close)
+        if self._janitor is not None:
+            await self._janitor.stop()
+
+    async def _open_all(self, plan: Plan, directories: Mapping[str, Path], held: "_Descriptors") -> dict[str, int]:
+        wanted = dict(directories)
+        wanted |= {f"mount{number}": Path(mount.source) for number, mount in enumerate(plan.spec.mounts)}
+        try:
+            opened = await self._spawner.places(wanted.values())
+        except OSError as problem:
+            raise self._unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
+        return {name: held.keep(descriptor) for name, descriptor in zip(wanted, opened, strict=True)}
+
+    def _unavailable(self, reason: str) -> SandboxUnavailable:
+        return SandboxUnavailable(f"Starting a {self._driver} sandbox", reason, "Run `glovebox doctor`.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """What there is of a sandbox before its first process."""
+
+    name: str
+    group: cgroup.Cgroup | None
+    detail: int
+
+
+class BwrapSandbox:
+    """One running bwrap."""
+
+    def __init__(self, name: str, process: Process, group: cgroup.Cgroup | None, detail: int) -> None:
+        self.id = name
+        self.channel: anyio.abc.ByteStream = process.stream
+        self._process = process
+        self._group = group
+        self._detail = detail
+
+    def limit(self, first: int) -> None:
+        """Put bwrap and the sandbox's first process into their control group, before either has done anything."""
+        if self._group is not None:
+            self._group.add(self._process.pid)
+            self._group.add(first)
+
+    async def kill(self) -> None:
+        """End the guest, process 1, and with it everything else; where it does not end by itself, with SIGKILL.
+
+        A guest whose wire is closed ends at once, and bwrap, its parent, reaps it. Killing bwrap ends the guest too
+        (--die-with-parent), but then nobody reaps it where the host's process 1 does not, as in many containers.
+        """
+        await self._process.stream.aclose()
+        with anyio.move_on_after(_END_SECONDS):
+            await self._process.wait()
+            return
+        self._process.kill()
+        await self._process.wait()
+
+    async def facts(self) -> Facts:
+        """See ``Sandbox.facts``."""
+        words = os.pread(self._detail, _DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
+        if self._group is None:
+            return Facts(detail=words[-2000:])
+        return Facts(
+            out_of_memory=self._group.out_of_memory(),
+            memory_peak_bytes=self._group.memory_peak_bytes(),
+            detail=words[-2000:],
+        )
+
+
+class _Descriptors:
+    """Descriptors that are closed whatever happens."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(self._open)
+
+    def keep(self, descriptor: int) -> int:
+        """Take one over."""
+        self._open.add(descriptor)
+        return descriptor
+
+    def memory(self, content: bytes) -> int:
+        """A file that exists only as this descriptor, at its beginning."""
+        descriptor = os.memfd_create("glovebox", os.MFD_CLOEXEC)
+        self._open.add(descriptor)
+        os.write(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return descriptor
+
+    def pipe(self, name: str, places: dict[str, int], *, reading: bool) -> int:
+        """A pipe: its other end goes to bwrap as ``name``, ours is returned."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        self._open |= {read, write}
+        places[name] = write if reading else read
+        return read if reading else write
+
+    def close(self, descriptors: Iterable[int]) -> None:
+        """Close these now."""
+        for descriptor in tuple(descriptors):
+            self._open.discard(descriptor)
+            os.close(descriptor)
+
+
+def tmpfs(target: str, size: int) -> list[str]:
+    """Arguments for a private tmpfs of so many bytes."""
+    return ["--perms", "0700", "--size", str(size), "--tmpfs", target]
+
+
+def _fill(part: str, places: Mapping[str, int]) -> str:
+    return str(places[part[1:-1]]) if part.startswith("{") and part[1:-1] in places else part
+
+
+def _bound(descriptor: int) -> None:
+    """Give a memory file its final size, so that no flood of messages can make it grow."""
+    import fcntl  # noqa: PLC0415 - Linux only, and only here
+
+    os.ftruncate(descriptor, _DETAIL_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+
+
+async def _read_info(descriptor: int) -> int | None:
+    """Pid of the sandbox's process 1 on the host, from --info-fd; None if bwrap ended instead."""
+    text = b""
+    with anyio.move_on_after(_START_SECONDS):
+        while not text.rstrip().endswith(b"}"):
+            await anyio.wait_readable(descriptor)
+            part = os.read(descriptor, 4096)
+            if not part:
+                return None
+            text += part
+        return int(json.loads(text)["child-pid"])
+    return None
+
+
+async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
+    with anyio.CancelScope(shield=True):
+        await action()
+
+
+async def run(command: list[str]) -> tuple[int, str]:
+    """Exit status and last line of a trusted program that ends by itself."""
+    with anyio.move_on_after(_START_SECONDS):
+        done = await anyio.run_process(unprivileged(command), check=False)
+        return done.returncode, (done.stdout or done.stderr).decode(errors="replace").strip()[-300:]
+    return 1, "it did not answer"
+
+
+def which(program: str) -> str | None:
+    """Path of a program of the system's; None where there is none."""
+    # Not the PATH of whoever started us: a sandbox's outer wall comes from the system's directories.
+    for directory in ("/usr/bin", "/bin", "/usr/local/bin"):
+        path = Path(directory) / program
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def _userns_fix() -> str:
+    for name, wanted in (
+        ("kernel/unprivileged_userns_clone", "1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "0"),
+    ):
+        path = Path("/proc/sys") / name
+        with suppress(OSError):
+            if path.read_text().strip() != wanted:
+                return f"Allow user namespaces: sysctl -w {name.replace('/', '.')}={wanted}"
+    return "Allow unprivileged user namespaces (inside a container: run it with a seccomp profile that permits them)."
