@@ -51,6 +51,10 @@ _WRITABLE = ("/dev", "/proc", "/tmp")  # noqa: S108 - inside the sandbox
 _ABI_REFER = 2
 _ABI_TRUNCATE = 3
 _ABI_SCOPES = 6
+_ABI_LOGS = 7
+#: LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF and …_SUBDOMAINS_OFF: what a program is refused, as often as it likes, is
+#: not written to the host's audit log, neither for these rules nor for rules it makes itself.
+_QUIET = 1 << 0 | 1 << 2
 #: LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET and LANDLOCK_SCOPE_SIGNAL: neither the guest nor any process outside this one's
 #: descendants can be signalled or reached by name.
 _SCOPES = 1 << 0 | 1 << 1
@@ -110,7 +114,7 @@ def restrict_output_write_only(output: str = "/output") -> int:
             else:
                 _grant(ruleset, path, _READ)
         set_no_new_privs()
-        syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
+        syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, _QUIET if abi >= _ABI_LOGS else 0)
     finally:
         os.close(ruleset)
     return abi

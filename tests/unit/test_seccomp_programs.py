@@ -94,11 +94,6 @@ import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(4, 0, 0, 0, 0) == 0
 assert libc.syscall(444, None, 0, 1) >= 1
-allow_all = b"\\x06\\0\\0\\0" + (0x7FFF0000).to_bytes(4, "little")
-own_filter = ctypes.create_string_buffer(allow_all)
-class Program(ctypes.Structure): _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_void_p)]
-program = Program(1, ctypes.addressof(own_filter))
-assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0
 """,
 }
 
