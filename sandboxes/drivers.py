@@ -9,13 +9,13 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from sandboxes import bubblewrap
+from sandboxes import bubblewrap, gvisor
 from sandboxes.base import Driver, Plan
 from sandboxes.docker.driver import DockerDriver
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.spec import SandboxSpec
 
-NAMES: Final = ("bubblewrap", "docker")
+NAMES: Final = ("bubblewrap", "docker", "gvisor")
 """Every driver, strongest claim to be everywhere first."""
 
 RETRY_SECONDS = 5.0
@@ -106,6 +106,7 @@ async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
     connect: dict[str, Callable[[], _Connecting]] = {
         "bubblewrap": lambda: bubblewrap.connect(data, server_id),
         "docker": DockerDriver.connect,
+        "gvisor": lambda: gvisor.connect(data, server_id),
     }
     async with anyio.create_task_group() as tasks:
         yield Drivers(tasks, connect)

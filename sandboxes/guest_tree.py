@@ -40,7 +40,9 @@ def write(directory: Path) -> None:
         path.write_bytes(content)
 
 
-def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...]) -> tuple[str, ...]:
+def command(
+    python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...], landlock: bool = True
+) -> tuple[str, ...]:
     """Argument vector that starts the guest inside a sandbox.
 
     Args:
@@ -48,6 +50,8 @@ def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden
         spec: what the sandbox is for.
         packages: directories inside that hold installed packages.
         hidden: paths the guest must report when they exist.
+        landlock: whether the program is put under Landlock rules, or nothing runs; False only where the plan expects a
+            kernel that has none.
     """
     config = {
         "path": list(packages),
@@ -56,6 +60,7 @@ def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden
         "input": INPUT if spec.inputs else "",
         "output": OUTPUT if spec.output else "",
         "proxy": spec.network == "egress",
+        "landlock": landlock,
     }
     # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
     return (

@@ -6,7 +6,7 @@ it with the plan and refuses the call on any difference.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -35,7 +35,11 @@ class Expected:
     capabilities: int = 0
     """Every capability set, bounding included, as the bit mask of capabilities(7)."""
     landlock: bool = True
-    """Whether the kernel must have Landlock, which keeps ``/output`` from being read."""
+    """Whether the kernel has Landlock, which keeps ``/output`` from being read."""
+    system: Literal["linux", "gvisor"] = "linux"
+    """Whose kernel must answer the program's system calls."""
+    unmeasured: tuple[str, ...] = ()
+    """What this kernel does not tell: these, and nothing else, may be missing from the measurement."""
     hidden: tuple[str, ...] = ()
     """Paths that must not exist inside, e.g. a daemon's socket."""
 
@@ -77,6 +81,10 @@ class Measured(BaseModel):
     python: str = Field(max_length=64)
     present: list[str] = Field(default_factory=list, max_length=64)
     """Those of the plan's ``hidden`` paths that exist."""
+    system: Literal["linux", "gvisor"] = "linux"
+    """Whose kernel this is; ``linux`` unless every mark of another one is there."""
+    unmeasured: list[str] = Field(default_factory=list, max_length=16)
+    """Capability sets and namespaces the kernel says nothing about; they count as empty and as our own elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +138,10 @@ def compare(expected: Expected, measured: Measured, host_namespaces: Mapping[str
         ("writable mounts beyond the plan", [], writable),
         ("mounts of host files", sorted(expected.mounts), sorted(foreign)),
         ("open descriptors", [], measured.descriptors),
-        ("landlock", expected.landlock, measured.landlock > 0 if expected.landlock else False),
+        ("landlock", expected.landlock, measured.landlock > 0),
         ("paths that must not exist", [], measured.present),
+        ("kernel", expected.system, measured.system),
+        ("not measurable", sorted(expected.unmeasured), sorted(measured.unmeasured)),
     ]
     return tuple(
         Difference(field=field, planned=str(planned), measured=str(found))

@@ -12,6 +12,7 @@ import os
 _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_GET_NO_NEW_PRIVS = 39
 
 
 class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
@@ -50,6 +51,11 @@ def get_dumpable() -> int:
 def set_no_new_privs() -> None:
     """No program this process starts gets more rights than it has, for good. Raises OSError."""
     _checked("prctl(PR_SET_NO_NEW_PRIVS)", _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def get_no_new_privs() -> int:
+    """What the kernel says about this process now. In /proc not every kernel tells."""
+    return _checked("prctl(PR_GET_NO_NEW_PRIVS)", _prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
 
 
 def _checked(what: str, result: int) -> int:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
+from sandboxes.guest.kernel import get_no_new_privs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_SENTRY = "/proc/sentry-meminfo"
+"""A file that gVisor's kernel adds to proc(5), and that nobody can add to Linux's."""
+_SENTRY_VERSION = ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
+"""What gVisor's kernel says to uname(2), in every version of it: no Linux of that build exists."""
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
@@ -23,18 +30,18 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
     """
     status = _status()
     capabilities = 0
-    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
-        capabilities |= int(status[name], 16)
+    for name in _CAPABILITIES:
+        capabilities |= int(status.get(name, "0"), 16)
+    namespaces = _namespaces()
     return {
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
         "groups": os.getgroups()[:64],
         "capabilities": capabilities,
-        # Kernels without the field (gVisor's) cannot vouch for it: reported as off.
-        "no_new_privs": status.get("NoNewPrivs") == "1",
+        "no_new_privs": get_no_new_privs() == 1,
         "seccomp": int(status.get("Seccomp", "0")),
         "dumpable": dumpable,
-        "namespaces": _namespaces(),
+        "namespaces": namespaces,
         "mounts": _mounts(),
         "interfaces": _interfaces(),
         "descriptors": _descriptors(own),
@@ -44,7 +51,17 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().version}",
         "python": sys.version.split()[0],
         "present": [path for path in hidden if os.path.lexists(path)],
+        "system": _system(),
+        # What this kernel does not tell is said to be so, and the plan must have expected exactly that.
+        "unmeasured": [name for name in _CAPABILITIES if name not in status]
+        + [f"namespace {name}" for name in _NAMESPACES if name not in namespaces],
     }
+
+
+def _system() -> str:
+    """Whose kernel answers system calls here: both marks, or it is taken for the host's."""
+    name = os.uname()
+    return "gvisor" if os.path.exists(_SENTRY) and (name.release, name.version) == _SENTRY_VERSION else "linux"
 
 
 def _status() -> dict[str, str]:

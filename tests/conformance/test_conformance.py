@@ -25,6 +25,7 @@ DRIVERS = [
     pytest.param("bubblewrap", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("rlimits", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("docker", marks=pytest.mark.driver("docker")),
+    pytest.param("gvisor", marks=pytest.mark.driver("gvisor")),
 ]
 
 

@@ -1,0 +1,169 @@
+"""Opening sandboxes with runsc behind bwrap. What is run is decided in ``plan``; this only does it."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from sandboxes import bwrap, cgroup
+from sandboxes import runtime as runtimes
+from sandboxes.base import Capabilities, Missing, Plan, Sandbox
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from sandboxes.gvisor import plan as plans
+from sandboxes.janitor import Janitor
+from sandboxes.runtime import Runtime
+from sandboxes.spec import SandboxSpec
+
+MINIMUM = 20240729
+"""The release this was tried with, Debian 13's; one of 2022 (Debian 12's) starts programs in other ways."""
+SETUP = "Run `glovebox setup`."
+
+
+class Gvisor:
+    """Driver for runsc without a container engine. Create it with ``detect``."""
+
+    name = plans.NAME
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        programs: tuple[str, str],
+        runtime: Runtime | None,
+        hierarchy: cgroup.Hierarchy | None,
+    ) -> None:
+        """Take what ``detect`` found; ``programs`` are the paths of bwrap and runsc."""
+        self.capabilities = capabilities
+        self._programs = programs
+        self._runtime = runtime
+        self._hierarchy = hierarchy
+        self._launcher = bwrap.Launcher(plans.NAME, hierarchy, Janitor(hierarchy.parents) if hierarchy else None)
+
+    def plan(self, spec: SandboxSpec) -> Plan:
+        """See ``Driver.plan``."""
+        fatal = [missing for missing in self.capabilities.missing if missing.fatal]
+        if fatal or self._runtime is None:
+            missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
+            raise UnsupportedSpec("isolation", f"gvisor cannot be used here: {missing.what}", missing.fix)
+        if spec.require_cgroup and self._hierarchy is None:
+            raise UnsupportedSpec(
+                "limits.enforce",
+                "this host lets us make no control groups, so limits hold per process only",
+                bwrap.CGROUP_FIX,
+            )
+        if spec.limits.memory_bytes < plans.MINIMUM_MEMORY:
+            raise UnsupportedSpec(
+                "limits.memory_bytes",
+                f"{spec.limits.memory_bytes} is less than gVisor's kernel and the guest need themselves",
+                f"Use at least {plans.MINIMUM_MEMORY}.",
+            )
+        return plans.make(
+            spec,
+            self._runtime,
+            program=self._programs[0],
+            runsc=(self._programs[1], self.capabilities.version),
+            hierarchy=self._hierarchy,
+            gate=self._launcher.gate,
+        )
+
+    def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
+        """See ``Driver.open``."""
+        runtime = self._runtime
+        if runtime is None:
+            raise SandboxUnavailable("Starting a gvisor sandbox", "there is no runtime", SETUP)
+        for mount in plan.spec.mounts:
+            _check_whole(mount.source)
+        directories = {"root": runtime.root, "guest": runtime.guest}
+        return self._launcher.open(plan, directories, {"config": plans.config_file(plan)})
+
+    async def close(self) -> None:
+        """End what starts sandboxes, and remove this server's control groups."""
+        await self._launcher.close()
+
+
+@asynccontextmanager
+async def connect(data: Path, server_id: str) -> AsyncIterator[Gvisor]:
+    """The driver, for the length of the block; the control groups it needed are removed after it."""
+    driver = await detect(data, server_id)
+    try:
+        yield driver
+    finally:
+        with anyio.CancelScope(shield=True):
+            await driver.close()
+
+
+async def detect(data: Path, server_id: str) -> Gvisor:
+    """Find out what runsc can enforce on this host.
+
+    Args:
+        data: the directory that holds the runtime.
+        server_id: names the control groups of this server.
+    """
+    data = data.resolve()  # noqa: ASYNC240 - once; what is mounted is named by a path without links
+    wall = await bwrap.find(_TRIAL)
+    missing = list(wall.missing)
+    runsc, version = await _find_runsc(missing)
+    try:
+        runtime = await runtimes.usable(data)
+    except (runtimes.RuntimeProblem, OSError) as problem:
+        runtime = None
+        missing.append(Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True))
+    if runtime is None:
+        missing.append(Missing(what="the sandbox's Python runtime is not built", fix=SETUP, fatal=True))
+    # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
+    hierarchy = await bwrap.groups(f"{server_id}-{plans.NAME}")
+    if hierarchy is None:
+        missing.append(Missing(what="no control groups: limits hold per process", fix=bwrap.CGROUP_FIX, fatal=False))
+    memory = hierarchy.mechanism if hierarchy else "rlimit"
+    limits = {"memory_bytes": memory, "pids": "rlimit", "cpu_seconds": "rlimit", "wall_seconds": "broker",
+              "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
+    capabilities = Capabilities(
+        driver=plans.NAME, level="userspace-kernel", version=version, limits=limits, missing=tuple(missing)
+    )
+    return Gvisor(capabilities, (wall.program, runsc), runtime, hierarchy)
+
+
+# What runsc needs of the kernel beyond namespaces: to be root in them, and to make more.
+_TRIAL = ("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN",
+          "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
+          "--", "/usr/bin/unshare", "--user", "/bin/true")  # fmt: skip
+
+_RUNSC_FIX = (
+    "Install Debian 13's package runsc (static, it runs on Debian 12 too; see docs/operations.md), or gVisor's own "
+    "release into /usr/local/bin: https://gvisor.dev/docs/user_guide/install/"
+)
+
+
+async def _find_runsc(missing: list[Missing]) -> tuple[str, str]:
+    program = bwrap.which("runsc")
+    if program is None:
+        missing.append(Missing(what="runsc is not installed", fix=_RUNSC_FIX, fatal=True))
+        return "runsc", ""
+    _, words = await bwrap.run([program, "--version"])
+    found = re.search(r"\bversion (\S*?(\d{8})\S*)", words)
+    if found is None or int(found[2]) < MINIMUM:
+        what = f"{program} is {words.splitlines()[0] if words else 'not a runsc that says its version'}"
+        missing.append(Missing(what=what, fix=_RUNSC_FIX, fatal=True))
+        return program, ""
+    return program, found[1]
+
+
+def _check_whole(source: str) -> None:
+    """Refuse a workspace in which something is mounted.
+
+    gVisor's gofer serves a directory with all that is mounted in it, as one file system: nothing that the guest
+    measures would tell.
+
+    Raises:
+        SandboxUnavailable: there is such a mount.
+    """
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        # Spaces and their like are written in octal, see proc_pid_mountinfo(5).
+        target = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4])
+        if Path(source) in Path(target).parents:
+            raise SandboxUnavailable(
+                "Starting a gvisor sandbox",
+                "something is mounted inside the workspace",
+                "Serve a directory without mounts, or unmount it.",
+            )
