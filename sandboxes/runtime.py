@@ -170,7 +170,6 @@ async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
             "python": f"/usr/bin/python{facts['series']}",
             "version": facts["version"],
             "digest": _tree_digest(root),
-            "base": str(python),
         }
         (building / "manifest.json").write_text(json.dumps(manifest, indent=1))
         old = data / "runtime"
@@ -193,7 +192,8 @@ async def _build_guest(data: Path, manifest: dict[str, Any], tell: Callable[[str
         building = Path(scratch) / "guest"
         building.mkdir()
         guest_tree.write(building)
-        await _compile(Path(manifest["base"]), [building])
+        # Not what the manifest names: a file among data must not say which program of the host's is run.
+        await _compile(base_python(), [building])
         try:
             building.rename(target)
         except OSError:

@@ -45,3 +45,16 @@ def test_control_a_plain_pip_would_have_been_the_hostile_one(trace: Path) -> Non
     """Control: without -I, Python looks for modules in the current directory first."""
     subprocess.run([sys.executable, "-m", "pip"], check=True)
     assert trace.exists()
+
+
+async def test_a_manifest_does_not_say_what_is_run_on_the_host(tmp_path: Path) -> None:
+    """Who may write to the runtime, and so what sandboxes see, has not thereby a program of the host's run."""
+    left = tmp_path / "was here"
+    hostile = tmp_path / "python3"
+    hostile.write_text(f"#!/bin/sh\n: > '{left}'\n")
+    hostile.chmod(0o755)
+    manifest = {"version": "3.11.2", "base": str(hostile)}
+    await runtime._build_guest(tmp_path, manifest, lambda _: None)
+    assert not left.exists()
+    await runtime._compile(hostile, [tmp_path])
+    assert left.exists(), "the control: compiling with it would have run it"
