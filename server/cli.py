@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -81,11 +82,14 @@ def main() -> None:
 @main.command()
 @click.option("--transport", type=click.Choice(["stdio", "http"]), default="stdio", show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (http).")
-@click.option("--port", default=8321, show_default=True, help="Port to listen on (http).")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0 for any free one."
+)
 @click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
 @_directories
 def serve(settings: Settings, transport: str, host: str, port: int, allowed_host: tuple[str, ...]) -> None:
     """Serve MCP clients until they leave or SIGTERM comes."""
+    _require_http(transport, "host", "port", "allowed_host")
     from server import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.serve(settings, _err, transport=transport, host=host, port=port, allowed_hosts=allowed_host))
@@ -258,14 +262,29 @@ def audit_head(settings: Settings, as_json: bool) -> None:
 
 @main.command("client-config")
 @click.option("--transport", type=click.Choice(["stdio", "http"]), default="stdio", show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8321, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Name clients reach the server by (http).")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8321, show_default=True, help="Its port (http); 443 means https."
+)
 @_directories
 def client_config(settings: Settings, transport: str, host: str, port: int) -> None:
     """Configuration to paste into Claude Code, Claude Desktop, VS Code and Cursor."""
+    _require_http(transport, "host", "port")
+    if host.strip("[]") in ("0.0.0.0", "::", ""):  # noqa: S104 - what must not be shown to clients
+        told = f"{host} is where a server listens, not a name that leads to it. Name the host that clients will use:"
+        raise click.BadParameter(f"{told} the one given to `glovebox serve --allowed-host`.", param_hint="--host")
     from server import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.client_config(settings, _out, transport=transport, host=host, port=port))
+
+
+def _require_http(transport: str, *names: str) -> None:
+    """Refuse options that would be ignored: whoever gives them believes that the server listens."""
+    given = click.get_current_context()
+    for name in names:
+        if transport != "http" and given.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is for --transport http; over {transport} the server listens nowhere.")
 
 
 def _log(settings: Settings) -> Path:

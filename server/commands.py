@@ -174,7 +174,14 @@ def serve(
             if transport == "stdio":
                 app.ended.append(await transports.serve_stdio(app))
             else:
-                served = transports.serve_http(app, host=host, port=port, allowed_hosts=allowed_hosts)
+                options = _given(settings, "state_dir")
+                served = transports.serve_http(
+                    app,
+                    host=host,
+                    port=port,
+                    allowed_hosts=allowed_hosts,
+                    on_ready=lambda url: transports.announced(url, allowed_hosts, options),
+                )
                 app.ended.append(await served)
         return OK
 
@@ -186,9 +193,7 @@ def client_config(settings: Settings, out: Console, *, transport: str, host: str
     from server import tokens  # noqa: PLC0415 - only here
 
     arguments = ["--workspace", str(settings.workspace.absolute())]
-    for name in ("profiles_dir", "data_dir", "state_dir"):
-        if name in settings.model_fields_set:
-            arguments += [f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute())]
+    arguments += _given(settings, "profiles_dir", "data_dir", "state_dir")
     try:
         text = tokens.client_configuration(
             settings.state_dir, transport=transport, host=host, port=port, arguments=arguments
@@ -198,6 +203,14 @@ def client_config(settings: Settings, out: Console, *, transport: str, host: str
         return UNAVAILABLE
     out.print(text, markup=False, highlight=False)
     return OK
+
+
+def _given(settings: Settings, *names: str) -> list[str]:
+    """Those of these directories that are not the default, as options with absolute paths."""
+    found = [name for name in names if name in settings.model_fields_set]
+    return [
+        word for name in found for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))
+    ]
 
 
 def _run(

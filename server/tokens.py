@@ -29,6 +29,9 @@ MAX_TOKENS = 64
 #: Longest token file in bytes, line feed included.
 MAX_FILE_BYTES = 256
 
+#: Of web servers with TLS, RFC 9110, 4.2.2.
+HTTPS_PORT = 443
+
 #: 32 random bytes: nobody guesses them, whatever the rate.
 _TOKEN_BYTES = 32
 
@@ -85,8 +88,8 @@ def client_configuration(
     Args:
         state_dir: where the tokens are.
         transport: ``stdio`` or ``http``.
-        host: address the server listens on.
-        port: and its port.
+        host: name or address by which clients reach the server.
+        port: and the port; ``HTTPS_PORT`` stands for a proxy with TLS.
         arguments: options of ``glovebox serve`` for clients that start it themselves.
 
     Raises:
@@ -98,7 +101,9 @@ def client_configuration(
         return client_config.for_stdio([str(Path(program).absolute()), "serve", *arguments])
     known = load(state_dir / DIRECTORY)
     token = known.get(DEFAULT_NAME) or next(iter(known.values()))
-    return client_config.for_http(f"http://{f'[{host}]' if ':' in host else host}:{port}", token)
+    # The server itself speaks no TLS: on this port it is a proxy's.
+    scheme = "https" if port == HTTPS_PORT else "http"
+    return client_config.for_http(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", token)
 
 
 def owner(tokens: Mapping[str, str], presented: str) -> str | None:

@@ -8,11 +8,13 @@ must not be imported by the broker or below.
 import contextlib
 import ipaddress
 import os
+import shlex
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
@@ -93,7 +95,7 @@ async def serve_http(
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Collection[str] = (),
-    on_ready: Callable[[str], None] | None = None,
+    on_ready: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
 
@@ -104,7 +106,7 @@ async def serve_http(
         port: TCP port; 0 for any free one.
         allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
             the only ones, where ``host`` is not a loopback address.
-        on_ready: told the base URL, without a trailing slash, once connections are accepted; logged where not given.
+        on_ready: told the base URL, without a trailing slash, once connections are accepted.
 
     Returns:
         The signal's name, for the audit log.
@@ -120,7 +122,7 @@ async def serve_http(
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
         gate = Gate(http_application(surface), hosts=names, known=known)
-        server = _Uvicorn(_configured(gate), lambda: (on_ready or _announced)(f"http://{_bracketed(address)}:{bound}"))
+        server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         def end() -> None:
             server.should_exit = True
@@ -130,8 +132,22 @@ async def serve_http(
     return signals[0] if signals else "stopped"
 
 
-def _announced(url: str) -> None:
-    _log.info("listening", url=url, clients="glovebox client-config --transport http")
+def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
+    """Log where the server listens, and the command that prints what clients need, with the same address.
+
+    Args:
+        url: base URL it listens on.
+        allowed_hosts: names of clients' own; where the address is open to others, the first is what they use.
+        options: further options of that command.
+    """
+    place = urlsplit(url)
+    host, port = place.hostname or "", place.port
+    if allowed_hosts and not ipaddress.ip_address(host).is_loopback:
+        named = urlsplit(f"//{next(iter(allowed_hosts))}")
+        # A name without a port is used with the scheme's own: a proxy in front has it, and TLS.
+        host, port = named.hostname or "", named.port or 443
+    command = ["glovebox", "client-config", "--transport", "http", "--host", host, "--port", str(port), *options]
+    _log.info("listening", url=url, clients=shlex.join(command))
 
 
 def http_application(surface: Surface) -> ASGIApp:

@@ -1,0 +1,78 @@
+"""Options as people mistype them: refused in one sentence that names the option, before anything is started."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import structlog
+from click.testing import CliRunner, Result
+
+from server import transports
+from server.cli import OK, USAGE, main
+
+
+def run(directory: Path, *arguments: str) -> Result:
+    """``glovebox …`` with a state of its own and an empty workspace."""
+    return CliRunner().invoke(
+        main, [*arguments, "--workspace", str(directory), "--state-dir", str(directory / "state")]
+    )
+
+
+def words(done: Result) -> str:
+    """What it said, without its line breaks and frame."""
+    return " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", [("serve",), ("client-config",)])
+@pytest.mark.parametrize("port", ["99999", "-1", "65536"])
+def test_a_port_that_is_none_is_refused(command: tuple[str], port: str, tmp_path: Path) -> None:
+    """Exit 2: it used to listen on another port, modulo 65,536. The control is the next test's highest port."""
+    done = run(tmp_path, *command, "--transport", "http", "--port", port)
+    assert done.exit_code == USAGE
+    assert "--port" in words(done)
+    assert not (tmp_path / "state").exists()
+
+
+def test_clients_get_the_port_and_the_name_they_were_told(tmp_path: Path) -> None:
+    """The highest port is fine; on 443 it is a proxy with TLS that answers."""
+    told = run(tmp_path, "client-config", "--transport", "http", "--port", "65535", "--host", "box.example")
+    assert told.exit_code == OK
+    assert "http://box.example:65535/mcp" in told.stdout
+    told = run(tmp_path, "client-config", "--transport", "http", "--port", "443", "--host", "box.example")
+    assert "https://box.example:443/mcp" in told.stdout
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])  # noqa: S104
+def test_an_address_that_is_no_name_is_not_handed_to_clients(host: str, tmp_path: Path) -> None:
+    """Exit 2, and where the name is that they should use."""
+    done = run(tmp_path, "client-config", "--transport", "http", "--host", host)
+    assert done.exit_code == USAGE
+    assert "serve --allowed-host" in words(done)
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("option", [("--port", "9000"), ("--host", "127.0.0.1"), ("--allowed-host", "a.example")])
+def test_options_of_http_are_refused_over_stdio(option: tuple[str, str], tmp_path: Path) -> None:
+    """Exit 2 and the option's name: whoever gives it believes that something listens."""
+    done = run(tmp_path, "serve", *option)
+    assert done.exit_code == USAGE
+    assert f"{option[0]} is for --transport http" in words(done)
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed", "options"),
+    [
+        ("http://127.0.0.1:8321", (), "--host 127.0.0.1 --port 8321 --state-dir '/srv/my state'"),
+        ("http://[::1]:9", ("a.example",), "--host ::1 --port 9 --state-dir '/srv/my state'"),
+        ("http://0.0.0.0:80", ("a.example:80",), "--host a.example --port 80 --state-dir '/srv/my state'"),
+        ("http://10.0.0.5:80", ("a.example", "b"), "--host a.example --port 443 --state-dir '/srv/my state'"),
+    ],
+)
+def test_a_server_names_the_command_for_its_own_clients(url: str, allowed: tuple[str, ...], options: str) -> None:
+    """The same port and state; the host is one that clients can use."""
+    with structlog.testing.capture_logs() as logs:
+        transports.announced(url, allowed, ["--state-dir", "/srv/my state"])
+    assert logs[0]["clients"] == f"glovebox client-config --transport http {options}"
+    assert shlex.split(options)
+    assert logs[0]["url"] == url
