@@ -38,6 +38,30 @@ def render(profile: Profile) -> str:
     return "\n\n".join((profile.tool, *blocks))
 
 
+def withheld(profile: Profile) -> tuple[str, ...]:
+    """What a call under this profile was *not* given, for its receipt: network, files, limits."""
+    limits, network = profile.limits, profile.network
+    hosts = ", ".join(dict.fromkeys(rule.host for rule in network.allow))
+    files = ["Files: of the host everything but the workspace, which could be read and not changed."]
+    if profile.files.workspace == "none":
+        files = ["Files: everything of the host, the workspace included."]
+    files += [] if profile.files.inputs else ["Files: those of earlier calls."]
+    files += [] if profile.files.output else ["Files: none could be given back."]
+    spend = f"{words.number(limits.wall_seconds)} s of real time, {limits.cpu_seconds} s of processor time, "
+    spend += f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads, "
+    spend += f"{words.size(limits.scratch)} of scratch space"
+    if profile.files.output:
+        spend += f", {limits.output.files} files and {words.size(limits.output.bytes)} given back"
+    return (
+        "Network: all of it."
+        if network.mode == "none"
+        else f"Network: every host but {hosts}; every address that is not public.",
+        *files,
+        f"Limits: more than {spend}.",
+        "The host's processes, environment and secrets; every privilege and capability; anything after the call.",
+    )
+
+
 def _purpose(profile: Profile) -> tuple[str, ...]:
     return (profile.description, f"Its author calls the risk {profile.risk}; that word grants and forbids nothing.")
 

@@ -7,6 +7,7 @@ from sandboxes.outcome import Outcome
 from server.audit.chain import Head
 from server.calls import CallResult, Content, Decision, Text, ToolCall
 from server.collecting import Delivered
+from server.receipts.ledger import Receipt
 from server.tools.base import Isolation, Tool
 
 
@@ -31,6 +32,7 @@ def answered(
     isolation: Isolation,
     head: Head,
     elapsed_ms: float,
+    receipt: Receipt,
 ) -> CallResult:
     """The result of a call that ran."""
     answer = tool.answer(outcome, call.arguments)
@@ -53,7 +55,7 @@ def answered(
         structured=structured,
         content=tuple(content),
         failed=answer.failed,
-        meta=_meta(call, decision, isolation, head),
+        meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
     )
 
 

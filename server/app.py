@@ -21,6 +21,9 @@ from server.audit.log import AuditLog
 from server.broker import Broker
 from server.errors import AuditUnavailable, InvalidArguments
 from server.policy import decide
+from server.receipts.keys import Signer
+from server.receipts.ledger import Office
+from server.receipts.statement import Server
 from server.settings import Settings
 from server.tools import TOOLS
 from server.tools.base import Tool
@@ -80,6 +83,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
         ProfileError: a profile is wrong; nothing was started.
         AuditUnavailable: the state directory cannot be written.
         ArtifactsUnavailable: nor can the artifacts'.
+        KeyUnusable: others could read the key that signs receipts.
     """
     profiles = load_profiles(settings)
     owner = new_owner()
@@ -98,6 +102,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
         reason = f"{settings.state_dir} cannot be made: {problem.strerror}"
         fix = "Name another with --state-dir or GLOVEBOX_STATE_DIR."
         raise AuditUnavailable("Opening the state directory", reason, fix) from problem
+    signer = Signer.load(settings.state_dir)
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id) as audit,
         store,
@@ -105,7 +110,13 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
         anyio.create_task_group() as tasks,
     ):
         await audit.append(
-            ServerStarted(version=VERSION, pid=os.getpid(), transport=transport, tools_digest=tools_digest)
+            ServerStarted(
+                version=VERSION,
+                pid=os.getpid(),
+                transport=transport,
+                tools_digest=tools_digest,
+                receipt_key=signer.key_id,
+            )
         )
         for tool, profile in profiles.items():
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
@@ -116,6 +127,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
             profiles=profiles,
             drivers=available,
             audit=audit,
+            receipts=Office(log=audit, signer=signer, server=Server(version=VERSION, id=server_id)),
             artifacts=store,
             workspace=settings.workspace.resolve(),
         )

@@ -25,7 +25,7 @@ from sandboxes.outcome import Outcome
 from server.answers import answered, refused
 from server.artifacts.record import ArtifactsUnavailable
 from server.artifacts.store import ArtifactStore
-from server.audit.events import CallCancelled, CallDecided, CallFailed, CallFinished, Event, Output, SandboxStarted
+from server.audit.events import CallCancelled, CallDecided, CallFailed, CallFinished, Input, Output, SandboxStarted
 from server.audit.log import AuditLog
 from server.calls import CallResult, Decision, Listener, ToolCall
 from server.collecting import Collector
@@ -34,6 +34,7 @@ from server.errors import AuditUnavailable, Refused
 from server.inputs import open_inputs
 from server.network import gate_for, serve_with
 from server.policy import decide
+from server.receipts.ledger import LastWord, Ledger, Office
 from server.redaction import without_paths
 from server.tools.base import Isolation, Tool
 
@@ -49,6 +50,7 @@ class Broker:
     profiles: ProfileSet
     drivers: Drivers
     audit: AuditLog
+    receipts: Office
     artifacts: ArtifactStore
     workspace: Path | None
 
@@ -66,7 +68,8 @@ class Broker:
         tool = self.tools[call.tool]
         profile = self.profiles.get(call.tool)
         decision = decide(tool, call.arguments, profile, self.profiles.digest_for(tool.name) if profile else "")
-        inputs: list[tuple[str, bytes]] = []
+        log = self.receipts.ledger(call, profile)
+        inputs: list[tuple[Input, bytes]] = []
         broken: ArtifactsUnavailable | None = None
         try:
             if decision.effect == "allow":
@@ -76,15 +79,17 @@ class Broker:
         except ArtifactsUnavailable as problem:
             broken = problem  # the decision is on disk before it is told
         keep = profile is not None and "arguments" in profile.audit.keep
-        await self.audit.append(CallDecided.of(call, decision, keep_arguments=keep))
+        given = tuple(each for each, _ in inputs)
+        await log.append(CallDecided.of(call, decision, keep_arguments=keep, inputs=given))
         if profile is None or decision.effect != "allow":
             return refused(call, decision, self.audit.head)
         try:
             if broken is not None:
                 raise broken  # noqa: TRY301 - its last word is written below
-            return await self._run(call, tool, profile, decision, inputs=inputs, listener=listener)
+            return await self._run(call, tool, profile, decision, log, inputs=inputs, listener=listener)
         except anyio.get_cancelled_exc_class():
-            await self._last_word(CallCancelled(call_id=call.id, by=listener.ended_by(), elapsed_ms=_elapsed(call)))
+            cancelled = CallCancelled(call_id=call.id, by=listener.ended_by(), elapsed_ms=_elapsed(call))
+            await _last_word(log, cancelled)
             raise
         except Exception as problem:
             # Also for what nobody foresaw: a call without its last record would look as if it still ran.
@@ -93,7 +98,7 @@ class Broker:
             )
             reason = without_paths(str(problem))[:500] if foreseen else "Nobody foresaw this; see the server's log."
             event = CallFailed(call_id=call.id, error=type(problem).__name__, reason=reason, elapsed_ms=_elapsed(call))
-            await self._last_word(event)
+            await _last_word(log, event)
             raise
 
     async def _run(
@@ -102,8 +107,9 @@ class Broker:
         tool: Tool,
         profile: Profile,
         decision: Decision,
+        log: Ledger,
         *,
-        inputs: list[tuple[str, bytes]],
+        inputs: list[tuple[Input, bytes]],
         listener: Listener,
     ) -> CallResult:
         # A sandbox made for a call that waits must not import what the program may not need: that is for prepared ones.
@@ -112,57 +118,60 @@ class Broker:
         listener.progress(f"Starting a {driver.name} sandbox")
         async with (
             self.artifacts.collect(call, spec.limits) as collection,
-            Collector(collection, self.audit, call) as collector,
+            Collector(collection, log, call) as collector,
         ):
-            gate = gate_for(profile, self.audit, call)
+            gate = gate_for(profile, log, call)
             async with driver.open(plan) as sandbox:
-                link = await self._proved(call, plan, sandbox)
+                link = await _proved(log, call, plan, sandbox)
                 listener.progress("Running")
                 hooks = running.Hooks(
                     file=collector.accept,
                     serve=serve_with(gate) if gate else None,
                     printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
                 )
-                outcome = await running.run(sandbox, link, plan, tool.job(call.arguments), inputs=inputs, hooks=hooks)
+                files = [(each.name, content) for each, content in inputs]
+                outcome = await running.run(sandbox, link, plan, tool.job(call.arguments), inputs=files, hooks=hooks)
             delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
         isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
         finished = _finished(call, outcome, profile, gate)
-        await self.audit.append(finished)
+        receipt = await log.close(finished)
         return answered(
             tool, call, outcome, delivered, decision=decision, isolation=isolation, head=self.audit.head,
-            elapsed_ms=finished.elapsed_ms,
+            elapsed_ms=finished.elapsed_ms, receipt=receipt,
         )  # fmt: skip
 
-    async def _proved(self, call: ToolCall, plan: Plan, sandbox: Sandbox) -> Link:
-        """The link to a guest whose isolation is what was planned; the record of it is on disk."""
-        link, measured, differences = await running.prove(sandbox, plan)
-        await self.audit.append(
-            SandboxStarted(
-                call_id=call.id,
-                sandbox_id=sandbox.id,
-                driver=plan.driver,
-                level=plan.level,
-                plan_digest=plan.digest,
-                planned=asdict(plan.expected),
-                measured=measured.model_dump(mode="json"),
-                verified=not differences,
-            )
-        )
-        if differences:
-            told = "; ".join(f"{each.field}: planned {each.planned}, found {each.measured}" for each in differences)
-            raise SandboxUnavailable(
-                "Proving a sandbox's isolation", f"it is not what was planned ({told[:800]})", "Run `glovebox doctor`."
-            )
-        return link
 
-    async def _last_word(self, event: Event) -> None:
-        """Record how a call ended although it is being cancelled, or although the log is what failed."""
-        with anyio.CancelScope(shield=True):
-            try:
-                await self.audit.append(event)
-            except AuditUnavailable:
-                # The caller hears of it already, or is gone; the log itself says at its next record that it had failed.
-                return
+async def _proved(log: Ledger, call: ToolCall, plan: Plan, sandbox: Sandbox) -> Link:
+    """The link to a guest whose isolation is what was planned; the record of it is on disk."""
+    link, measured, differences = await running.prove(sandbox, plan)
+    await log.append(
+        SandboxStarted(
+            call_id=call.id,
+            sandbox_id=sandbox.id,
+            driver=plan.driver,
+            level=plan.level,
+            plan_digest=plan.digest,
+            planned=asdict(plan.expected),
+            measured=measured.model_dump(mode="json"),
+            verified=not differences,
+        )
+    )
+    if differences:
+        told = "; ".join(f"{each.field}: planned {each.planned}, found {each.measured}" for each in differences)
+        raise SandboxUnavailable(
+            "Proving a sandbox's isolation", f"it is not what was planned ({told[:800]})", "Run `glovebox doctor`."
+        )
+    return link
+
+
+async def _last_word(log: Ledger, event: LastWord) -> None:
+    """Record how a call ended although it is being cancelled, or although the log is what failed."""
+    with anyio.CancelScope(shield=True):
+        try:
+            await log.close(event)
+        except AuditUnavailable:
+            # The caller hears of it already, or is gone; the log itself says at its next record that it had failed.
+            return
 
 
 def _finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGate | None) -> CallFinished:

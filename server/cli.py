@@ -260,6 +260,43 @@ def audit_head(settings: Settings, as_json: bool) -> None:
     sys.exit(commands.head(_log(settings), _out, as_json=as_json))
 
 
+@main.group()
+def receipt() -> None:
+    """Signed proof of what one call was, got and did."""
+
+
+@receipt.command("key")
+@_directories
+def receipt_key(settings: Settings) -> None:
+    """The public key, for whoever verifies; made where there is none."""
+    from server.receipts import commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.key(settings.state_dir, _out, _err))
+
+
+@receipt.command("show")
+@click.argument("wanted", metavar="CALL|FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print the receipt itself, as `receipt verify` takes it.")
+@_directories
+def receipt_show(settings: Settings, wanted: str, as_json: bool) -> None:
+    """What a receipt says; of a call made here, or in a file."""
+    from server.receipts import commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.show(settings.state_dir, _out, _err, wanted, as_json=as_json))
+
+
+@receipt.command("verify")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--key", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The server's public key.")
+@click.option("--audit", type=click.Path(path_type=Path, file_okay=False), help="Audit log to find its place in.")
+@_json_option
+def receipt_verify(file: Path, key: Path, audit: Path | None, as_json: bool) -> None:
+    """Prove a receipt with the public key alone; exit 1 and the reason if it does not hold."""
+    from server.receipts import commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.verify(file, _out, public_key=key, audit=audit, as_json=as_json))
+
+
 @main.command("client-config")
 @click.option("--transport", type=click.Choice(["stdio", "http"]), default="stdio", show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name clients reach the server by (http).")

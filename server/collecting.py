@@ -12,7 +12,7 @@ from server.artifacts.collect import Sink as FileSink
 from server.artifacts.names import quoted
 from server.artifacts.record import Artifact, ArtifactsUnavailable
 from server.audit.events import ArtifactCollected, ArtifactRefused
-from server.audit.log import AuditLog
+from server.audit.log import Appends
 from server.calls import Image, Link, ToolCall
 from server.errors import Refused
 
@@ -38,7 +38,7 @@ class Delivered:
 class Collector:
     """Collects the files of one call: ``async with Collector(…) as collector``; leaving drops what is not complete."""
 
-    def __init__(self, collection: Collection, audit: AuditLog, call: ToolCall) -> None:
+    def __init__(self, collection: Collection, audit: Appends, call: ToolCall) -> None:
         self._collection = collection
         self._audit = audit
         self._call = call

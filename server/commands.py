@@ -25,10 +25,11 @@ from server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from server.errors import AuditUnavailable, InvalidArguments, Refused
 from server.ids import new_call_id
+from server.secret_files import SecretUnusable
 from server.settings import Settings
 from server.tools import TOOLS
 
-_UNAVAILABLE = (SandboxUnavailable, UnsupportedSpec, AuditUnavailable, ArtifactsUnavailable)
+_UNAVAILABLE = (SandboxUnavailable, UnsupportedSpec, AuditUnavailable, ArtifactsUnavailable, SecretUnusable)
 
 
 class _Told:
@@ -166,7 +167,7 @@ def serve(
     settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
 ) -> int:
     """Serve until the clients or a signal end it; see ``glovebox serve``."""
-    from server import catalogue, tokens, transports  # noqa: PLC0415 - brings the SDK
+    from server import catalogue, transports  # noqa: PLC0415 - brings the SDK
 
     async def make() -> int:
         tools_digest = catalogue.digest(catalogue.listed(TOOLS.values()))
@@ -185,7 +186,7 @@ def serve(
                 app.ended.append(await served)
         return OK
 
-    return _run(make, err, as_json=False, also=(transports.CannotListen, tokens.TokensUnusable))
+    return _run(make, err, as_json=False, also=(transports.CannotListen,))
 
 
 def client_config(settings: Settings, out: Console, *, transport: str, host: str, port: int) -> int:

@@ -3,7 +3,7 @@
 from profiles.model import Profile
 from sandboxes.link import Duplex, Serve
 from server.audit.events import EgressDecided
-from server.audit.log import AuditLog
+from server.audit.log import Appends
 from server.calls import ToolCall
 from server.egress.events import EgressAttempt
 from server.egress.gate import EgressGate
@@ -11,7 +11,7 @@ from server.egress.limits import EgressLimits
 from server.egress.serve import serve
 
 
-def gate_for(profile: Profile, audit: AuditLog, call: ToolCall) -> EgressGate | None:
+def gate_for(profile: Profile, audit: Appends, call: ToolCall) -> EgressGate | None:
     """The gate for one call; None where its profile grants no network."""
     if profile.network.mode == "none":
         return None

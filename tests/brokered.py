@@ -96,9 +96,9 @@ class Called:
 
     @property
     def usage(self) -> Mapping[str, Any]:
-        """What the last record says was spent."""
-        assert self.records[-1].kind == "call.finished"
-        used: Mapping[str, Any] = self.records[-1].data["usage"]
+        """What the last record but the receipt says was spent."""
+        assert self.kinds[-2:] == ["call.finished", "receipt.signed"]
+        used: Mapping[str, Any] = self.records[-2].data["usage"]
         return used
 
 

@@ -45,6 +45,8 @@ class ServerStarted(Event):
     """``stdio``, ``http`` or ``cli``."""
     tools_digest: str | None = None
     """Digest of ``tools/list`` as clients get it: a change of names, schemas or descriptions changes it."""
+    receipt_key: str | None = None
+    """Id of the key that signs receipts from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,20 @@ class ProfileLoaded(Event):
     """``shipped`` or ``operator``."""
     unsafe: tuple[str, ...] = ()
     """Its keys that weaken isolation, each with the reason given: ``key: because``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One artifact of an earlier call that this call was given."""
+
+    name: str
+    """Its name below ``/input``."""
+    uri: str
+    """Its address."""
+    sha256: str
+    """Hex digest of the content."""
+    bytes: int
+    """Size of the content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +117,13 @@ class CallDecided(CallEvent):
     """Length of that JSON in bytes."""
     arguments: Mapping[str, Any] | None = None
     """The arguments themselves, only where the profile keeps them."""
+    inputs: tuple[Input, ...] | None = None
+    """``name``, ``uri``, ``sha256`` and ``bytes`` of each artifact that goes in."""
 
     @classmethod
-    def of(cls, call: ToolCall, decision: Decision, *, keep_arguments: bool) -> "CallDecided":
+    def of(
+        cls, call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs: tuple[Input, ...] = ()
+    ) -> "CallDecided":
         """Make the event for one decision; ``keep_arguments`` is the profile's choice.
 
         Raises:
@@ -123,6 +143,7 @@ class CallDecided(CallEvent):
             arguments_digest=chain.digest(arguments),
             arguments_bytes=len(chain.canonical(arguments)),
             arguments=arguments if keep_arguments else None,
+            inputs=inputs or None,
         )
 
 
@@ -144,6 +165,10 @@ class SandboxStarted(CallEvent):
     """The isolation the plan promised."""
     measured: Mapping[str, Any]
     """The isolation found from inside and outside."""
+    fields: tuple[Mapping[str, Any], ...] = ()
+    """Field by field what was planned, measured ``inside``, seen from ``outside``, and the ``verdict``."""
+    host: Mapping[str, str] | None = None
+    """Versions and digests of what the isolation is made with, as the host sees them."""
     verified: bool
     """Whether the two agree; where not, no job was given to it."""
 
@@ -265,6 +290,23 @@ class CallFailed(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptSigned(CallEvent):
+    """The receipt of a call that policy allowed, written with the call's last record and right after it.
+
+    Clients do not hear it as an event: results name it, and ``receipt://…`` gives it.
+    """
+
+    kind: ClassVar[str] = "receipt.signed"
+
+    digest: str
+    """Digest of the receipt: of the canonical JSON of ``envelope``."""
+    key: str
+    """Id of the key that signed it."""
+    envelope: Mapping[str, Any]
+    """The receipt itself, see docs/receipts.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GapRecorded(Event):
     """The log itself found bytes after its last whole record, left by a crash or a full disk. Written by the log only.
 
@@ -294,6 +336,7 @@ EVENTS: Mapping[str, type[Event]] = {
         CallFinished,
         CallCancelled,
         CallFailed,
+        ReceiptSigned,
         GapRecorded,
     )
 }
@@ -315,9 +358,11 @@ def draft(event: Event) -> chain.Draft:
     return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded)
 
 
-def _data(item: Event | Output) -> dict[str, Any]:
+def _data(item: Event | Output | Input) -> dict[str, Any]:
     pairs = ((field.name, getattr(item, field.name)) for field in fields(item) if field.name != "call_id")
     data = {name: value for name, value in pairs if value is not None}
     if isinstance(item, CallFinished):
         data["outputs"] = [_data(output) for output in item.outputs]
+    if isinstance(item, CallDecided) and item.inputs:
+        data["inputs"] = [_data(each) for each in item.inputs]
     return data

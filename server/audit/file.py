@@ -19,7 +19,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,6 +40,9 @@ _LOCK_PAUSE_SECONDS = (0.0001, 0.002)
 
 #: Most bytes after the last whole record that are taken for a crash: one commit and its longest line.
 MAX_TORN_BYTES = 8 << 20
+
+#: Makes a draft from the record written right before it, whose place and hash it can therefore name.
+Follower = Callable[[Record], Draft]
 
 _FIX_DISK = "Free space on its file system, or point the state directory at another one."
 _FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
@@ -83,20 +86,25 @@ class LogFile:
         """The end of the chain as this process last saw it."""
         return self._tail
 
-    def commit(self, drafts: Sequence[Draft]) -> list[Record]:
+    def commit(self, drafts: Sequence[Draft | Follower]) -> list[Record]:
         """Append all of ``drafts`` with one write and one fdatasync; all of them are on the disk, or none.
+
+        Args:
+            drafts: what to append; the first is no ``Follower``.
 
         Raises:
             AuditUnavailable: the disk refused, the lock is held too long, or the log was tampered with.
         """
-        with self._translated(f"record {drafts[0].kind}"), self._locked():
+        with self._translated(f"record {_kind(drafts[0])}"), self._locked():
             self._catch_up()
             return self._append(drafts)
 
-    def _append(self, drafts: Sequence[Draft], torn: int = 0, ending: bytes = b"") -> list[Record]:
+    def _append(self, drafts: Sequence[Draft | Follower], torn: int = 0, ending: bytes = b"") -> list[Record]:
         """Write ``drafts`` behind the tail and ``torn`` bytes that are no records, after ending those."""
-        tail, records = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn), []
-        for item in drafts:
+        tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn)
+        records: list[Record] = []
+        for wanted in drafts:
+            item = wanted if isinstance(wanted, Draft) else wanted(records[-1])
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             record = chain.seal(item, seq=tail.seq + 1, time=now, server=self._server, prev=tail.hash)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
@@ -252,6 +260,10 @@ class LogFile:
             raise AuditUnavailable(
                 f"{attempted} in {self._directory}", reason, "Replace the link." if link else fix
             ) from error
+
+
+def _kind(item: Draft | Follower) -> str:
+    return item.kind if isinstance(item, Draft) else "what follows"
 
 
 @contextlib.contextmanager

@@ -5,11 +5,11 @@ The write runs in a worker thread, so a stalling disk stops the calls that need 
 """
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import anyio
 import anyio.to_thread
@@ -17,7 +17,7 @@ import anyio.to_thread
 from server.audit import chain
 from server.audit.chain import Draft, Head, Record
 from server.audit.events import Event, draft
-from server.audit.file import LogFile
+from server.audit.file import Follower, LogFile
 from server.audit.subscription import Owners, Subscription
 from server.errors import AuditUnavailable
 
@@ -34,10 +34,30 @@ MAX_WAITING_APPENDS = 16384
 COMMIT_WAIT_SECONDS = 30.0
 
 
+class Appends(Protocol):
+    """Whatever events can be appended to."""
+
+    async def append(self, event: Event) -> Record:
+        """See ``AuditLog.append``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Then:
+    """A second event, made from the record of the first and written with it: both are on the disk, or none."""
+
+    event: Callable[[Record], Event]
+    """Called in the log's thread while the chain is locked: short, no I/O, and it does not fail."""
+    bytes: int
+    """At most so many in the event's canonical JSON."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
     draft: Draft
-    outcome: Record | AuditUnavailable | None = None
+    then: Follower | None = None
+    size: int
+    """Bytes of all it asks for."""
+    outcome: list[Record] | AuditUnavailable | None = None
 
 
 class AuditLog:
@@ -94,13 +114,34 @@ class AuditLog:
             AuditUnavailable: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, not known to be), so
                 what it announces must not happen.
         """
+        (record,) = await self._append(event, None)
+        return record
+
+    async def append_with(self, event: Event, then: Then) -> tuple[Record, Record]:
+        """Like ``append``, with a second event that may name the first one's place; one disk write for both.
+
+        Raises:
+            AuditUnavailable: neither is in the log.
+        """
+        record, following = await self._append(event, then)
+        return record, following
+
+    async def _append(self, event: Event, then: Then | None) -> list[Record]:
+        attempted = f"record {event.kind}"
         try:
-            waiting = _Waiting(draft=draft(event))
+            first = draft(event)
         except ValueError as error:
             fix = "Send smaller arguments, or let the profile keep their digest alone."
-            raise AuditUnavailable(f"record {event.kind}", f"the record cannot be written: {error}", fix) from error
+            raise AuditUnavailable(attempted, f"the record cannot be written: {error}", fix) from error
+        if then is not None and then.bytes > chain.MAX_LINE_BYTES - 1024:
+            raise AuditUnavailable(attempted, f"what follows it takes {then.bytes} bytes", "Give back fewer files.")
         if len(self._queue) >= MAX_WAITING_APPENDS:
-            raise AuditUnavailable(f"record {event.kind}", "the disk does not keep up", "Try again, with fewer calls.")
+            raise AuditUnavailable(attempted, "the disk does not keep up", "Try again, with fewer calls.")
+        waiting = _Waiting(
+            draft=first,
+            then=None if then is None else _follower(then),
+            size=len(first.encoded) + (then.bytes if then else 0),
+        )
         self._queue.append(waiting)
         with anyio.CancelScope(shield=True):
             async with self._turn:
@@ -127,7 +168,7 @@ class AuditLog:
             self._subscriptions.discard(subscription)
             await subscription.aclose()
 
-    async def _settle(self, waiting: _Waiting) -> Record | AuditUnavailable:
+    async def _settle(self, waiting: _Waiting) -> list[Record] | AuditUnavailable:
         while True:
             if waiting.outcome is not None:
                 return waiting.outcome
@@ -137,31 +178,30 @@ class AuditLog:
         """Write what waits, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
         batch = self._take()
         try:
-            records = await self._write([waiting.draft for waiting in batch])
+            records = iter(await self._write([item for waiting in batch for item in _drafts(waiting)]))
         except AuditUnavailable as error:
             for waiting in batch:
                 waiting.outcome = AuditUnavailable(error.attempted, error.reason, error.fix)
             return
-        for waiting, record in zip(batch, records, strict=True):
-            waiting.outcome = record
-            owner = self._owners.note(record)
-            for subscription in self._subscriptions:
-                subscription.offer(record, owner)
+        for waiting in batch:
+            waiting.outcome = [next(records) for _ in _drafts(waiting)]
+            for record in waiting.outcome:
+                owner = self._owners.note(record)
+                for subscription in self._subscriptions:
+                    subscription.offer(record, owner)
 
     def _take(self) -> list[_Waiting]:
         batch, size = [self._queue.popleft()], 0
         while self._queue and len(batch) < MAX_BATCH_RECORDS:
-            size += len(self._queue[0].draft.encoded)
+            size += self._queue[0].size
             if size > MAX_BATCH_BYTES:
                 break
             batch.append(self._queue.popleft())
         return batch
 
-    async def _write(self, drafts: list[Draft]) -> list[Record]:
+    async def _write(self, drafts: list[Draft | Follower]) -> list[Record]:
         if self._unusable is not None:
-            raise AuditUnavailable(
-                f"record {drafts[0].kind}", self._unusable, "Look at the disk, then restart the server."
-            )
+            raise AuditUnavailable("write a record", self._unusable, "Look at the disk, then restart the server.")
         with anyio.move_on_after(COMMIT_WAIT_SECONDS):
             return await anyio.to_thread.run_sync(
                 self._file.commit, drafts, limiter=self._thread, abandon_on_cancel=True
@@ -175,3 +215,11 @@ class AuditLog:
         if self._unusable is None:
             self._file.close()
             self._unusable = "the log was closed"
+
+
+def _follower(then: Then) -> Follower:
+    return lambda record: draft(then.event(record))
+
+
+def _drafts(waiting: _Waiting) -> list[Draft | Follower]:
+    return [waiting.draft] if waiting.then is None else [waiting.draft, waiting.then]

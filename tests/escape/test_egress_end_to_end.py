@@ -75,7 +75,7 @@ async def test_an_allowed_page_comes_back_as_untrusted_text(
     assert called.fields["isolation"]["driver"] == driver
     assert net.lookups == [NAME]
     assert called.egress == [("allow", "network.allow[0]", SITE)]
-    assert called.kinds == ["call.decided", "sandbox.started", "egress.decided", "call.finished"]
+    assert called.kinds == ["call.decided", "sandbox.started", "egress.decided", "call.finished", "receipt.signed"]
     assert called.usage["egress_connections"] == 1
     assert called.usage["egress_received_bytes"] > len(HTML)
     assert called.usage["egress_sent_bytes"] > len(requests[0])
@@ -103,13 +103,13 @@ async def test_redirects_are_reported_and_each_is_decided(wires: Cable, tmp_path
     assert chain.fields["redirects"] == [{"status": 302, "url": f"{URL}/start"}]
     assert f"[redirected by {URL}/start, status 302]" in chain.text
     assert chain.egress == [("allow", "network.allow[0]", SITE), ("allow", "network.allow[0]", OTHER)]
-    assert inside.fields["error"]["rule"] == "egress.address"
-    assert "private" in inside.fields["error"]["reason"]
+    assert inside.fields["error"]["kind"] == "egress.address"
+    assert "private" in inside.fields["error"]["message"]
     assert inside.fields["redirects"] == [{"status": 302, "url": f"{URL}/inside"}]
     assert inside.fields["untrusted"] is True
     assert inside.result.failed
     assert [rule for _, rule, _ in inside.egress] == ["network.allow[0]", "egress.address"]
-    assert lower.fields["error"]["rule"] == "egress.redirect"
+    assert lower.fields["error"]["kind"] == "egress.redirect"
     assert f"{PRIVATE}:443" not in net.connections
 
 
@@ -160,7 +160,7 @@ async def test_a_page_that_is_too_much_comes_in_part(wires: Cable, tmp_path: Pat
     assert "The body was cut at 65536 bytes." in found["/bomb"].fields["truncated"]
     assert found["/slow"].fields["text"] == "the beginning"
     assert "time was up" in found["/slow"].fields["truncated"]
-    assert found["/mute"].fields["error"]["rule"] == "egress.failed"
+    assert found["/mute"].fields["error"]["kind"] == "egress.failed"
     assert found["/mute"].fields["elapsed_ms"] < 10_000
     assert found["/whole"].fields["truncated"] is None
 

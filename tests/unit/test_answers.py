@@ -11,12 +11,14 @@ from server.answers import answered, refused
 from server.audit.chain import Head
 from server.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
 from server.collecting import Delivered
+from server.receipts.ledger import Receipt
 from server.tools import TOOLS
 from server.tools.base import Isolation
 from server.tools.run_python import RunPythonResult
 
 HEAD = Head(seq=7, hash="a" * 64)
 DECISION = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="sha256:p")
+RECEIPT = Receipt(uri="receipt://c_1", digest="sha256:1")
 ISOLATION = Isolation(driver="bubblewrap", level="namespaces", verified=True)
 CALL = ToolCall(
     id="c_1", principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
@@ -35,8 +37,9 @@ NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING) -> CallResult:
     """The answer to a call of ``run_python``; its data fits the published model."""
     result = answered(
-        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, isolation=ISOLATION, head=HEAD, elapsed_ms=9.0
-    )
+        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, isolation=ISOLATION, head=HEAD,
+        elapsed_ms=9.0, receipt=RECEIPT,
+    )  # fmt: skip
     RunPythonResult.model_validate_json(_json(result.structured))
     return result
 
@@ -71,6 +74,7 @@ def test_meta_has_the_calls_facts_and_nothing_else() -> None:
         "profile_digest": "sha256:p",
         "audit": {"seq": 7, "hash": "a" * 64},
         "isolation": {"driver": "bubblewrap", "level": "namespaces", "verified": True},
+        "receipt": {"uri": "receipt://c_1", "digest": "sha256:1"},
     }
 
 
@@ -142,7 +146,7 @@ def test_other_tools_get_no_files() -> None:
     call = replace(CALL, tool="read_workspace_file", arguments={"path": "a.png", "offset": 0, "limit": 100})
     result = answered(
         TOOLS["read_workspace_file"], call, outcome, replace(NOTHING, shown=(shown,)), decision=DECISION,
-        isolation=ISOLATION, head=HEAD, elapsed_ms=1.0,
+        isolation=ISOLATION, head=HEAD, elapsed_ms=1.0, receipt=RECEIPT,
     )  # fmt: skip
     assert "artifacts" not in result.structured
     assert shown in result.content

@@ -147,7 +147,7 @@ def test_the_control_a_right_call_runs(home: Home) -> None:
     """Exit 0: what all the others here are held against."""
     code, body, _ = home.call("run_python", {"code": "print(1)", "timeout_seconds": 30})
     assert (code, body["stdout"]["text"]) == (OK, "1\n")
-    assert home.kinds()[-4:] == ["call.decided", "sandbox.started", "call.finished", "server.stopped"]
+    assert home.kinds()[-5:-1] == ["call.decided", "sandbox.started", "call.finished", "receipt.signed"]
 
 
 @needs_bubblewrap
@@ -196,7 +196,7 @@ def test_an_error_in_the_program_is_an_ordinary_result(program: str, kind: str, 
     assert (code, body["ended"], body["exit_code"]) == (FAILED, "exited", 1)
     assert (body["error"]["type"], body["error"]["line"]) == (kind, line)
     assert "/guest" not in body["stderr"]["text"]
-    assert home.kinds()[-2:] == ["call.finished", "server.stopped"]
+    assert home.kinds()[-3:] == ["call.finished", "receipt.signed", "server.stopped"]
 
 
 @needs_bubblewrap
@@ -231,7 +231,7 @@ def _unavailable(home: Home, found: tuple[int, dict[str, Any], str], *words: str
     assert code == UNAVAILABLE
     assert [word for word in words if word not in told] == []
     assert set(body) == {"error"}
-    assert home.kinds()[-3:] == ["call.decided", "call.failed", "server.stopped"]
+    assert home.kinds()[-3:] == ["call.failed", "receipt.signed", "server.stopped"]
 
 
 def test_a_docker_engine_that_is_gone_is_told_with_its_fix(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from profiles.loader import SHIPPED, load
 from sandboxes.base import Facts, Plan
@@ -19,15 +20,22 @@ from sandboxes.run import host_namespaces
 from sandboxes.spec import GUEST_UID, SandboxSpec
 from server.app import check_example
 from server.artifacts.record import ArtifactsUnavailable
+from server.audit import chain
 from server.audit.chain import Head
+from server.audit.events import draft
+from server.audit.log import Then
 from server.broker import Broker
 from server.calls import CallResult, Principal, ToolCall
 from server.errors import AuditUnavailable
+from server.receipts.keys import Signer
+from server.receipts.ledger import Office
+from server.receipts.statement import Server
 from server.tools import TOOLS
 from tests.artifact_stores import a_store
 from tests.channels import READY, Channel, Guest
 
 ARGUMENTS: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
+SIGNER = Signer(Ed25519PrivateKey.generate())
 MEASURED = {**READY, "namespaces": {"net": 1}}
 
 
@@ -51,6 +59,8 @@ class Recorder:
 
     events: list[Any] = field(default_factory=list)
     fails: str = ""
+    receipts: list[Any] = field(default_factory=list)
+    """One per last word."""
 
     head: Head = field(default_factory=lambda: Head(seq=1, hash="0" * 64))
 
@@ -62,6 +72,12 @@ class Recorder:
         if event.kind == self.fails:
             raise AuditUnavailable(f"record {event.kind} in /secret/state", "No space left on device", "Make room.")
         self.events.append(event)
+
+    async def append_with(self, event: Any, then: Then) -> None:
+        """Take one event; the receipt is made of a record that never was, and kept apart."""
+        await self.append(event)
+        record = chain.seal(draft(event), seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64)
+        self.receipts.append(then.event(record))
 
     def kinds(self) -> list[str]:
         """What was recorded."""
@@ -173,6 +189,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
             profiles=load([SHIPPED], check_example=check_example),
             drivers=cast("Any", driver),
             audit=cast("Any", audit),
+            receipts=Office(log=cast("Any", audit), signer=SIGNER, server=Server(version="0", id="s")),
             artifacts=store,
             workspace=None,
         )

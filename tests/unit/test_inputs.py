@@ -15,7 +15,9 @@ async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
     async with a_store(tmp_path) as store:
         one, two = await keep(store, "a/1.csv", b"one"), await keep(store, "2.csv", b"")
         call = replace(a_call(), arguments={"inputs": (two.uri, one.uri)})
-        assert await open_inputs(store, call) == [("2.csv", b""), ("a/1.csv", b"one")]
+        found = await open_inputs(store, call)
+        assert [(given.name, content) for given, content in found] == [("2.csv", b""), ("a/1.csv", b"one")]
+        assert [given.sha256 for given, _ in found] == [two.sha256, one.sha256]
         assert await open_inputs(store, a_call()) == []
 
 

@@ -1,0 +1,116 @@
+"""Small files nobody else may read: one directory, one secret per file; refused where others could have read it.
+
+No secret is printed or logged here. Must not import anything of ours.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+
+class SecretUnusable(Exception):  # noqa: N818 - the state of things, as the other failures
+    """A secret cannot be read safely, so what needs it does not start. Subclasses say what kind of secret."""
+
+    what: ClassVar[str] = "secret"
+    """What the file holds, for the sentence."""
+
+    def __init__(self, path: Path, reason: str, fix: str) -> None:
+        """Say which path, what is wrong with it, and the command that repairs it."""
+        super().__init__(f"{self.what} {path}: {reason}. {fix}")
+        self.path = path
+        self.reason = reason
+        self.fix = fix
+
+
+class SecretDirectory:
+    """An open directory of secrets; see ``opened``."""
+
+    def __init__(self, path: Path, descriptor: int, failure: type[SecretUnusable]) -> None:
+        """Take what ``opened`` checked."""
+        self.path = path
+        self._descriptor = descriptor
+        self._failure = failure
+
+    def names(self) -> list[str]:
+        """Names of the files in it, sorted; those that begin with a dot are half made."""
+        listed = os.listdir(self._descriptor)  # noqa: PTH208 - by descriptor
+        return sorted(name for name in listed if not name.startswith("."))
+
+    def make(self, name: str, content: bytes) -> None:
+        """Publish a whole file at once; of several that make the same name, the first wins and the rest change nothing.
+
+        Raises:
+            SecretUnusable: it cannot be written.
+        """
+        draft = f".new-{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(draft, flags, 0o600, dir_fd=self._descriptor)
+            try:
+                os.write(fd, content)
+                os.fsync(fd)
+                with contextlib.suppress(FileExistsError):
+                    os.link(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+            finally:
+                os.close(fd)
+                os.unlink(draft, dir_fd=self._descriptor)
+        except OSError as error:
+            reason = f"it cannot be written: {error.strerror}"
+            raise self._failure(self.path / name, reason, "Free space, or make the directory writable.") from error
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the content of a file, at most one byte more than ``most``.
+
+        Raises:
+            SecretUnusable: it is a link, no plain file, another user's, or open to others.
+        """
+        path = self.path / name
+        try:
+            # Non-blocking, so that a FIFO in the way cannot stop the server from starting.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, dir_fd=self._descriptor)
+        except OSError as error:
+            reason = f"it cannot be opened as a file of its own: {error.strerror}"
+            raise self._failure(path, reason, f"Remove {path}; a new one is made.") from error
+        try:
+            _check(os.fstat(fd), stat.S_IFREG, path, "600", self._failure)
+            return os.read(fd, most + 1)
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def opened(directory: Path, failure: type[SecretUnusable]) -> Iterator[SecretDirectory]:
+    """Open a directory of secrets, made (0700) where it is missing.
+
+    Args:
+        directory: a directory of its own, below the state directory.
+        failure: what is raised.
+
+    Raises:
+        SecretUnusable: it is a link, belongs to another user, or is open to others.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise failure(directory, f"it is not a directory: {error.strerror}", "Remove it.") from error
+    try:
+        _check(os.fstat(descriptor), stat.S_IFDIR, directory, "700", failure)
+        yield SecretDirectory(directory, descriptor, failure)
+    finally:
+        os.close(descriptor)
+
+
+def _check(found: os.stat_result, kind: int, path: Path, mode: str, failure: type[SecretUnusable]) -> None:
+    if stat.S_IFMT(found.st_mode) != kind:
+        raise failure(path, "it is not what is expected there", f"Remove {path}.")
+    if found.st_uid != os.geteuid():
+        raise failure(path, f"it belongs to user {found.st_uid}", f"Run `chown {os.geteuid()} {path}`.")
+    if found.st_mode & 0o077:
+        reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
+        raise failure(path, reason, f"Remove it if others may have read it, else run `chmod {mode} {path}`.")
