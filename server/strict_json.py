@@ -37,6 +37,22 @@ def check(text: bytes | str) -> Any:
     return value
 
 
+def check_shape(text: str) -> Any:
+    """Return the value of ``text``, numbers of any size and NaN included: for a reader that names the field of those.
+
+    Raises:
+        ValueError: no JSON, a duplicate key, a lone surrogate, or more than ``MAX_DEPTH`` levels.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from None
+    _walk(value)
+    return value
+
+
 def _walk(value: Any) -> None:
     """Look at every text, level by level: no recursion, so depth costs nothing before it is refused."""
     level: list[Any] = [value]
