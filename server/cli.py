@@ -120,10 +120,20 @@ def setup(settings: Settings, docker: bool, base: str | None) -> None:
 
 
 @main.command()
+@click.option("--prove", is_flag=True, help="Attack the sandboxes of this host and say what held: 0 all, 1 not all.")
+@click.option("--driver", "names", multiple=True, help="Prove this driver (may be repeated); else every usable one.")
 @_json_option
 @_directories
-def doctor(settings: Settings, as_json: bool) -> None:
+def doctor(settings: Settings, prove: bool, names: tuple[str, ...], as_json: bool) -> None:
     """Say what this host can enforce, what is missing, and the command that fixes it."""
+    if prove:
+        from server import proving  # noqa: PLC0415 - see the module's header
+
+        for name in proving.unknown(names):
+            raise click.UsageError(f"There is no driver {name!r}; there are {proving.KNOWN}.")
+        sys.exit(proving.run(settings, _out, _err, names=names, as_json=as_json))
+    if names:
+        raise click.UsageError("--driver says what to prove; add --prove.")
     from server import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.doctor(settings, _out, as_json=as_json))

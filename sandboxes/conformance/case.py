@@ -7,11 +7,15 @@ expressions: of an answer the whole must match, of a stream some part. Nothing h
 beyond reading its own files.
 """
 
+import hashlib
+import json
 import tomllib
+from collections.abc import Iterable
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sandboxes.outcome import Ended
 from sandboxes.spec import Limits
@@ -56,6 +60,8 @@ class Case(_Strict):
     """One claim about every sandbox."""
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    area: str = ""
+    """What it is about: the name of its file, without the ending. Never written in the file."""
     claim: str
     """One sentence."""
     seeds: tuple[str, ...] = Field(min_length=1)
@@ -108,25 +114,69 @@ class Case(_Strict):
         return Limits(**values)
 
 
-def _frozen(value: Any) -> Any:
-    # TOML has no tuples; a strict model wants them.
-    return tuple(value) if isinstance(value, list) else value
-
-
-def load() -> tuple[Case, ...]:
+def load(folder: Traversable | None = None) -> tuple[Case, ...]:
     """Every case, in the order of the files' names.
 
+    Args:
+        folder: holds the ``*.toml`` files; the shipped ones where it is left out.
+
     Raises:
-        ValueError: a file is wrong, or two cases have the same id.
+        ValueError: a file is wrong, or two cases have the same id; says which file, which case and what.
     """
     found: dict[str, Case] = {}
-    folder = resources.files(__package__).joinpath("cases")
-    for file in sorted(folder.iterdir(), key=lambda each: each.name):
-        if not file.name.endswith(".toml"):
+    for file in sorted((folder or _SHIPPED).iterdir(), key=lambda each: each.name):
+        area, dot, kind = file.name.rpartition(".")
+        if (dot, kind) != (".", "toml"):
             continue
-        for entry in tomllib.loads(file.read_text(encoding="utf-8"))["case"]:
-            case = Case.model_validate({name: _frozen(value) for name, value in entry.items()})
+        for number, entry in enumerate(_entries(file), 1):
+            case = _read(f"{file.name}: case {entry.get('id', number)!r}", area, entry)
             if case.id in found:
                 raise ValueError(f"{file.name}: there are two cases {case.id!r}")
             found[case.id] = case
     return tuple(found.values())
+
+
+def digest(cases: Iterable[Case]) -> str:
+    """``sha256:…`` over all that these cases say: two proofs with the same one were asked the same."""
+    body = json.dumps([case.model_dump(mode="json") for case in cases], sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_SHIPPED = resources.files(__package__).joinpath("cases")
+
+
+def _entries(file: Traversable) -> list[dict[str, Any]]:
+    try:
+        whole = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{file.name}: not TOML: {problem}") from None
+    entries = whole.pop("case", [])
+    if whole or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise ValueError(
+            f"{file.name}: it may hold [[case]] entries and nothing else, not {', '.join(whole) or 'that'}"
+        )
+    return entries
+
+
+def _read(where: str, area: str, entry: dict[str, Any]) -> Case:
+    if "area" in entry:
+        raise ValueError(f"{where}: area: is the name of the file, and not written in it")
+    try:
+        return Case.model_validate({"area": area} | {name: _frozen(value) for name, value in entry.items()})
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        what = (
+            f"unknown field; there are {', '.join(_fields(first['loc']))}" if first["type"] == "extra_forbidden" else ""
+        )
+        raise ValueError(f"{where}: {field}: {what or first['msg']}".replace(": : ", ": ")) from None
+
+
+def _fields(location: tuple[int | str, ...]) -> tuple[str, ...]:
+    model = Control if location[0] == "control" and len(location) > 1 else Case
+    return tuple(name for name in model.model_fields if name != "area")
+
+
+def _frozen(value: Any) -> Any:
+    # TOML has no tuples; a strict model wants them.
+    return tuple(value) if isinstance(value, list) else value

@@ -11,9 +11,9 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Planted:
     workspace: Path
     names: Mapping[str, Any]
     """``HOST`` of the programs: where to find what is planted."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Name → why this host would not let it be planted: a case that asks for it can show nothing here."""
 
     def fingerprint(self) -> str:
         """Digest over everything planted in files: names, kinds, modes, times and contents."""
@@ -69,42 +71,64 @@ async def planted() -> AsyncIterator[Planted]:
     """Plant, for the length of the block: files, listeners on every kind of socket, a process, a variable."""
     canary = secrets.token_hex(16)
     with ExitStack() as stack:
-        root, names = _plant(stack, canary)
+        root, names, absent = _plant(stack, canary)
         sleeper = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", f"{CANARY}={canary}"]
         async with await anyio.open_process(sleeper, stdout=None, stderr=None) as neighbour:
             names["neighbour"] = neighbour.pid
-            yield Planted(root=root, workspace=root / "workspace", names=names)
+            yield Planted(root=root, workspace=root / "workspace", names=names, absent=absent)
 
 
-def _plant(stack: ExitStack, canary: str) -> tuple[Path, dict[str, Any]]:
+def _plant(stack: ExitStack, canary: str) -> tuple[Path, dict[str, Any], dict[str, str]]:
     root = Path(tempfile.mkdtemp(prefix="glovebox-conformance-"))
     stack.callback(shutil.rmtree, root)
-    # Sandboxes are another user outside: what keeps them out must not be the modes of these files.
+    # Sandboxes are another user outside: what keeps them out must not be the modes of these files, nor our umask.
     root.chmod(0o755)
     secret = root / "secret.txt"
     secret.write_text(canary)
+    secret.chmod(0o644)
     fill(root / "workspace", secret)
-    shared = Path("/dev/shm") / f"glovebox-{canary}"  # noqa: S108 - the host's own, on purpose
-    shared.write_text(canary)
-    stack.callback(shared.unlink)
     names: dict[str, Any] = {
         "root": str(root),
         "secret": str(secret),
-        "shared": str(shared),
+        "shared": f"/dev/shm/glovebox-{canary}",  # noqa: S108 - the host's own, on purpose
         "canary_name": CANARY,
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
         "abstract": f"\0glovebox-{canary[:8]}",
         "unix": str(root / "listener.sock"),
+        "tcp": 0,
     }
-    names["tcp"] = _listen(stack, socket.AF_INET, ("127.0.0.1", 0))[1]
-    _listen(stack, socket.AF_UNIX, names["unix"])
-    (root / "listener.sock").chmod(0o777)
-    _listen(stack, socket.AF_UNIX, names["abstract"])
+
+    def share() -> None:
+        shared = Path(names["shared"])
+        shared.write_text(canary)
+        stack.callback(shared.unlink)
+        shared.chmod(0o644)
+
+    def listen() -> None:
+        _listen(stack, socket.AF_UNIX, names["unix"])
+        Path(names["unix"]).chmod(0o777)
+
+    def listen_tcp() -> None:
+        names["tcp"] = _listen(stack, socket.AF_INET, ("127.0.0.1", 0))[1]
+
+    absent = {}
+    planting: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("shared", share),
+        ("unix", listen),
+        ("abstract", lambda: _listen(stack, socket.AF_UNIX, names["abstract"])),
+        ("tcp", listen_tcp),
+    )
+    for name, plant in planting:
+        try:
+            plant()
+        except OSError as problem:
+            # No /dev/shm, a TMPDIR too long for a socket's name, an outer sandbox: the other cases lose nothing by it.
+            absent[name] = f"{name} could not be planted on this host: {problem.strerror or problem}"
     before = os.environ.get(CANARY)
     os.environ[CANARY] = canary
     stack.callback(_restore, before)
-    return root, names
+    return root, names, absent
 
 
 def _restore(before: str | None) -> None:

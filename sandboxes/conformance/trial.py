@@ -32,6 +32,8 @@ class Verdict:
     case: Case
     problems: tuple[str, ...]
     """One sentence for each thing that was not as it must be; empty when the claim holds."""
+    watched: bool = True
+    """Whether its processes could be seen from outside, so that their absence afterwards means something."""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Seen:
     torn: tuple[str, ...] = ()
     """Files of which more or less came than was announced."""
     left: tuple[str, ...] = ()
+    watched: bool = True
 
 
 async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
@@ -69,7 +72,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
             problems.append(f"two runs printed {'the same' if equal else 'different things'}: {_stdout(seen)!r}")
     if host.fingerprint() != fingerprint:
         problems.append("files of the host were changed")
-    return Verdict(case=case, problems=tuple(problems))
+    return Verdict(case=case, problems=tuple(problems), watched=seen.watched)
 
 
 async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -> list[Verdict]:
@@ -88,7 +91,7 @@ async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -
             problems.append(f"there is no answer: {seen.unavailable or seen.outcome}")
         elif not re.fullmatch(case.answer, answer, re.DOTALL):
             problems.append(f"it answered {answer!r} instead of {case.answer}")
-        verdicts.append(Verdict(case=case, problems=tuple(problems)))
+        verdicts.append(Verdict(case=case, problems=tuple(problems), watched=seen.watched))
     return verdicts
 
 
@@ -115,6 +118,8 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted) -> Se
             identity = sandbox.id
             link, measured, differences = await run.prove(sandbox, plan)
             namespaces = measured.namespaces
+            # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
+            seen.watched = bool(processes(namespaces) or _groups(identity))
             if differences:
                 seen.unavailable = f"the isolation is not what was planned: {differences}"
             else:

@@ -1,0 +1,183 @@
+"""``glovebox doctor --prove``: the claims against the drivers of this host, as a scorecard or as JSON, and a verdict.
+
+What is asked lives in ``sandboxes.conformance``; here are words, colours and exit codes.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from sandboxes import drivers
+from sandboxes.base import Capabilities
+from sandboxes.conformance import case as cases
+from sandboxes.conformance import host as hosts
+from sandboxes.conformance.prove import Finding, Proof, host_facts, prove
+from server.app import VERSION
+from server.cli import FAILED, OK, UNAVAILABLE
+from server.settings import Settings
+
+KNOWN = ", ".join(drivers.NAMES)
+
+FORMAT = 1
+"""Of the JSON; a change that could break a reader raises it."""
+
+
+def run(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
+    """Prove and print; see ``glovebox doctor --prove``. One exit code for a gate: 0, 1, or 4 where nothing can run.
+
+    Args:
+        settings: where the runtime is.
+        out: the scorecard or the JSON.
+        err: progress.
+        names: drivers that must be proved; every usable one where it is empty.
+        as_json: one JSON object instead of the scorecard.
+    """
+    return anyio.run(_run, settings, out, err, names, as_json)
+
+
+def unknown(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that are no driver's name."""
+    return tuple(name for name in names if name not in drivers.NAMES)
+
+
+async def _run(settings: Settings, out: Console, err: Console, names: tuple[str, ...], as_json: bool) -> int:
+    suite = cases.load()
+    began = datetime.now(UTC)
+    proofs: list[Proof] = []
+    unusable: list[Capabilities] = []
+    async with hosts.planted() as host, drivers.opened(settings.data_dir, f"prove{os.getpid()}") as available:
+        for name in names or drivers.NAMES:
+            driver = await available.get(name)
+            if not driver.capabilities.usable:
+                unusable.append(driver.capabilities)
+                continue
+            with _progress(err) as progress:
+                task = progress.add_task(name, total=None)
+
+                def tell(_: Finding, progress: Progress = progress, task: Any = task) -> None:
+                    progress.advance(task)
+
+                proofs.append(await prove(driver, suite, host, tell))
+            if not err.is_terminal:
+                err.print(f"{name}: {proofs[-1].seconds:.0f} s", markup=False, highlight=False)
+    missing = [each for each in unusable if names or not proofs]
+    holds = all(proof.holds for proof in proofs) and not missing
+    if as_json:
+        body = _json(suite, proofs, unusable, began=began, holds=holds)
+        out.file.write(json.dumps(body, indent=2) + "\n")
+    else:
+        _print(out, suite, proofs, unusable)
+    if missing:
+        return UNAVAILABLE
+    return OK if holds else FAILED
+
+
+def _progress(err: Console) -> Progress:
+    columns = (TextColumn("proving {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def _json(
+    suite: Iterable[cases.Case], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
+) -> dict[str, Any]:
+    suite = tuple(suite)
+    return {
+        "format": FORMAT,
+        "glovebox": VERSION,
+        "suite": {"digest": cases.digest(suite), "cases": len(suite)},
+        "host": host_facts(),
+        "started": began.isoformat(timespec="seconds"),
+        "holds": holds,
+        "drivers": [_proof_json(each) for each in proofs] + [_unusable_json(each) for each in unusable],
+    }
+
+
+def _capabilities_json(found: Capabilities) -> dict[str, Any]:
+    return {**asdict(found), "limits": dict(found.limits), "usable": found.usable}
+
+
+def _unusable_json(found: Capabilities) -> dict[str, Any]:
+    return {**_capabilities_json(found), "proved": False}
+
+
+def _proof_json(proof: Proof) -> dict[str, Any]:
+    return {
+        **_capabilities_json(proof.capabilities),
+        "proved": True,
+        "holds": proof.holds,
+        "seconds": proof.seconds,
+        "counts": _counts(proof.findings),
+        "notes": list(proof.notes),
+        "findings": [asdict(each) for each in proof.findings],
+    }
+
+
+_STATUSES = ("held", "failed", "gap", "closed", "skipped")
+
+
+def _counts(findings: Iterable[Finding]) -> Mapping[str, int]:
+    found = dict.fromkeys(_STATUSES, 0)
+    for each in findings:
+        found[each.status] += 1
+    return found
+
+
+def _print(out: Console, suite: tuple[cases.Case, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
+    facts = host_facts()
+    who = "root" if facts["root"] else "a normal user"
+    out.print(Text(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"))
+    out.print(Text(f"{facts['system']}, kernel {facts['kernel']}, as {who}, control groups {facts['control_groups']}"))
+    for proof in proofs:
+        _print_proof(out, proof)
+    for each in unusable:
+        out.print()
+        out.print(Text(f"{each.driver}: not usable here, nothing proved", style="yellow"))
+        for item in each.missing:
+            out.print(Text(f"  {item.what}\n    → {item.fix}"))
+
+
+def _print_proof(out: Console, proof: Proof) -> None:
+    found = proof.capabilities
+    out.print()
+    mechanisms = ", ".join(dict.fromkeys(found.limits.values()))
+    out.print(Text(f"{found.driver}  {found.level}  {found.version}  limits by {mechanisms}", style="bold"))
+    table = Table(box=None, pad_edge=False, header_style="dim", show_footer=False)
+    table.add_column("area")
+    for title in ("held", "failed", "known gap", "gap closed", "not run"):
+        table.add_column(title, justify="right")
+    for area in dict.fromkeys(each.area for each in proof.findings):
+        counts = _counts(each for each in proof.findings if each.area == area)
+        table.add_row(area, *(_cell(status, counts[status]) for status in _STATUSES))
+    out.print(table)
+    for title, status, style in (
+        ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),
+        ("known gap", "gap", "yellow"), ("not run", "skipped", "dim"),
+    ):  # fmt: skip
+        for each in (each for each in proof.findings if each.status == status):
+            out.print(Text.assemble((f"{title}: ", style), (each.id, "bold"), f"  {each.claim}"))
+            if each.reason:
+                out.print(Text(f"    because {each.reason}"))
+            if status == "failed":
+                for sentence in each.seen:
+                    # What a program printed: nothing in it may redraw the terminal.
+                    out.print(Text(f"    {sentence}".replace("\x1b", "␛").replace("\r", "␍")))
+    for note in proof.notes:
+        out.print(Text(f"note: {note}", style="yellow"))
+    words = f"{proof.count('held')} of {len(proof.findings)} claims hold, {proof.count('gap')} known gaps"
+    words += f", {proof.count('skipped')} not run, {proof.seconds:.0f} s"
+    verdict = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")
+    out.print(Text.assemble(verdict, f"  {found.driver}: {words}"))
+
+
+def _cell(status: str, count: int) -> Text:
+    styles = {"failed": "red", "closed": "red", "gap": "yellow"}
+    return Text(str(count) if count else "·", style=styles.get(status, "") if count else "dim")
