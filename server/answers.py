@@ -15,7 +15,7 @@ def refused(call: ToolCall, decision: Decision, head: Head) -> CallResult:
     """The result of a call that policy did not let through."""
     refusal = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
     return CallResult(
-        structured={"call_id": call.id, "refused": refusal, "profile_digest": decision.profile_digest},
+        structured={"call_id": call.id, "refused": refusal, "error": None, "profile_digest": decision.profile_digest},
         content=(Text(text=f"Refused ({decision.rule}): {decision.reason} {decision.hint}".strip()),),
         failed=True,
         meta=_meta(call, decision, None, head),
@@ -38,6 +38,7 @@ def answered(
     answer = tool.answer(outcome, call.arguments)
     structured: dict[str, Any] = {
         "call_id": call.id,
+        "error": None,
         **answer.fields,
         "isolation": isolation.model_dump(),
         "profile_digest": decision.profile_digest,

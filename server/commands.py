@@ -56,16 +56,13 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
         async with apps.opened(settings, "cli") as app:
             wanted = app.tools.get(tool)
             if wanted is None:
-                _fail(err, f"Unknown tool {tool}. There are: {', '.join(sorted(app.tools))}.", as_json=as_json)
-                return USAGE
+                raise InvalidArguments(tool, (f"unknown tool; there are {', '.join(sorted(app.tools))}",))
             try:
                 raw = strict_json.check(arguments)
             except ValueError as problem:
-                _fail(err, f"--args must be one JSON object: {problem}.", as_json=as_json)
-                return USAGE
+                raise InvalidArguments("--args", (f"must be one JSON object: {problem}",)) from None
             if not isinstance(raw, dict):
-                _fail(err, "--args must be one JSON object.", as_json=as_json)
-                return USAGE
+                raise InvalidArguments("--args", ("must be one JSON object",))
             request = ToolCall(
                 id=new_call_id(),
                 principal=Principal(id=f"local:{os.getuid()}", transport="cli"),
@@ -200,7 +197,7 @@ def client_config(settings: Settings, out: Console, *, transport: str, host: str
             settings.state_dir, transport=transport, host=host, port=port, arguments=arguments
         )
     except tokens.TokensUnusable as problem:
-        _fail(out, str(problem), as_json=False)
+        _fail(out, problem, as_json=False)
         return UNAVAILABLE
     out.print(text, markup=False, highlight=False)
     return OK
@@ -224,13 +221,13 @@ def _run(
         problem = _first(raised)
         match problem:
             case Refused():
-                _fail(err, str(problem), as_json=as_json, refused=problem)
+                _fail(err, problem, as_json=as_json)
                 return REFUSED
             case InvalidArguments() | ProfileError():
-                _fail(err, str(problem), as_json=as_json)
+                _fail(err, problem, as_json=as_json)
                 return USAGE
             case _ if isinstance(problem, (*_UNAVAILABLE, runtime.RuntimeProblem, *also)):
-                _fail(err, str(problem), as_json=as_json)
+                _fail(err, problem, as_json=as_json)
                 return UNAVAILABLE
         raise
 
@@ -241,10 +238,11 @@ def _first(group: BaseException) -> BaseException:
     return group
 
 
-def _fail(err: Console, words: str, *, as_json: bool, refused: Refused | None = None) -> None:
-    err.print(words, style="red", markup=False, highlight=False)
+def _fail(err: Console, problem: BaseException, *, as_json: bool) -> None:
+    err.print(str(problem), style="red", markup=False, highlight=False)
     if as_json:
-        body: dict[str, Any] = {"error": words}
-        if refused is not None:
-            body["refused"] = {"rule": refused.rule, "reason": refused.reason, "hint": refused.hint}
+        body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": str(problem)}}
+        if isinstance(problem, Refused):
+            refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
+            body = {"error": None, "refused": refusal}
         sys.stdout.write(json.dumps(body, indent=2) + "\n")

@@ -32,11 +32,20 @@ class Refusal(BaseModel):
     hint: str
 
 
+class Failure(BaseModel):
+    """Why a call that was allowed has no good result."""
+
+    kind: str = Field(description="exception of the program, or rule of the tool")
+    message: str
+    line: int | None = Field(default=None, description="of the program")
+
+
 class Result(BaseModel):
     """What every tool's structured result carries."""
 
     call_id: str
     refused: Refusal | None = None
+    error: Failure | None = None
     isolation: Isolation | None = None
     profile_digest: str = ""
     elapsed_ms: float = 0.0

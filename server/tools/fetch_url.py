@@ -82,7 +82,6 @@ class FetchResult(Result):
     text: str = ""
     truncated: str | None = None
     """What is missing, None for nothing."""
-    error: Problem | None = None
 
 
 def _job(arguments: Mapping[str, Any]) -> Job:
@@ -103,7 +102,7 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
         lines.append(f"[cut: {_one_line(truncated)}]")
     # Everything a stranger wrote stands after our last line, so that none of it can look like one of ours before it.
     if page.error is not None:
-        lines.append(f"{page.error.reason} {page.error.hint}")
+        lines.append(page.error.failure()["message"])
     else:
         lines += [f"Title: {_one_line(page.title)}\n"] * bool(page.title)
         lines.append(page.text)
@@ -117,7 +116,7 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
             "title": page.title,
             "text": page.text,
             "truncated": truncated,
-            "error": page.error and page.error.model_dump(),
+            "error": page.error and page.error.failure(),
         },
         content=(Text(text="\n".join(lines)),),
         failed=page.error is not None,

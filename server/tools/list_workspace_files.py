@@ -50,8 +50,6 @@ class Listed(Value):
 class ListResult(Listed, Result):
     """Result of ``list_workspace_files``."""
 
-    error: Problem | None = None
-
 
 def _job(arguments: Mapping[str, Any]) -> Job:
     return Job(kind="list", payload={name: arguments[name] for name in ListArguments.model_fields})

@@ -50,8 +50,6 @@ class Read(Value):
 class ReadResult(Read, Result):
     """Result of ``read_workspace_file``."""
 
-    error: Problem | None = None
-
 
 def _job(arguments: Mapping[str, Any]) -> Job:
     return Job(kind="read", payload={name: arguments[name] for name in ReadArguments.model_fields})

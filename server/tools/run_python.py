@@ -38,14 +38,6 @@ class Stream(BaseModel):
     dropped_bytes: int = 0
 
 
-class ProgramError(BaseModel):
-    """The exception that ended the program."""
-
-    type: str
-    message: str
-    line: int | None = None
-
-
 class File(BaseModel):
     """Something that came out."""
 
@@ -72,7 +64,6 @@ class RunPythonResult(Result):
     stdout: Stream | None = None
     stderr: Stream | None = None
     value: str | None = None
-    error: ProgramError | None = None
     images: tuple[File, ...] = ()
     artifacts: tuple[File, ...] = ()
     notes: tuple[str, ...] = ()
@@ -143,7 +134,7 @@ def _error(error: Any) -> dict[str, Any] | None:
         return None
     line = error.get("line")
     return {
-        "type": str(error.get("type", ""))[:200],
+        "kind": str(error.get("type", ""))[:200],
         "message": str(error.get("message", ""))[:2000],
         "line": line if isinstance(line, int) else None,
     }

@@ -55,8 +55,6 @@ class Found(Value):
 class SearchResult(Found, Result):
     """Result of ``search_workspace``."""
 
-    error: Problem | None = None
-
 
 def _job(arguments: Mapping[str, Any]) -> Job:
     return Job(kind="search", payload={name: arguments[name] for name in SearchArguments.model_fields})

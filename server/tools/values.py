@@ -1,6 +1,6 @@
 """Reading what a job of ours handed back. It was made next to a stranger's bytes, so its shape is checked. No I/O."""
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +23,10 @@ class Problem(Value):
     rule: _Words
     reason: _Words
     hint: _Words
+
+    def failure(self) -> dict[str, Any]:
+        """The problem as callers see it."""
+        return {"kind": self.rule, "message": f"{self.reason} {self.hint}".strip(), "line": None}
 
 
 class _Failure(Value):
@@ -52,6 +56,5 @@ def taken(outcome: Outcome, model: type[_Model]) -> _Model | Problem:
 
 def failed(problem: Problem) -> Answer:
     """Return the answer of a call whose job could not do it."""
-    return Answer(
-        fields={"error": problem.model_dump()}, content=(Text(text=f"{problem.reason} {problem.hint}"),), failed=True
-    )
+    failure = problem.failure()
+    return Answer(fields={"error": failure}, content=(Text(text=failure["message"]),), failed=True)

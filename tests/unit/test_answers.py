@@ -125,7 +125,7 @@ def test_whatever_a_program_hands_back_the_answer_has_its_form(value: Any) -> No
     assert result.structured["isolation"]["verified"] is True
     assert result.structured["artifacts"] == []
     error = result.structured["error"]
-    assert error is None or (len(error["type"]) <= 200 and len(error["message"]) <= 2000)
+    assert error is None or (len(error["kind"]) <= 200 and len(error["message"]) <= 2000)
 
 
 def test_a_refusal_is_told_in_both_forms() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sandboxes import bubblewrap
+from sandboxes import bwrap
 from server.audit.read import tail
 from server.audit.verify import verify
 from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE, main
@@ -89,8 +89,8 @@ def home(tmp_path: Path) -> Home:
         ({"code": "x" * (MAX_CODE + 1)}, ("code", str(MAX_CODE))),
         ({"code": "1", "sandbox_config": {}}, ("sandbox_config", "unknown", "timeout_seconds")),
         ({"code": "1", "env": {"A": "B"}}, ("env", "unknown")),
-        ('{"code": "1", "timeout_seconds": NaN}', ("timeout_seconds", "finite")),
-        ('{"code": "1", "timeout_seconds": 1e400}', ("timeout_seconds", "finite")),
+        ('{"code": "1", "timeout_seconds": NaN}', ("--args", "NaN")),
+        ('{"code": "1", "timeout_seconds": 1e400}', ("--args", "double")),
         ({"code": "1", "timeout_seconds": 1e9}, ("timeout_seconds", "600")),
         ({"code": "1", "timeout_seconds": 0}, ("timeout_seconds", "greater than 0")),
         ({"code": "1", "timeout_seconds": "5"}, ("timeout_seconds", "number")),
@@ -112,7 +112,8 @@ def test_wrong_arguments_are_named_with_their_bound_and_nothing_starts(
     assert code == USAGE
     if words != ("surrogate",):
         assert [word for word in words if word not in told] == []
-    assert body["error"] == told
+    assert body["error"] == {"kind": "InvalidArguments", "message": body["error"]["message"]}
+    assert " ".join(body["error"]["message"].split()) == told
     assert not [kind for kind in home.kinds() if kind.startswith(("call.", "sandbox."))]
 
 
@@ -120,8 +121,8 @@ def test_an_unknown_tool_is_told_with_those_there_are(home: Home) -> None:
     """Exit 2, and nothing starts."""
     code, body, _ = home.call("run_pyton", {"code": "1"})
     assert code == USAGE
-    assert "run_pyton" in body["error"]
-    assert "run_python" in body["error"]
+    assert "run_pyton: unknown tool" in body["error"]["message"]
+    assert "run_python" in body["error"]["message"]
     assert not [kind for kind in home.kinds() if kind.startswith(("call.", "sandbox."))]
 
 
@@ -139,6 +140,7 @@ def test_what_policy_refuses_names_its_rule_and_what_would_be_allowed(arguments:
     assert code == REFUSED
     assert body["refused"]["rule"].startswith(rule)
     assert body["refused"]["hint"]
+    assert body["error"] is None
     assert home.kinds()[-2:] == ["call.decided", "server.stopped"]
 
 
@@ -146,7 +148,7 @@ def test_what_policy_refuses_names_its_rule_and_what_would_be_allowed(arguments:
 def test_the_control_a_right_call_runs(home: Home) -> None:
     """Exit 0: what all the others here are held against."""
     code, body, _ = home.call("run_python", {"code": "print(1)", "timeout_seconds": 30})
-    assert (code, body["stdout"]["text"]) == (OK, "1\n")
+    assert (code, body["stdout"]["text"], body["error"]) == (OK, "1\n", None)
     assert home.kinds()[-5:-1] == ["call.decided", "sandbox.started", "call.finished", "receipt.signed"]
 
 
@@ -173,9 +175,9 @@ def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(path: str
     (home.workspace / "outside").symlink_to(home.base / "secret.txt")
     code, body, _ = home.call("read_workspace_file", {"path": path})
     assert code == FAILED
-    assert body["error"]["rule"].startswith(rule)
-    assert body["error"]["reason"].rstrip(".").count(". ") == 0
-    assert body["error"]["hint"]
+    assert set(body["error"]) == {"kind", "message", "line"}
+    assert body["error"]["kind"].startswith(rule)
+    assert body["error"]["message"].rstrip(".").count(". ") == 1  # the reason, and what to do
     whole = json.dumps(body)
     assert str(home.base) not in whole
     assert "secret of the host" not in whole
@@ -194,7 +196,7 @@ def test_an_error_in_the_program_is_an_ordinary_result(program: str, kind: str, 
     """Exit 1; the traceback is cut to the program's own lines."""
     code, body, _ = home.call("run_python", {"code": program})
     assert (code, body["ended"], body["exit_code"]) == (FAILED, "exited", 1)
-    assert (body["error"]["type"], body["error"]["line"]) == (kind, line)
+    assert (body["error"]["kind"], body["error"]["line"]) == (kind, line)
     assert "/guest" not in body["stderr"]["text"]
     assert home.kinds()[-3:] == ["call.finished", "receipt.signed", "server.stopped"]
 
@@ -231,6 +233,7 @@ def _unavailable(home: Home, found: tuple[int, dict[str, Any], str], *words: str
     assert code == UNAVAILABLE
     assert [word for word in words if word not in told] == []
     assert set(body) == {"error"}
+    assert body["error"]["kind"] in ("UnsupportedSpec", "SandboxUnavailable")
     assert home.kinds()[-3:] == ["call.failed", "receipt.signed", "server.stopped"]
 
 
@@ -270,7 +273,7 @@ def test_a_bwrap_that_is_dead_is_told(script: str, words: str, home: Home, monke
     for parent in home.base.parents:
         if parent.owner() == home.base.owner() and parent.name.startswith("pytest"):
             parent.chmod(0o755)
-    monkeypatch.setattr(bubblewrap, "_which", lambda _: str(fake))
+    monkeypatch.setattr(bwrap, "which", lambda _: str(fake))
     _only(home, "bubblewrap")
     _unavailable(home, home.call("run_python", {"code": "1"}), words)
 

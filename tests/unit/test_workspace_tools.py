@@ -61,6 +61,11 @@ def text(found: Answer) -> str:
     return "\n".join(block.text for block in found.content if isinstance(block, Text))
 
 
+def failure(error: dict[str, str]) -> dict[str, Any]:
+    """A job's error as callers see it: one form for every tool."""
+    return {"kind": error["rule"], "message": f"{error['reason']} {error['hint']}", "line": None}
+
+
 READ = {"path": "a.txt", "bytes": 9, "text": "one\ntwo\n", "first_line": 1, "lines": 2, "total_lines": 3,
         "truncated": "2 lines of 3", "next_offset": 3, "encoding": "utf-8"}  # fmt: skip
 ENTRY = {"path": "a", "type": "file", "bytes": 3, "modified": "2026-01-01T00:00:00Z"}
@@ -131,7 +136,7 @@ def test_a_page_that_is_no_text_fails_with_its_reason_and_origin() -> None:
     """The caller still learns which address answered, and how."""
     error = {"rule": "page.binary", "reason": "The response is application/pdf of 9 bytes, not text.", "hint": "Look."}
     found = answer(FETCH_URL, {"head": HEAD, "page": {"error": error}, "truncated": None})
-    assert (found.failed, found.fields["error"], found.fields["status"]) == (True, error, 200)
+    assert (found.failed, found.fields["error"], found.fields["status"]) == (True, failure(error), 200)
     assert "not text" in text(found)
 
 
@@ -140,7 +145,7 @@ def test_a_problem_of_the_job_is_told_in_both_forms(tool: Tool) -> None:
     """Rule, reason and hint."""
     error = {"rule": "path.missing", "reason": "a.txt: no such file in the workspace.", "hint": "List them."}
     found = answer(tool, {"error": error})
-    assert (found.failed, found.fields["error"]) == (True, error)
+    assert (found.failed, found.fields["error"]) == (True, failure(error))
     assert text(found) == "a.txt: no such file in the workspace. List them."
 
 
@@ -149,7 +154,7 @@ def test_a_job_that_was_stopped_is_no_answer(tool: Tool) -> None:
     """Whatever value it had sent by then; the reason is what the sandbox says."""
     found = answer(tool, VALUES[tool.name], ended="timed_out", code=None, reason="It took longer than 10 seconds.")
     assert found.failed
-    assert found.fields["error"]["rule"] == "job.timed_out"
+    assert found.fields["error"]["kind"] == "job.timed_out"
     assert "10 seconds" in text(found)
 
 
@@ -163,7 +168,7 @@ def test_a_value_of_another_shape_is_never_passed_on(tool: Tool, value: Any) -> 
     """What comes out of a sandbox cannot set a field of the server's own, nor have another type than is published."""
     found = answer(tool, value)
     assert found.failed
-    assert found.fields["error"]["rule"] == "job.malformed"
+    assert found.fields["error"]["kind"] == "job.malformed"
     assert not {"refused", "isolation", "call_id", "profile_digest"} & set(found.fields)
 
 
