@@ -46,7 +46,7 @@ _MAKE = _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM
 _FOR_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 #: Where a program may write, beside ``/output``: as far as the mounts allow.
-_WRITABLE = ("/dev", "/proc", "/tmp")  # noqa: S108 - inside the sandbox
+_WRITABLE = ("/dev", "/tmp")  # noqa: S108 - inside the sandbox
 
 _ABI_REFER = 2
 _ABI_TRUNCATE = 3
@@ -83,10 +83,11 @@ def restrict_output_write_only(output: str = "/output") -> int:
 
     For good. Afterwards, beneath ``output``, files can be created, written, truncated, renamed and removed, and
     directories made; files cannot be read or executed, directories cannot be listed, and symbolic links, FIFOs, sockets
-    and devices cannot be made. In ``/tmp``, ``/dev`` and ``/proc`` the mounts decide as before. Everywhere else nothing
-    can be written, not even a FIFO or a device that lies in a read-only mount. ``/`` itself cannot be listed, because a
-    rule for it would cover ``output`` too. The attributes of a file whose name is known stay visible: Landlock does not
-    cover stat(2).
+    and devices cannot be made. In ``/tmp`` and ``/dev`` the mounts decide as before. Everywhere else nothing can be
+    written, not even a FIFO or a device that lies in a read-only mount, nor what a process may write about itself in
+    ``/proc``: with its login id, for one, it chooses under whose name the host's audit log has it. ``/`` itself cannot
+    be listed, because a rule for it would cover ``output`` too. The attributes of a file whose name is known stay
+    visible: Landlock does not cover stat(2).
 
     Call it while the process has one thread: Landlock restricts the calling thread only.
 

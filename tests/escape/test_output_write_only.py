@@ -78,6 +78,7 @@ print(json.dumps({name: attempt(code) for name, code in json.load(sys.stdin).ite
 DENIED = {
     "read a file": ("open('/output/secret').read()", "EACCES"),
     "read it by descriptor": ("os.open('secret', os.O_RDONLY, dir_fd=os.open('/output', os.O_PATH))", "EACCES"),
+    "write about itself in /proc": ("open('/proc/self/comm', 'w').write('x')", "EACCES"),
     "read it through /proc": ("open('/proc/self/root/output/secret').read()", "EACCES"),
     "read it after chdir": ("os.chdir('/output'); open('secret').read()", "EACCES"),
     "open it again for reading": (
