@@ -25,6 +25,7 @@ from server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from server.errors import AuditUnavailable, InvalidArguments, Refused
 from server.ids import new_call_id
+from server.saving import CannotSave, save
 from server.secret_files import SecretUnusable
 from server.settings import Settings
 from server.tools import TOOLS
@@ -148,13 +149,7 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
     async def make() -> int:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli")
         async with apps.opened(settings, "cli") as app, app.artifacts.open(uri, principal) as reader:
-            if output is None:
-                async for chunk in reader.chunks():
-                    sys.stdout.buffer.write(chunk)
-            else:
-                async with await anyio.open_file(output, "xb") as file:
-                    async for chunk in reader.chunks():
-                        await file.write(chunk)
+            await save(reader.chunks(), output)
         return OK
 
     return _run(make, err, as_json=False)
@@ -226,6 +221,9 @@ def _run(
             case InvalidArguments() | ProfileError():
                 _fail(err, problem, as_json=as_json)
                 return USAGE
+            case CannotSave():
+                _fail(err, problem, as_json=as_json)
+                return USAGE if problem.named_wrongly else UNAVAILABLE
             case _ if isinstance(problem, (*_UNAVAILABLE, runtime.RuntimeProblem, *also)):
                 _fail(err, problem, as_json=as_json)
                 return UNAVAILABLE
