@@ -41,7 +41,13 @@ def write(directory: Path) -> None:
 
 
 def command(
-    python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...], landlock: bool = True
+    python: str,
+    spec: SandboxSpec,
+    *,
+    packages: tuple[str, ...],
+    hidden: tuple[str, ...],
+    landlock: bool = True,
+    further_filter: bytes = b"",
 ) -> tuple[str, ...]:
     """Argument vector that starts the guest inside a sandbox.
 
@@ -52,6 +58,7 @@ def command(
         hidden: paths the guest must report when they exist.
         landlock: whether the program is put under Landlock rules, or nothing runs; False only where the plan expects a
             kernel that has none.
+        further_filter: a seccomp filter for the program alone, beside the one the guest is under itself.
     """
     config = {
         "path": list(packages),
@@ -61,6 +68,7 @@ def command(
         "output": OUTPUT if spec.output else "",
         "proxy": spec.network == "egress",
         "landlock": landlock,
+        "filter": further_filter.hex(),
     }
     # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
     return (

@@ -13,6 +13,7 @@ import os
 import queue
 import secrets
 import signal
+import socket
 import subprocess  # noqa: TID251 - this is the module the ban points to
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -67,7 +68,7 @@ def _covers(mapping: str) -> bool:
 
 
 class PipeStream(anyio.abc.ByteStream):
-    """The two ends of a child's standard input and output as one stream."""
+    """Our ends of a child's standard input and output, pipes or one socket, as one stream."""
 
     def __init__(self, write: int, read: int) -> None:
         """Take over both descriptors."""
@@ -87,6 +88,8 @@ class PipeStream(anyio.abc.ByteStream):
             except BlockingIOError:
                 await anyio.wait_readable(self._read)
                 continue
+            except ConnectionResetError:  # a socket whose other end went with something unread
+                raise anyio.EndOfStream from None
             if not data:
                 raise anyio.EndOfStream
             return data
@@ -101,7 +104,7 @@ class PipeStream(anyio.abc.ByteStream):
                 view = view[os.write(self._write, view) :]
             except BlockingIOError:
                 await anyio.wait_writable(self._write)
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 raise anyio.BrokenResourceError from None
 
     async def send_eof(self) -> None:
@@ -155,13 +158,16 @@ class Started:
 class Spawner:
     """The thread that starts processes."""
 
-    def __init__(self, rest: Sequence[Path] = ()) -> None:
+    def __init__(self, rest: Sequence[Path] = (), *, one_socket: bool = False) -> None:
         """Start the thread.
 
         Args:
             rest: ``tasks`` files of the v1 control groups the thread waits in between two starts.
+            one_socket: give children one socket as input and output, instead of two pipes. It works the same, but
+                nobody can open it a second time through /proc.
         """
         self._rest = tuple(rest)
+        self._one_socket = one_socket
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="glovebox-spawner", daemon=True)
         self._thread.start()
@@ -230,34 +236,43 @@ class Spawner:
         raise OSError(errno.ETIMEDOUT, "the system did not answer")
 
     def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[Path]) -> Started:
+        ours, theirs = socket.socketpair() if self._one_socket else (None, None)
+        end = subprocess.PIPE if theirs is None else theirs.fileno()
         try:
             _enter(tasks)
             # Not asyncio's: it starts in the event loop's thread, and brings a thread of its own for every child.
             child = subprocess.Popen(  # noqa: S603 - a fixed program of the system's, no shell
                 unprivileged(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=end,
+                stdout=end,
                 stderr=stderr,
                 env={},
                 cwd="/",
                 pass_fds=tuple(descriptors),
                 umask=0o077,
             )
+        except BaseException:
+            if ours is not None:
+                ours.close()
+            raise
         finally:
+            if theirs is not None:
+                theirs.close()
             if tasks:
                 _enter(self._rest)
         with ExitStack() as undo:
             # Out of descriptors, for instance: nobody would know the child any more.
             undo.callback(child.wait)
             undo.callback(child.kill)
-            if child.stdin is None or child.stdout is None:
+            sending, receiving = (child.stdin, child.stdout) if ours is None else (ours, ours)
+            if sending is None or receiving is None:
                 raise TypeError("a child without pipes")
-            with child.stdin, child.stdout:
+            with sending, receiving:
                 pidfd = os.pidfd_open(child.pid)
                 undo.callback(os.close, pidfd)
-                write = os.dup(child.stdin.fileno())
+                write = os.dup(sending.fileno())
                 undo.callback(os.close, write)
-                read = os.dup(child.stdout.fileno())
+                read = os.dup(receiving.fileno())
             undo.pop_all()
         child.returncode = 0  # reaped by Process: Popen must not look for it again
         return Started(pid=child.pid, pidfd=pidfd, write=write, read=read)

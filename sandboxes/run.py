@@ -136,10 +136,18 @@ def _ending(
         return "limit", None, _LIMITS[told.stopped](limits)
     if told.status < 0:
         return _signalled(limits, told, facts)
-    error = value.get("error") if isinstance(value, dict) else None
-    if told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
+    if _lacked_memory(told, facts, value):
         return _out_of_memory(limits, told.status)
     return "exited", told.status, ""
+
+
+def _lacked_memory(told: GuestOutcome, facts: Facts, value: Any) -> bool:
+    """Whether a program that ended by itself did so for want of memory."""
+    error = value.get("error") if isinstance(value, dict) else None
+    if told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
+        return True
+    # Where the kernel took what holds the program's memory (under gVisor), the program ends without a word.
+    return told.status != 0 and value is None and facts.out_of_memory
 
 
 # What is said of a program that was stopped for a limit, by the guest's word for it.

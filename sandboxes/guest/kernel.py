@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import _ctypes
 import os
+import struct
 
 _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
+_INSTRUCTION_BYTES = 8
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
+
+
+_FILTER_PROGRAM = struct.Struct("@HP")
 
 
 class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
@@ -56,6 +63,23 @@ def set_no_new_privs() -> None:
 def get_no_new_privs() -> int:
     """What the kernel says about this process now. In /proc not every kernel tells."""
     return _checked("prctl(PR_GET_NO_NEW_PRIVS)", _prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
+
+
+def add_filter(program: bytes) -> None:
+    """Put one more seccomp filter on this process and its future children, for good.
+
+    Args:
+        program: an array of ``struct sock_filter``, see seccomp(2).
+
+    Raises:
+        OSError: the kernel did not take it.
+    """
+    from array import array
+
+    held = array("B", program)
+    # struct sock_fprog: a number of instructions, and where they are.
+    where = _FILTER_PROGRAM.pack(len(program) // _INSTRUCTION_BYTES, held.buffer_info()[0])
+    _checked("prctl(PR_SET_SECCOMP)", _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, where, 0, 0))
 
 
 def _checked(what: str, result: int) -> int:

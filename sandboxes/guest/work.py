@@ -84,7 +84,7 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: 
 
     def prepare() -> None:
         os.environ.update(environment)
-        _confine(landlock=config["landlock"])
+        _confine(config)
 
     started = monotonic()
     child = children.start(_task(job["kind"]), payload, job["limits"], confine=prepare)
@@ -191,11 +191,14 @@ def _task(kind: str) -> children.Task:
     return task
 
 
-def _confine(*, landlock: bool) -> None:
+def _confine(config: Mapping[str, Any]) -> None:
     """Last step before the task: /output becomes write-only for it, unless the plan says that its kernel cannot."""
-    from sandboxes.guest import landlock as wall
-    from sandboxes.guest import writing
+    if config["landlock"]:
+        from sandboxes.guest import landlock, writing
 
-    if landlock:
-        wall.restrict_output_write_only()
+        landlock.restrict_output_write_only()
         writing.open_without_reading()
+    if config["filter"]:
+        from sandboxes.guest.kernel import add_filter
+
+        add_filter(bytes.fromhex(config["filter"]))

@@ -38,7 +38,9 @@ class Gvisor:
         self._programs = programs
         self._runtime = runtime
         self._hierarchy = hierarchy
-        self._launcher = bwrap.Launcher(plans.NAME, hierarchy, Janitor(hierarchy.parents) if hierarchy else None)
+        janitor = Janitor(hierarchy.parents) if hierarchy else None
+        # A socket: gVisor lets any process of a user open another's pipes through /proc, the guest's wire among them.
+        self._launcher = bwrap.Launcher(plans.NAME, hierarchy, janitor, one_socket=True)
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""

@@ -16,11 +16,11 @@ from sandboxes.base import Plan
 from sandboxes.bubblewrap import HIDDEN, INPUT_BYTES, SHM_BYTES
 from sandboxes.measure import Expected
 from sandboxes.runtime import PACKAGES, Runtime
-from sandboxes.seccomp import docker_profile
+from sandboxes.seccomp import docker_profile, keep_from_process_1
 from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, Limits, SandboxSpec
 
 NAME = "gvisor"
-MINIMUM_MEMORY = 96 * 1024 * 1024
+MINIMUM_MEMORY = 48 * 1024 * 1024
 """Bytes. The sentry, the gofer and the guest need about 60 MiB before a program has asked for anything."""
 
 # Where things are behind bwrap's wall. Programs never see these names: their root is ``_ROOT``.
@@ -58,6 +58,13 @@ _FLAGS = (
     # Our filter inside as well: the sentry then refuses what programs have no business with before it looks at it.
     "--oci-seccomp",
 )
+
+_MORE_FILTERS = {
+    "names": ["prctl"],
+    "action": "SCMP_ACT_ALLOW",
+    "args": [{"index": 0, "value": 22, "op": "SCMP_CMP_EQ"}],
+}
+"""PR_SET_SECCOMP, beyond the policy: the guest puts a further filter on the program, which ends this permission too."""
 
 # What the sentry makes of its own: /dev with the usual nodes, pts, and its own view of itself in /proc.
 _KERNEL_WRITABLE = ("/dev", "/dev/pts", "/proc")
@@ -135,7 +142,14 @@ def _wall(spec: SandboxSpec, runsc: str) -> list[str]:
 
 def _config(spec: SandboxSpec, runtime: Runtime) -> dict[str, Any]:
     limits = spec.limits
-    command = guest_tree.command(runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN, landlock=False)
+    command = guest_tree.command(
+        runtime.python,
+        spec,
+        packages=(PACKAGES,),
+        hidden=_HIDDEN,
+        landlock=False,
+        further_filter=keep_from_process_1(),
+    )
     mounts: list[Mapping[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
@@ -174,7 +188,10 @@ def _filter() -> dict[str, Any]:
         "defaultAction": document["defaultAction"],
         "defaultErrnoRet": document["defaultErrnoRet"],
         "architectures": [entry["architecture"] for entry in document["archMap"]],
-        "syscalls": [{key: value for key, value in rule.items() if key != "comment"} for rule in document["syscalls"]],
+        "syscalls": [
+            *({key: value for key, value in rule.items() if key != "comment"} for rule in document["syscalls"]),
+            _MORE_FILTERS,
+        ],
     }
 
 

@@ -27,7 +27,8 @@ _OFFSET_NUMBER, _OFFSET_ARCH = 0, 4  # struct seccomp_data
 _RET_ERRNO = 0x0005_0000
 
 
-def _libseccomp() -> Any:
+def libseccomp() -> Any:
+    """The library's binding; raises SandboxUnavailable where the library is missing."""
     try:
         import pyseccomp  # noqa: PLC0415 - importing it loads the C library, which may be missing; only bpf() needs it
     except (ImportError, RuntimeError) as error:
@@ -91,7 +92,7 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
             f"the policy has no rules for {machine}",
             f"Run on {' or '.join(policy.architectures)}, or use a driver that brings its own kernel",
         )
-    library = _libseccomp()
+    library = libseccomp()
     arch, native = _AUDIT_ARCH[machine], library.system_arch()
     newest = 0
     try:
@@ -125,7 +126,7 @@ def number(name: str, machine: str) -> int | None:
     Raises:
         SandboxUnavailable: libseccomp is missing.
     """
-    found = int(_libseccomp().resolve_syscall(_AUDIT_ARCH[machine], name))
+    found = int(libseccomp().resolve_syscall(_AUDIT_ARCH[machine], name))
     return found if found >= 0 else None
 
 
