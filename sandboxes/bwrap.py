@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from sandboxes import cgroup
+from sandboxes import cgroup, mounts
 from sandboxes.base import Facts, Missing, Plan
 from sandboxes.docker.owner import new_owner
 from sandboxes.errors import SandboxUnavailable
@@ -178,7 +178,15 @@ class Launcher:
 
     async def _open_all(self, plan: Plan, directories: Mapping[str, Path], held: "_Descriptors") -> dict[str, int]:
         wanted = dict(directories)
-        wanted |= {f"mount{number}": Path(mount.source) for number, mount in enumerate(plan.spec.mounts)}
+        for number, mount in enumerate(plan.spec.mounts):
+            wanted[f"mount{number}"] = Path(mount.source)
+            # bwrap binds with all that is mounted inside, and none of it is in the plan.
+            if found := mounts.inside(mount.source):
+                raise SandboxUnavailable(
+                    f"Mounting {mount.source}",
+                    f"other file systems are mounted inside it, at {mounts.named(found)}",
+                    "Serve a directory with nothing mounted inside (--workspace), or unmount them.",
+                )
         try:
             opened = await self._spawner.places(wanted.values())
         except OSError as problem:

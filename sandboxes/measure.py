@@ -96,6 +96,29 @@ class Difference:
     measured: str
 
 
+_TOLD = 200
+"""Characters of one side of a difference in a message; the record has all of it."""
+_DIFFERENCES = 4
+"""Differences in a message: the first few say what is wrong."""
+
+
+def told(differences: tuple[Difference, ...]) -> str:
+    """Differences as one sentence of bounded length, cut between items and never inside one's name."""
+    words = [
+        f"{each.field}: planned {_short(each.planned)}, found {_short(each.measured)}"
+        for each in differences[:_DIFFERENCES]
+    ]
+    more = len(differences) - len(words)
+    return "; ".join(words) + (f"; and {more} more differences" if more else "")
+
+
+def _short(listed: str) -> str:
+    end = listed.rfind(", ", 0, _TOLD)
+    if len(listed) <= _TOLD or end < 0:
+        return listed[:_TOLD]
+    return f"{listed[:end]}, … and {listed.count(', ', end)} more"
+
+
 # File systems that the kernel or the driver makes for this sandbox alone and that hold no host files; but only where
 # such a one belongs: the host's /run is a tmpfs too, and so may a workspace be.
 _OWN = frozenset({"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"})

@@ -21,6 +21,7 @@ from sandboxes.base import Plan, Sandbox
 from sandboxes.drivers import Drivers
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.link import Link
+from sandboxes.measure import told
 from sandboxes.outcome import Outcome
 from server.answers import answered, refused
 from server.artifacts.record import ArtifactsUnavailable
@@ -157,9 +158,10 @@ async def _proved(log: Ledger, call: ToolCall, plan: Plan, sandbox: Sandbox) -> 
         )
     )
     if differences:
-        told = "; ".join(f"{each.field}: planned {each.planned}, found {each.measured}" for each in differences)
         raise SandboxUnavailable(
-            "Proving a sandbox's isolation", f"it is not what was planned ({told[:800]})", "Run `glovebox doctor`."
+            "Proving a sandbox's isolation",
+            f"it is not what was planned ({told(differences)})",
+            "Run `glovebox doctor`.",
         )
     return link
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from sandboxes.cgroup import Hierarchy
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.janitor import Janitor
 from sandboxes.runtime import Runtime
-from sandboxes.spec import Limits, SandboxSpec
+from sandboxes.spec import WORKSPACE, Limits, Mount, SandboxSpec
 
 SPEC = SandboxSpec(
     limits=Limits(
@@ -47,4 +48,18 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
                 pytest.fail("it must not open")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert list(groups.iterdir()) == []
+    await driver.close()
+
+
+async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """One sentence that names the first of them and what to do; `/` is the one everybody has."""
+    runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
+    capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
+    driver = Bubblewrap(capabilities, "/bin/cat", runtime, None, None)
+    with pytest.raises(SandboxUnavailable, match=r"mounted inside it, at dev.* more\. Serve a directory"):
+        async with driver.open(driver.plan(replace(SPEC, mounts=(Mount(source="/", target=WORKSPACE),)))):
+            pytest.fail("it must not open")
+    plain = Mount(source=str(tmp_path), target=WORKSPACE)
+    async with driver.open(driver.plan(replace(SPEC, mounts=(plain,)))):
+        pass  # the control
     await driver.close()
