@@ -70,6 +70,9 @@ def _take_wire() -> tuple[int, int]:
     import fcntl
 
     taken = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
+    for descriptor in taken:
+        # Under gVisor both are one socket of the host's, and what its kernel does to the first it finds in the second.
+        os.set_blocking(descriptor, True)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
