@@ -59,7 +59,7 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
             if wanted is None:
                 raise InvalidArguments(tool, (f"unknown tool; there are {', '.join(sorted(app.tools))}",))
             try:
-                raw = strict_json.check(arguments)
+                raw = strict_json.check_shape(arguments)
             except ValueError as problem:
                 raise InvalidArguments("--args", (f"must be one JSON object: {problem}",)) from None
             if not isinstance(raw, dict):
@@ -201,9 +201,7 @@ def client_config(settings: Settings, out: Console, *, transport: str, host: str
 def _given(settings: Settings, *names: str) -> list[str]:
     """Those of these directories that are not the default, as options with absolute paths."""
     found = [name for name in names if name in settings.model_fields_set]
-    return [
-        word for name in found for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))
-    ]
+    return [word for name in found for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))]
 
 
 def _run(

@@ -184,6 +184,34 @@ def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(path: str
 
 
 @needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes are another user than the workspace's owner")
+@pytest.mark.parametrize("mode", [0o700, 0o600, 0o711])
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("list_workspace_files", {}),
+        ("search_workspace", {"pattern": "x"}),
+        ("read_workspace_file", {"path": "a.txt"}),
+    ],
+)
+def test_a_workspace_closed_to_the_sandbox_is_no_empty_one(
+    tool: str, arguments: dict[str, str], mode: int, home: Home
+) -> None:
+    """Exit 1 and the command that opens it, instead of an empty list; with 0711 a name that is known can be read."""
+    (home.workspace / "a.txt").write_text("x")
+    (home.workspace / "a.txt").chmod(0o644)
+    home.workspace.chmod(mode)
+    code, body, _ = home.call(tool, arguments)
+    if mode == 0o711 and tool == "read_workspace_file":
+        assert code == OK  # the control
+        return
+    assert code == FAILED
+    assert body["error"]["kind"] == "path.unreadable"
+    assert "another user than root" in body["error"]["message"]
+    assert "chmod -R o+rX" in body["error"]["message"]
+
+
+@needs_bubblewrap
 @pytest.mark.parametrize(
     ("program", "kind", "line"),
     [

@@ -211,6 +211,15 @@ def outside(path: str) -> Problem:
     return Problem("path.outside", f"{_name(path)}: outside the workspace.", hint)
 
 
+def closed() -> Problem:
+    """Return what is said where nothing of the workspace can be seen: not the caller's to put right."""
+    hint = (
+        "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "
+        "so everybody must be able to read the workspace (chmod -R o+rX)."
+    )
+    return Problem("path.unreadable", "The workspace itself cannot be read (permission denied).", hint)
+
+
 def _translate(path: str, error: OSError | ValueError) -> NoReturn:
     """Say what is wrong without the operating system's own text, which names places of the sandbox."""
     number = error.errno if isinstance(error, OSError) else errno.ENOENT
@@ -220,6 +229,8 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
     if number == errno.ELOOP:
         hint = "Name the file the links were meant for."
         raise Problem("path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint) from None
+    if number in (errno.EACCES, errno.EPERM) and not os.access(ROOT, os.X_OK):
+        raise closed() from None
     hint = "The file's owner has to allow reading it."
     why = os.strerror(number or errno.EIO).lower()
     raise Problem("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None

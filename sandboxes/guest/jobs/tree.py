@@ -40,7 +40,8 @@ class Walk:
             seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
 
         Raises:
-            Problem: the pattern is malformed, leaves the workspace, or names a folder that does not exist.
+            Problem: the pattern is malformed, leaves the workspace, or names a folder that does not exist; or the
+                workspace itself cannot be read, which must not look as if it were empty.
         """
         parts = places.parts(pattern)
         if ".." in parts:
@@ -56,6 +57,8 @@ class Walk:
                 if rest:
                     raise _no_folder(self._prefix)
                 self._single = True
+        if self._base == places.ROOT and not os.access(places.ROOT, os.R_OK | os.X_OK):
+            raise places.closed()
         self._named = PASSED_OVER & set(re.split(r"[/{},]", pattern))
         self._depth, self._match = _compiled(rest or ["**"])
         self._seconds = seconds
