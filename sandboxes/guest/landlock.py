@@ -1,4 +1,4 @@
-"""Makes ``/output`` write-only, and all but it and scratch read-only, for the process that runs untrusted code.
+"""Makes ``/output`` write-only, all but it and scratch read-only, and takes terminals away from untrusted code.
 
 Mounts cannot say "write but do not read", and a read-only mount lets a program write into a FIFO that lies in it.
 Landlock can, and a process can put it on itself without privileges:
@@ -46,7 +46,10 @@ _MAKE = _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM
 _FOR_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 #: Where a program may write, beside ``/output``: as far as the mounts allow.
-_WRITABLE = ("/dev", "/tmp")  # noqa: S108 - inside the sandbox
+_WRITABLE = ("/dev/shm", "/tmp")  # noqa: S108 - inside the sandbox
+#: What else of /dev it may open. No terminals: whoever opens /dev/ptmx, for reading too, has made one, and the kernel
+#: makes only so many for the whole machine (kernel.pty.max, pty(7)).
+_DEVICES = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
 
 _ABI_REFER = 2
 _ABI_TRUNCATE = 3
@@ -83,11 +86,12 @@ def restrict_output_write_only(output: str = "/output") -> int:
 
     For good. Afterwards, beneath ``output``, files can be created, written, truncated, renamed and removed, and
     directories made; files cannot be read or executed, directories cannot be listed, and symbolic links, FIFOs, sockets
-    and devices cannot be made. In ``/tmp`` and ``/dev`` the mounts decide as before. Everywhere else nothing can be
-    written, not even a FIFO or a device that lies in a read-only mount, nor what a process may write about itself in
-    ``/proc``: with its login id, for one, it chooses under whose name the host's audit log has it. ``/`` itself cannot
-    be listed, because a rule for it would cover ``output`` too. The attributes of a file whose name is known stay
-    visible: Landlock does not cover stat(2).
+    and devices cannot be made. In ``/tmp`` and ``/dev/shm`` the mounts decide as before. Of the devices the harmless
+    ones can be opened, and none that is a terminal or makes one. Everywhere else nothing can be written, not even a
+    FIFO or a device that lies in a read-only mount, nor what a process may write about itself in ``/proc``: with its
+    login id, for one, it chooses under whose name the host's audit log has it. ``/`` itself cannot be listed, because a
+    rule for it would cover ``output`` too. The attributes of a file whose name is known stay visible: Landlock does not
+    cover stat(2).
 
     Call it while the process has one thread: Landlock restricts the calling thread only.
 
@@ -110,10 +114,12 @@ def restrict_output_write_only(output: str = "/output") -> int:
         for path in _top_level():
             if path == output:
                 _grant(ruleset, path, write | move)
-            elif path in _WRITABLE:
-                _grant(ruleset, path, _READ | write | _MAKE | move)
-            else:
+            elif path == "/dev":
+                _grant(ruleset, path, _READ_DIR)
+            elif path not in _WRITABLE:
                 _grant(ruleset, path, _READ)
+        for path in filter(os.path.exists, (*_WRITABLE, *_DEVICES)):
+            _grant(ruleset, path, _READ | write | _MAKE | move)
         set_no_new_privs()
         syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, _QUIET if abi >= _ABI_LOGS else 0)
     finally:

@@ -103,6 +103,8 @@ DENIED = {
     "truncate elsewhere": ("os.truncate('/same/here', 0)", "EACCES"),
     "remove elsewhere": ("os.unlink('/same/gone')", "EACCES"),
     "make a directory elsewhere": ("os.mkdir('/same/made')", "EACCES"),
+    "make a terminal": ("os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)", "EACCES"),
+    "make a terminal for reading": ("os.open('/dev/pts/ptmx', os.O_RDONLY | os.O_NOCTTY)", "EACCES"),
     "signal the guest": ("os.kill(os.getppid(), 0)", "EPERM"),
     "reach an abstract socket": ("socket.socket(socket.AF_UNIX).connect('\\0guest')", "EPERM"),
 }
@@ -126,6 +128,11 @@ ALLOWED = {
         "os.makedirs('/tmp/d/e'); open('/tmp/d/f', 'w+').read(); os.rename('/tmp/d/f', '/tmp/d/e/f')\n"
         "os.mkfifo('/tmp/fifo'); os.symlink('x', '/tmp/l'); socket.socket(socket.AF_UNIX).bind('/tmp/s')"
     ),
+    "devices": (
+        "open('/dev/null', 'w').write('x'); open('/dev/zero', 'r+b', buffering=0).read(1); os.listdir('/dev')\n"
+        "open('/dev/urandom', 'rb').read(1)"
+    ),
+    "shared memory": "open('/dev/shm/x', 'w+').write('x'); os.unlink('/dev/shm/x')",
     "run programs": "subprocess.run(['/bin/true'], check=True)",
     "database in scratch": "sqlite3.connect('/tmp/x.db').execute('create table t(a)')",
     "signal a child": "os.kill(subprocess.Popen(['/bin/sleep', '60']).pid, signal.SIGKILL); os.wait()",
