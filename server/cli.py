@@ -229,13 +229,15 @@ def audit() -> None:
 @audit.command("tail")
 @click.option("-n", "count", default=20, show_default=True, help="How many records.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as records are written.")
+@click.option("--all", "everything", is_flag=True, help="Show the servers' own records too, as --json does.")
 @_json_option
 @_directories
-def audit_tail(settings: Settings, count: int, follow: bool, as_json: bool) -> None:
-    """The last records."""
+def audit_tail(settings: Settings, count: int, follow: bool, everything: bool, as_json: bool) -> None:
+    """The last records of calls."""
     from server.audit import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.tail(_log(settings), _out, count=count, follow=follow, as_json=as_json))
+    log = _log(settings)
+    sys.exit(commands.tail(log, _out, count=count, follow=follow, as_json=as_json, everything=everything))
 
 
 @audit.command("show")

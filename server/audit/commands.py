@@ -5,13 +5,12 @@ escaped: a record may quote a hostile program, and a terminal obeys what it prin
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import anyio
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from server.audit import chain, read
@@ -26,17 +25,27 @@ FAILED = 1
 BAD_ARGUMENTS = 2
 UNAVAILABLE = 4
 
-#: Longest text in one cell of a table; ``--json`` shows everything.
-_CELL = 400
+#: Longest line of ``tail``; ``show`` has everything.
+_LINE = 400
 
 
-def tail(directory: Path, console: Console, *, count: int, follow: bool, as_json: bool) -> int:
-    """Show the last ``count`` records and, with ``follow``, every new one until interrupted."""
+def tail(
+    directory: Path, console: Console, *, count: int, follow: bool, as_json: bool, everything: bool = False
+) -> int:
+    """Show the last ``count`` records and, with ``follow``, every new one until interrupted.
+
+    A person sees the records of calls, and what is no record; ``everything`` adds the servers' own, which JSON has.
+    """
+    wanted = _any if everything or as_json else _of_a_call
     try:
+        count = _reach(directory, count, wanted)
         if follow:
-            anyio.run(_follow, directory, console, count, as_json)
+            anyio.run(_follow, directory, console, count, wanted, as_json)
         else:
-            _show_lines(console, read.tail(directory, count), as_json=as_json)
+            found = [line for line in read.tail(directory, count) if wanted(line)]
+            _show_lines(console, found, as_json=as_json)
+            if count and not found:
+                console.print(Text("No record of a call. `glovebox audit tail --all` shows the servers' own."))
     except AuditUnavailable as error:
         return _unavailable(console, error, as_json=as_json)
     except KeyboardInterrupt:
@@ -44,9 +53,36 @@ def tail(directory: Path, console: Console, *, count: int, follow: bool, as_json
     return OK
 
 
-async def _follow(directory: Path, console: Console, count: int, as_json: bool) -> None:
+async def _follow(directory: Path, console: Console, count: int, wanted: "_Wanted", as_json: bool) -> None:
     async for line in read.follow(directory, count):
-        _show_lines(console, [line], as_json=as_json)
+        if wanted(line):
+            _show_lines(console, [line], as_json=as_json)
+
+
+_Wanted = Callable[[Line], bool]
+
+
+def _any(_: Line) -> bool:
+    return True
+
+
+def _of_a_call(line: Line) -> bool:
+    """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
+    kind = line.record.kind if line.record else ""
+    return not kind.startswith("server.") and kind != "profile.loaded"
+
+
+def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
+    """How many of the last lines hold ``count`` that are wanted; all that ``read.tail`` gives where there are fewer."""
+    wide = count
+    while True:
+        lines = read.tail(directory, wide)
+        places = [place for place, line in enumerate(reversed(lines), 1) if wanted(line)]
+        if len(places) >= count:
+            return places[count - 1] if count > 0 else 0
+        if len(lines) < wide:
+            return len(lines)
+        wide *= 4
 
 
 def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> int:
@@ -62,7 +98,10 @@ def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> i
                 _json(console, _fields(record))
                 continue
             console.print(Text(f"{record.seq}  {record.time}  {record.kind}", style="bold"))
-            console.print(_table(record.data))
+            # A receipt is signed text in base64: nothing in it can be read here.
+            told = {"envelope": f"`glovebox receipt show {call_id}`"} if "envelope" in record.data else {}
+            for row in _rows({**record.data, **told}):
+                console.print(row, soft_wrap=True)
     except AuditUnavailable as error:
         return _unavailable(console, error, as_json=as_json)
     if not found and not as_json:
@@ -128,23 +167,39 @@ def _show_lines(console: Console, lines: Iterable[Line], *, as_json: bool) -> No
             text.append(record.kind, style="bold")
             text.append(f" {record.call_id or record.server} ", style="cyan")
             text.append(_brief(record.data))
-            console.print(text)
+            console.print(text, soft_wrap=True)
 
 
 def _brief(data: Mapping[str, object]) -> str:
     parts = (f"{key}={_cell(value)}" for key, value in data.items() if not isinstance(value, dict | list))
-    return printable(" ".join(parts))[:_CELL]
+    return printable(" ".join(parts))[:_LINE]
 
 
 def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _table(data: Mapping[str, object]) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2))
+def _rows(data: Mapping[str, object], indent: str = "  ") -> Iterator[Text]:
+    """One line per fact, nothing cut and nothing broken: a digest is there to be copied, a list to be compared."""
+    names = {key: printable(key) for key in data}
+    width = max(map(len, names.values()), default=0)
     for key, value in data.items():
-        table.add_row(Text(f"  {printable(key)}", style="cyan"), Text(printable(_cell(value))[:_CELL]))
-    return table
+        nested = isinstance(value, dict | list) and len(value) > 0
+        row = Text(f"{indent}{names[key]}".ljust(0 if nested else len(indent) + width + 2), style="cyan")
+        if isinstance(value, dict) and nested:
+            yield row
+            yield from _rows(value, indent + "  ")
+        elif isinstance(value, list) and nested:
+            yield row
+            yield from (Text(f"{indent}  {printable(_item(each))}") for each in value)
+        else:
+            yield row.append(printable(_cell(value)), style="default")
+
+
+def _item(value: object) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{key}={_cell(each)}" for key, each in value.items())
+    return _cell(value)
 
 
 def _show_report(console: Console, report: VerifyReport, *, anchored: bool) -> None:

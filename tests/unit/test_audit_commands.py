@@ -2,15 +2,16 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from server.audit import chain, commands, read
-from server.audit.events import ArtifactRefused, draft
+from server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
 from server.audit.file import LOG_NAME, LogFile
-from tests.audit_logs import fill, log_lines, replace_lines
+from tests.audit_logs import fill, finished, log_lines, replace_lines
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
 
@@ -54,6 +55,66 @@ def test_tail_shows_records_as_lines(directory: Path, console: Console) -> None:
     assert len(lines) == 2
     assert "call.finished c_1" in lines[0]
     assert "ended=exited" in lines[0]
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Path:
+    """Return a log in which each call is followed by the records of nine more servers."""
+    place = tmp_path / "busy"
+    for number in range(3):
+        fill(place, 2)
+        file = LogFile(place, f"s_{number}")
+        for _ in range(9):
+            file.commit([draft(ProfileLoaded(tool="run_python", digest="sha256:0", source="shipped"))])
+            file.commit([draft(ServerStopped(reason="done"))])
+        file.close()
+    return place
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 6, 50])
+def test_tail_shows_calls_and_counts_what_it_shows(busy: Path, console: Console, count: int) -> None:
+    """However many records of servers lie between; `--all` and `--json` have those too (controls)."""
+    assert commands.tail(busy, console, count=count, follow=False, as_json=False) == 0
+    lines = text(console).splitlines()
+    assert len(lines) == min(count, 6)
+    assert all(" call." in line for line in lines)
+    commands.tail(busy, console, count=count, follow=False, as_json=False, everything=True)
+    assert len(text(console).splitlines()) - len(lines) == min(count, 60)
+
+
+def test_tail_as_json_hides_nothing(busy: Path, console: Console) -> None:
+    """A program filters by itself."""
+    commands.tail(busy, console, count=2, follow=False, as_json=True)
+    assert [row["kind"] for row in rows(console)] == ["profile.loaded", "server.stopped"]
+
+
+def test_tail_of_a_log_without_calls_says_so(tmp_path: Path, console: Console) -> None:
+    """Nothing at all would look like an empty log."""
+    file = LogFile(tmp_path, "s_1")
+    file.commit([draft(ServerStopped(reason="done"))])
+    file.close()
+    assert commands.tail(tmp_path, console, count=5, follow=False, as_json=False) == 0
+    assert "--all" in text(console)
+
+
+@pytest.mark.parametrize("width", [20, 80, 300])
+def test_show_cuts_and_breaks_nothing(directory: Path, width: int) -> None:
+    """Digests and lists come out whole, one item per line, the same in a pipe and in any terminal."""
+    file = LogFile(directory, "s_1")
+    plan = {"mounts": [f"/a/long/place/{number}" for number in range(60)], "uid": 65532, "hidden": []}
+    measured = {"mounts": [{"target": "/", "writable": False}], "kernel": "x" * 500}
+    usage = {"plan_digest": "sha256:" + "d" * 64, "planned": plan, "measured": measured}
+    file.commit([draft(replace(finished(), usage=usage))])
+    file.close()
+    console = Console(file=io.StringIO(), width=width)
+    assert commands.show(directory, console, "c_1", as_json=False) == 0
+    lines = [line.strip() for line in text(console).splitlines()]
+    assert f"/a/long/place/{59}" in lines
+    assert "plan_digest  sha256:" + "d" * 64 in lines
+    assert "target=/  writable=false" in lines
+    assert "kernel  " + "x" * 500 in lines
+    assert "uid     65532" in lines
+    assert "hidden  []" in lines
 
 
 def test_hostile_text_reaches_no_terminal(directory: Path, console: Console) -> None:
