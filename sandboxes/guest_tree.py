@@ -47,7 +47,8 @@ def command(
     packages: tuple[str, ...],
     hidden: tuple[str, ...],
     landlock: bool = True,
-    further_filter: bytes = b"",
+    own_filter: bytes = b"",
+    program_filter: bytes = b"",
 ) -> tuple[str, ...]:
     """Argument vector that starts the guest inside a sandbox.
 
@@ -58,7 +59,8 @@ def command(
         hidden: paths the guest must report when they exist.
         landlock: whether the program is put under Landlock rules, or nothing runs; False only where the plan expects a
             kernel that has none.
-        further_filter: a seccomp filter for the program alone, beside the one the guest is under itself.
+        own_filter: a seccomp filter the guest puts on itself, where whoever starts it cannot.
+        program_filter: a further one for the program alone.
     """
     config = {
         "path": list(packages),
@@ -68,7 +70,8 @@ def command(
         "output": OUTPUT if spec.output else "",
         "proxy": spec.network == "egress",
         "landlock": landlock,
-        "filter": further_filter.hex(),
+        "filter": own_filter.hex(),
+        "program_filter": program_filter.hex(),
     }
     # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
     return (

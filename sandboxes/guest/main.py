@@ -10,7 +10,7 @@ import os
 import sys
 
 from sandboxes.guest import landlock
-from sandboxes.guest.kernel import get_dumpable, set_dumpable
+from sandboxes.guest.kernel import add_filter, get_dumpable, set_dumpable
 from sandboxes.guest.loop import HostGone, Loop
 from sandboxes.guest.measure import measure
 from sandboxes.jsontext import loads
@@ -28,6 +28,8 @@ def main() -> None:
         sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
     wire_in, wire_out = _take_wire()
     set_dumpable(0)
+    if config["filter"]:
+        add_filter(bytes.fromhex(config["filter"]))
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     # The kernel keeps from process 1 every signal of its own sandbox that it does not handle; Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -198,7 +198,7 @@ def _confine(config: Mapping[str, Any]) -> None:
 
         landlock.restrict_output_write_only()
         writing.open_without_reading()
-    if config["filter"]:
+    if config["program_filter"]:
         from sandboxes.guest.kernel import add_filter
 
-        add_filter(bytes.fromhex(config["filter"]))
+        add_filter(bytes.fromhex(config["program_filter"]))

@@ -7,11 +7,12 @@ import platform
 import struct
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.seccomp.policy import FULL_MASK, Condition, Policy, load
+from sandboxes.seccomp.policy import FULL_MASK, Allow, Condition, Policy, load
 
 #: ``AUDIT_ARCH_*`` (linux/audit.h) of each architecture the policy can name, and Docker's word for it.
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -118,6 +119,23 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
             "Update libseccomp2 to 2.5 or later",
         ) from error
     return _answer_newer(arch, newest, policy.newer_errno) + main
+
+
+@cache
+def bpf_for_filtering() -> bytes:
+    """:func:`bpf` for a guest that puts a further filter on programs: it may, and they may not.
+
+    Raises:
+        SandboxUnavailable: As :func:`compile_policy`.
+    """
+    policy = load()
+    narrowing = Allow(
+        id="further-filter",
+        needed_by="the guest",
+        syscalls=("prctl",),
+        when=(Condition(argument=0, mask=0xFFFF_FFFF, values=(("PR_SET_SECCOMP", 22),)),),
+    )
+    return compile_policy(replace(policy, allow=(*policy.allow, narrowing)), platform.machine())
 
 
 def number(name: str, machine: str) -> int | None:
