@@ -5,27 +5,33 @@ What is asked lives in ``sandboxes.conformance``; here are words, colours and ex
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from textwrap import indent
 from typing import Any
 
 import anyio
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from sandboxes import drivers
 from sandboxes.base import Capabilities
+from sandboxes.conformance import call as calls
 from sandboxes.conformance import case as cases
 from sandboxes.conformance import host as hosts
-from sandboxes.conformance.prove import Finding, Proof, host_facts, prove
+from sandboxes.conformance.prove import Finding, Proof, gap_names, host_facts, judged, prove
+from server import call_trial
 from server.app import VERSION
 from server.cli import FAILED, OK, UNAVAILABLE
 from server.settings import Settings
 
 KNOWN = ", ".join(drivers.NAMES)
+
+_SENTENCE = 400
+"""Characters of one line of what was seen, on the scorecard; the JSON has all."""
 
 FORMAT = 1
 """Of the JSON; a change that could break a reader raises it."""
@@ -51,10 +57,15 @@ def unknown(names: Iterable[str]) -> tuple[str, ...]:
 
 async def _run(settings: Settings, out: Console, err: Console, names: tuple[str, ...], as_json: bool) -> int:
     suite = cases.load()
+    whole = calls.load()
     began = datetime.now(UTC)
     proofs: list[Proof] = []
     unusable: list[Capabilities] = []
-    async with hosts.planted() as host, drivers.opened(settings.data_dir, f"prove{os.getpid()}") as available:
+    async with (
+        hosts.planted() as host,
+        drivers.opened(settings.data_dir, f"prove{os.getpid()}") as available,
+        call_trial.opened(settings.data_dir, host) as desk,
+    ):
         for name in names or drivers.NAMES:
             driver = await available.get(name)
             if not driver.capabilities.usable:
@@ -63,31 +74,48 @@ async def _run(settings: Settings, out: Console, err: Console, names: tuple[str,
             with _progress(err) as progress:
                 task = progress.add_task(name, total=None)
 
-                def tell(_: Finding, progress: Progress = progress, task: Any = task) -> None:
+                def tell(_: Finding, progress: Progress = progress, task: TaskID = task) -> None:
                     progress.advance(task)
 
-                proofs.append(await prove(driver, suite, host, tell))
+                proof = await prove(driver, suite, host, tell)
+                proofs.append(await _with_calls(proof, whole, desk, tell))
             if not err.is_terminal:
                 err.print(f"{name}: {proofs[-1].seconds:.0f} s", markup=False, highlight=False)
     missing = [each for each in unusable if names or not proofs]
     holds = all(proof.holds for proof in proofs) and not missing
     if as_json:
-        body = _json(suite, proofs, unusable, began=began, holds=holds)
+        body = _json((*suite, *whole), proofs, unusable, began=began, holds=holds)
         out.file.write(json.dumps(body, indent=2) + "\n")
     else:
-        _print(out, suite, proofs, unusable)
+        _print(out, (*suite, *whole), proofs, unusable)
     if missing:
         return UNAVAILABLE
     return OK if holds else FAILED
 
 
+async def _with_calls(
+    proof: Proof, whole: Iterable[calls.CallCase], desk: call_trial.Desk, heard: Callable[[Finding], None]
+) -> Proof:
+    """The proof with what came of whole calls on the same driver."""
+    started = anyio.current_time()
+    found = []
+    for case in whole:
+        began = anyio.current_time()
+        verdict = await desk.judge(case, proof.capabilities.driver)
+        names = gap_names(proof.capabilities)
+        found.append(judged(case, verdict.problems, names, anyio.current_time() - began))
+        heard(found[-1])
+    seconds = proof.seconds + anyio.current_time() - started
+    return replace(proof, findings=(*proof.findings, *found), seconds=round(seconds, 3))
+
+
 def _progress(err: Console) -> Progress:
-    columns = (TextColumn("proving {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("proving {task.description}: {task.completed} claims"), TimeElapsedColumn())
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 def _json(
-    suite: Iterable[cases.Case], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
+    suite: Iterable[cases.Claim], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
 ) -> dict[str, Any]:
     suite = tuple(suite)
     return {
@@ -131,7 +159,7 @@ def _counts(findings: Iterable[Finding]) -> Mapping[str, int]:
     return found
 
 
-def _print(out: Console, suite: tuple[cases.Case, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
+def _print(out: Console, suite: tuple[cases.Claim, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
     facts = host_facts()
     who = "root" if facts["root"] else "a normal user"
     out.print(Text(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"))
@@ -162,20 +190,28 @@ def _print_proof(out: Console, proof: Proof) -> None:
         ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),
         ("known gap", "gap", "yellow"), ("not run", "skipped", "dim"),
     ):  # fmt: skip
+        told = ""
         for each in (each for each in proof.findings if each.status == status):
             out.print(Text.assemble((f"{title}: ", style), (each.id, "bold"), f"  {each.claim}"))
-            if each.reason:
-                out.print(Text(f"    because {each.reason}"))
-            if status == "failed":
-                for sentence in each.seen:
-                    # What a program printed: nothing in it may redraw the terminal.
-                    out.print(Text(f"    {sentence}".replace("\x1b", "␛").replace("\r", "␍")))
+            words = "\n".join([f"because {each.reason}"] * bool(each.reason) + [*each.seen] * (status == "failed"))
+            # One sandbox that did not start fails many claims for one reason.
+            if words and words != told:
+                out.print(Text(indent(_harmless(words), "    ")))
+            told = words
     for note in proof.notes:
         out.print(Text(f"note: {note}", style="yellow"))
     words = f"{proof.count('held')} of {len(proof.findings)} claims hold, {proof.count('gap')} known gaps"
     words += f", {proof.count('skipped')} not run, {proof.seconds:.0f} s"
     verdict = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")
     out.print(Text.assemble(verdict, f"  {found.driver}: {words}"))
+
+
+def _harmless(words: str) -> str:
+    """What a program printed, cut to what a person reads, with nothing in it that could redraw the terminal."""
+    cut = "\n".join(line if len(line) <= _SENTENCE else f"{line[:_SENTENCE]}…" for line in words.split("\n"))
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in cut
+    )
 
 
 def _cell(status: str, count: int) -> Text:

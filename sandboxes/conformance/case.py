@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -35,11 +35,13 @@ LIMITS = Limits(
 _Pattern = Annotated[str, Field(max_length=1000)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Base of what is read from the files: an unknown field would hold always."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Control(_Strict):
+class Control(Strict):
     """The same attack without the guard: it works, or is stopped for the reason named here and no other."""
 
     where: Literal["host", "namespaces"] = "host"
@@ -56,8 +58,8 @@ class Control(_Strict):
     """Whether processes of it were left when it had ended."""
 
 
-class Case(_Strict):
-    """One claim about every sandbox."""
+class Claim(Strict):
+    """What every case has, whatever it is about."""
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     area: str = ""
@@ -66,6 +68,14 @@ class Case(_Strict):
     """One sentence."""
     seeds: tuple[str, ...] = Field(min_length=1)
     """Ids of the incidents it comes from: E egress, F files, I isolation, M the MCP surface."""
+    gaps: dict[str, str] = {}
+    """Driver → why it is known not to hold there; ``rlimits`` besides, where there are no control groups. A gap that
+    has closed must be deleted."""
+
+
+class Case(Claim):
+    """One claim about every sandbox."""
+
     attempt: str | None = None
     answer: _Pattern = ""
     """Of an attempt, inside."""
@@ -94,9 +104,6 @@ class Case(_Strict):
     repeated: Literal["same", "different"] | None = None
     """Standard output of two runs, compared."""
     control: Control
-    gaps: dict[str, str] = {}
-    """Driver → why it is known not to hold there; ``rlimits`` for bubblewrap where there are no control groups. A gap
-    that has closed must be deleted."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Case":
@@ -114,6 +121,9 @@ class Case(_Strict):
         return Limits(**values)
 
 
+AnyCase = TypeVar("AnyCase", bound="Claim")
+
+
 def load(folder: Traversable | None = None) -> tuple[Case, ...]:
     """Every case, in the order of the files' names.
 
@@ -123,20 +133,25 @@ def load(folder: Traversable | None = None) -> tuple[Case, ...]:
     Raises:
         ValueError: a file is wrong, or two cases have the same id; says which file, which case and what.
     """
-    found: dict[str, Case] = {}
-    for file in sorted((folder or _SHIPPED).iterdir(), key=lambda each: each.name):
-        area, dot, kind = file.name.rpartition(".")
-        if (dot, kind) != (".", "toml"):
+    return read_all(folder or _SHIPPED, Case)
+
+
+def read_all(folder: Traversable, kind: type[AnyCase]) -> tuple[AnyCase, ...]:
+    """Read every ``*.toml`` of a folder as cases of this kind; raises as :func:`load`."""
+    found: dict[str, AnyCase] = {}
+    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+        area, dot, ending = file.name.rpartition(".")
+        if (dot, ending) != (".", "toml"):
             continue
         for number, entry in enumerate(_entries(file), 1):
-            case = _read(f"{file.name}: case {entry.get('id', number)!r}", area, entry)
+            case = _read(kind, f"{file.name}: case {entry.get('id', number)!r}", area, entry)
             if case.id in found:
                 raise ValueError(f"{file.name}: there are two cases {case.id!r}")
             found[case.id] = case
     return tuple(found.values())
 
 
-def digest(cases: Iterable[Case]) -> str:
+def digest(cases: Iterable[BaseModel]) -> str:
     """``sha256:…`` over all that these cases say: two proofs with the same one were asked the same."""
     body = json.dumps([case.model_dump(mode="json") for case in cases], sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
@@ -158,25 +173,28 @@ def _entries(file: Traversable) -> list[dict[str, Any]]:
     return entries
 
 
-def _read(where: str, area: str, entry: dict[str, Any]) -> Case:
+def _read(kind: type[AnyCase], where: str, area: str, entry: dict[str, Any]) -> AnyCase:
     if "area" in entry:
         raise ValueError(f"{where}: area: is the name of the file, and not written in it")
     try:
-        return Case.model_validate({"area": area} | {name: _frozen(value) for name, value in entry.items()})
+        return kind.model_validate({"area": area} | {name: _frozen(value) for name, value in entry.items()})
     except ValidationError as problem:
         first = problem.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        what = (
-            f"unknown field; there are {', '.join(_fields(first['loc']))}" if first["type"] == "extra_forbidden" else ""
-        )
-        raise ValueError(f"{where}: {field}: {what or first['msg']}".replace(": : ", ": ")) from None
+        place = first["loc"]
+        what = first["msg"]
+        if first["type"] == "extra_forbidden":
+            what = f"unknown field; there are {', '.join(_fields(kind, place))}"
+        raise ValueError(": ".join(filter(None, (where, ".".join(map(str, place)), what)))) from None
 
 
-def _fields(location: tuple[int | str, ...]) -> tuple[str, ...]:
-    model = Control if location[0] == "control" and len(location) > 1 else Case
+def _fields(kind: type[BaseModel], place: tuple[int | str, ...]) -> tuple[str, ...]:
+    model: Any = kind
+    for part in place[:-1]:
+        options = (model.model_fields[part].annotation, *get_args(model.model_fields[part].annotation))
+        model = next(each for each in options if isinstance(each, type) and issubclass(each, BaseModel))
     return tuple(name for name in model.model_fields if name != "area")
 
 
 def _frozen(value: Any) -> Any:
-    # TOML has no tuples; a strict model wants them.
+    # TOML has no tuples; a strict model wants them. Below a table the lists are arguments of calls.
     return tuple(value) if isinstance(value, list) else value

@@ -127,7 +127,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted) -> Se
                 seen.outcome = await run.run(sandbox, link, plan, job, inputs=[EARLIER], hooks=run.Hooks(file=file))
     except SandboxUnavailable as problem:
         seen.unavailable = str(problem)
-    seen.left = await _left(namespaces, identity)
+    seen.left = await left(namespaces, identity)
     return seen
 
 
@@ -198,7 +198,7 @@ def _stdout(seen: Seen) -> str:
     return seen.outcome.stdout.text if seen.outcome else ""
 
 
-async def _left(namespaces: Mapping[str, int], identity: str) -> tuple[str, ...]:
+async def left(namespaces: Mapping[str, int], identity: str) -> tuple[str, ...]:
     """What is still there of a sandbox a moment after it was closed."""
     found: tuple[str, ...] = ()
     with anyio.move_on_after(_GONE_SECONDS):

@@ -106,7 +106,7 @@ async def test_processes_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     inode = int(str(Path("/proc/self/ns/pid").readlink())[5:-1])
     assert trial.processes({"pid": inode})
     assert trial.processes({"pid": 1}) == ()
-    assert await trial._left({"pid": inode}, "")
+    assert await trial.left({"pid": inode}, "")
 
 
 async def test_a_control_that_does_not_work_is_noticed() -> None:

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from sandboxes import drivers
 from sandboxes.base import Capabilities, Driver, Missing
-from sandboxes.conformance import case, host, prove, trial
+from sandboxes.conformance import call, case, host, prove, trial
 from sandboxes.conformance.case import Case, Control
 from sandboxes.conformance.host import Planted
 from sandboxes.errors import UnsupportedSpec
 from sandboxes.seccomp.cases import load_cases
-from server import proving
+from server import call_trial, proving
 from server.cli import FAILED, OK, UNAVAILABLE
 from server.settings import Settings
 
@@ -151,6 +151,12 @@ def _served(monkeypatch: pytest.MonkeyPatch, **capabilities: Capabilities) -> No
         yield Available()
 
     monkeypatch.setattr(drivers, "opened", opened)
+
+    @asynccontextmanager
+    async def desk(_data: Path, _host: Planted) -> AsyncIterator[None]:
+        yield None
+
+    monkeypatch.setattr(call_trial, "opened", desk)
     monkeypatch.setattr(drivers, "NAMES", tuple(capabilities))
 
 
@@ -174,6 +180,7 @@ def test_a_gate_is_told_by_the_exit_code(
 ) -> None:
     """A driver that was asked for and is not there is never a proof; one that was not asked for may be absent."""
     monkeypatch.setattr(case, "load", lambda: (a_case("a"),))
+    monkeypatch.setattr(call, "load", lambda: ())
     _served(monkeypatch, **found)
     out = StringIO()
     assert _run(out, names=names) == code
@@ -190,12 +197,13 @@ def test_the_scorecard_names_what_failed_and_cannot_redraw_the_terminal(
     """Expected and seen are there; escapes that a program printed are not."""
     judged["b"] = ("it answered '\x1b[2J' instead of EROFS",)
     monkeypatch.setattr(case, "load", lambda: (a_case("a"), a_case("b")))
+    monkeypatch.setattr(call, "load", lambda: ())
     _served(monkeypatch, bubblewrap=CAPABILITIES)
     out = StringIO()
     assert _run(out, as_json=False) == FAILED
     text = out.getvalue()
     assert "failed: b" in text
-    assert "it answered '␛[2J' instead of EROFS" in text
+    assert "it answered '\\x1b[2J' instead of EROFS" in text
     assert "NOT PROVED" in text
     assert "1 of 2 claims hold" in text
 

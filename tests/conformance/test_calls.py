@@ -1,0 +1,62 @@
+"""Every claim of ``sandboxes/conformance/calls`` holds on every driver; without their guards, the calls go through."""
+
+from collections.abc import Iterator
+
+import anyio.from_thread
+import pytest
+
+from sandboxes.conformance import host
+from sandboxes.conformance.call import CallCase, load
+from server import call_trial
+from server.call_trial import Desk
+from server.settings import Settings
+
+CASES = load()
+DRIVERS = [pytest.param(name, marks=pytest.mark.driver(name)) for name in ("bubblewrap", "docker", "gvisor")]
+
+
+def _id(case: CallCase) -> str:
+    return case.id
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[anyio.from_thread.BlockingPortal]:
+    """One event loop for the whole module: the server's parts live in it."""
+    with anyio.from_thread.start_blocking_portal() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def desk(portal: anyio.from_thread.BlockingPortal) -> Iterator[Desk]:
+    """A server's parts, at home on a host with something to lose."""
+    with (
+        portal.wrap_async_context_manager(host.planted()) as planted,
+        portal.wrap_async_context_manager(call_trial.opened(Settings().data_dir, planted)) as opened,
+    ):
+        yield opened
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("case", CASES, ids=_id)
+def test_calls_end_as_they_must(
+    case: CallCase, driver: str, desk: Desk, portal: anyio.from_thread.BlockingPortal
+) -> None:
+    """Result, text, records and artifacts are as the case says; no secret and no host path is in any of them."""
+    found = portal.call(desk.judge, case, driver)
+    gap = case.gaps.get(driver)
+    if gap is None:
+        assert not found.problems, "\n".join((case.claim, *found.problems))
+    elif found.problems:
+        pytest.xfail(f"{gap}: {found.problems[0]}")
+    else:
+        pytest.fail(f"the gap has closed, delete it from the case: {gap}")
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("case", [case for case in CASES if case.control], ids=_id)
+def test_where_the_guard_does_not_apply_the_call_gets_through(
+    case: CallCase, desk: Desk, portal: anyio.from_thread.BlockingPortal
+) -> None:
+    """The control: what differs is only what the profile or the caller says."""
+    found = portal.call(desk.control, case, "bubblewrap")
+    assert not found, "\n".join((case.claim, *found))
