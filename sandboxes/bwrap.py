@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from sandboxes import cgroup, mounts
+from sandboxes import cgroup, mounts, userns
 from sandboxes.base import Facts, Missing, Plan
 from sandboxes.docker.owner import new_owner
 from sandboxes.errors import SandboxUnavailable
@@ -63,7 +63,7 @@ async def find(trial: tuple[str, ...]) -> Found:
         else:
             code, words = await run([program, *trial])
             if code != 0:
-                missing = Missing(what=f"it cannot make namespaces: {words}", fix=_userns_fix(), fatal=True)
+                missing = Missing(what=f"it cannot make namespaces: {words}", fix=userns.fix(words), fatal=True)
     return Found(program=program or "bwrap", version=version, missing=(missing,) if missing else ())
 
 
@@ -338,15 +338,3 @@ def which(program: str) -> str | None:
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     return None
-
-
-def _userns_fix() -> str:
-    for name, wanted in (
-        ("kernel/unprivileged_userns_clone", "1"),
-        ("kernel/apparmor_restrict_unprivileged_userns", "0"),
-    ):
-        path = Path("/proc/sys") / name
-        with suppress(OSError):
-            if path.read_text().strip() != wanted:
-                return f"Allow user namespaces: sysctl -w {name.replace('/', '.')}={wanted}"
-    return "Allow unprivileged user namespaces (inside a container: run it with a seccomp profile that permits them)."
