@@ -52,9 +52,9 @@ async def find(trial: tuple[str, ...]) -> Found:
     version = ""
     missing = None
     if os.geteuid() == 0 and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
-        missing = Missing(what="setpriv is not installed", fix="Install it: apt-get install util-linux", fatal=True)
+        missing = Missing(what="setpriv is not installed", fix="Run `apt-get install util-linux`.", fatal=True)
     elif program is None:
-        missing = Missing(what="bwrap is not installed", fix="Install it: apt-get install bubblewrap", fatal=True)
+        missing = Missing(what="bwrap is not installed", fix="Run `apt-get install bubblewrap`.", fatal=True)
     else:
         version = (await run([program, "--version"]))[1].removeprefix("bubblewrap ").strip()
         if tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM:

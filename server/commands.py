@@ -4,14 +4,12 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text as Plain
 
 from profiles.errors import ProfileError
@@ -120,27 +118,9 @@ def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -
 
 def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Say what this host can enforce; see ``glovebox doctor``."""
-    from sandboxes import drivers  # noqa: PLC0415 - brings every driver
+    from server import doctor as looking  # noqa: PLC0415 - brings every driver
 
-    async def make() -> int:
-        async with drivers.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
-            found = [(await available.get(name)).capabilities for name in drivers.NAMES]
-        if as_json:
-            reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
-            out.file.write(json.dumps({"drivers": reports}, indent=2) + "\n")
-        else:
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for title in ("driver", "usable", "level", "version", "limits by", "missing, and what to do"):
-                table.add_column(title, overflow="fold")
-            for each in found:
-                missing = "\n".join(f"{item.what}\n  → {item.fix}" for item in each.missing) or "nothing"
-                usable = Plain("yes", style="green") if each.usable else Plain("no", style="red")
-                mechanisms = ", ".join(dict.fromkeys(each.limits.values())) if each.usable else ""
-                table.add_row(each.driver, usable, each.level, each.version, mechanisms, Plain(missing))
-            out.print(table)
-        return OK if any(each.usable for each in found) else UNAVAILABLE
-
-    return _run(make, out, as_json=as_json)
+    return _run(lambda: looking.run(settings, out, as_json=as_json), out, as_json=as_json)
 
 
 def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None) -> int:

@@ -194,7 +194,7 @@ def _fix(problem: BaseException) -> str:
     if any(isinstance(cause, requests.Timeout | TimeoutError) for cause in causes):
         return "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."
     if any(isinstance(cause, FileNotFoundError) for cause in causes):
-        return "Install and start it: apt-get install docker.io && systemctl start docker"
+        return "Install and start it: `apt-get install docker.io && systemctl start docker`"
     if not isinstance(problem, APIError) and any(isinstance(cause, OSError) for cause in causes):
         return "Start it: systemctl start docker"
     return "See the Engine's log: journalctl -u docker"

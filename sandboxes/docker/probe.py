@@ -69,13 +69,13 @@ def _image(engine: Engine) -> Mapping[str, Any] | None:
 def _engine_gaps(info: Mapping[str, Any], version: Mapping[str, Any], options: list[str]) -> Iterator[Missing]:
     api = tuple(int(part) for part in str(version.get("ApiVersion", "0")).split("."))
     if info.get("OSType") != "linux" or api < MINIMUM_API:
-        yield Missing(what="a Docker Engine 20.10 or newer for Linux", fix="apt-get install docker.io", fatal=True)
+        yield Missing(what="a Docker Engine 20.10 or newer for Linux", fix="Run `apt-get install docker.io`.", fatal=True)
     if "seccomp" not in options:
         yield Missing(
             what="seccomp in the Docker Engine", fix="Use a kernel and an Engine built with seccomp.", fatal=True
         )
     if "runc" not in (info.get("Runtimes") or {}):
-        yield Missing(what="the runtime runc in the Docker Engine", fix="apt-get install runc", fatal=True)
+        yield Missing(what="the runtime runc in the Docker Engine", fix="Run `apt-get install runc`.", fatal=True)
     for field, (limit, controller) in _CONTROLLERS.items():
         if not info.get(field):
             yield Missing(
@@ -86,20 +86,20 @@ def _engine_gaps(info: Mapping[str, Any], version: Mapping[str, Any], options: l
     if not info.get("SwapLimit") and _host_has_swap():
         yield Missing(
             what="swap accounting: memory_bytes could be exceeded into swap",
-            fix="Boot with swapaccount=1, or turn swap off: swapoff -a",
+            fix="Boot with swapaccount=1, or turn swap off: `swapoff -a`",
             fatal=True,
         )
 
 
 def _image_gaps(image: Mapping[str, Any] | None, configuration: Mapping[str, Any]) -> Iterator[Missing]:
     if image is None:
-        yield Missing(what=f"the image {content.tag()}", fix=SETUP, fatal=True)
+        yield Missing(what=f"the image {content.tag()}", fix=f"Run `{SETUP}`.", fatal=True)
     elif configuration.get("Volumes"):
         # A volume is a writable directory of the host's, outside every limit.
         declared = ", ".join(sorted(configuration["Volumes"]))
         yield Missing(
             what=f"an image without volumes ({content.tag()} declares {declared})",
-            fix=f"Build it again: docker rmi {content.tag()} && {SETUP}",
+            fix=f"Build it again: `docker rmi {content.tag()} && {SETUP}`",
             fatal=True,
         )
 

@@ -68,7 +68,7 @@ async def test_without_an_engine_the_driver_says_how_to_start_it(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     async with DockerDriver.connect() as driver:
         assert not driver.capabilities.usable
-        assert driver.capabilities.missing[0].fix.startswith("Install and start it: apt-get install docker.io")
+        assert driver.capabilities.missing[0].fix.startswith("Install and start it: `apt-get install docker.io")
         with pytest.raises(SandboxUnavailable, match="systemctl start docker"):
             driver.plan(SPEC)
 

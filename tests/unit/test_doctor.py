@@ -1,0 +1,119 @@
+"""`glovebox doctor`: readable at 80 columns, nothing broken that is there to be copied, and profiles are looked at."""
+
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sandboxes import drivers
+from sandboxes.base import Capabilities, Missing
+from server import doctor
+from server.cli import OK, UNAVAILABLE, USAGE
+from server.settings import Settings
+
+COMMAND = "`docker rmi glovebox/python:0123456789abcdef && glovebox setup --docker && true`"
+URL = "<https://a.example/a/very/long/address/that/does/not/fit/beside/other/words/in/a/line.html>"
+GOOD = Capabilities(
+    driver="docker", level="container", version="20", limits={"pids": "cgroup v2", "memory_bytes": "cgroup v2"}
+)
+BAD = Capabilities(
+    driver="bubblewrap", level="namespaces", version="0.8.0", limits={"pids": "rlimit"},
+    missing=(Missing(what=f"it cannot make namespaces, see {URL} for more", fix=f"Say: {COMMAND}", fatal=True),),
+)  # fmt: skip
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Directories with nothing in them."""
+    (tmp_path / "profiles").mkdir()
+    return Settings(workspace=tmp_path, data_dir=tmp_path / "data", profiles_dir=tmp_path / "profiles")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Capabilities]:
+    """What the drivers of this host say; to be changed by the test."""
+    found = {"bubblewrap": BAD, "docker": GOOD}
+
+    @asynccontextmanager
+    async def opened(*_: object) -> AsyncIterator[Any]:
+        async def get(name: str) -> Any:
+            return SimpleNamespace(capabilities=found[name])
+
+        yield SimpleNamespace(get=get)
+
+    monkeypatch.setattr(drivers, "opened", opened)
+    monkeypatch.setattr(drivers, "NAMES", tuple(found))
+    return found
+
+
+def terminal(width: int = 80) -> Console:
+    """A terminal that can be read."""
+    return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
+
+
+def shown(console: Console) -> list[str]:
+    """Its lines."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+async def test_a_block_per_driver_is_readable_at_80_columns(settings: Settings, host: dict[str, Capabilities]) -> None:
+    """Everything is there, each mechanism once; only what must stay whole is longer than the terminal."""
+    console = terminal()
+    assert await doctor.run(settings, console, as_json=False) == OK
+    lines = shown(console)
+    assert "bubblewrap: not usable" in lines
+    assert "docker: usable" in lines
+    assert "  limits by cgroup v2" in lines
+    assert [line for line in lines if len(line) > 80 and COMMAND not in line and URL not in line] == []
+    assert sum(COMMAND in line for line in lines) == 1
+    assert sum(URL in line for line in lines) == 1
+
+
+async def test_in_a_pipe_nothing_is_broken_at_all(settings: Settings, host: dict[str, Capabilities]) -> None:
+    """One line per fact, for grep."""
+    console = Console(file=io.StringIO(), width=80)
+    await doctor.run(settings, console, as_json=False)
+    assert any(f"it cannot make namespaces, see {URL} for more" in line for line in shown(console))
+
+
+async def test_a_runtime_that_was_never_built_is_said_although_another_driver_works(
+    settings: Settings, host: dict[str, Capabilities]
+) -> None:
+    """It is not missing, so nobody would learn of it; where no driver works, each says what it lacks (control)."""
+    console = terminal(200)
+    await doctor.run(settings, console, as_json=False)
+    assert shown(console)[-1].startswith("`glovebox setup` was not run here, so calls can only use docker.")
+    host["docker"] = BAD
+    console = terminal(200)
+    assert await doctor.run(settings, console, as_json=False) == UNAVAILABLE
+    assert "was not run" not in "\n".join(shown(console))
+
+
+async def test_a_broken_profile_is_found(settings: Settings, host: dict[str, Capabilities]) -> None:
+    """Exit 2, with file, line and key: a server would not start. Without it all are listed (control)."""
+    console = terminal(200)
+    await doctor.run(settings, console, as_json=False)
+    assert "profiles: fine" in shown(console)
+    assert "run_python, search_workspace (shipped)" in " ".join(" ".join(shown(console)).split())
+    (settings.profiles_dir / "run_python.toml").write_text('tool = "run_python"\nriskk = "low"\n')
+    console = terminal(200)
+    assert await doctor.run(settings, console, as_json=False) == USAGE
+    assert "profiles: wrong" in shown(console)
+    assert "run_python.toml:2: riskk" in " ".join(" ".join(shown(console)).split())
+
+
+async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capabilities]) -> None:
+    """The same facts for a program."""
+    console = terminal()
+    assert await doctor.run(settings, console, as_json=True) == OK
+    body = json.loads("\n".join(shown(console)))
+    assert [each["usable"] for each in body["drivers"]] == [False, True]
+    assert body["profiles"] == {"error": None}
+    assert "glovebox setup" in body["advice"]
