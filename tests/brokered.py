@@ -30,6 +30,7 @@ from tests.internet import Internet
 DRIVERS = [
     pytest.param("bubblewrap", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("docker", marks=pytest.mark.driver("docker")),
+    pytest.param("gvisor", marks=pytest.mark.driver("gvisor")),
 ]
 
 

@@ -5,6 +5,7 @@ Everything is found by the server's own process or the sandbox's own namespaces,
 
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +75,21 @@ def alive(found: Collection[Process]) -> list[Process]:
 
 def of_sandbox(started: Record) -> tuple[str, ...]:
     """Processes in the sandbox that a ``sandbox.started`` record tells of."""
+    if started.data["measured"]["system"] == "gvisor":
+        # Its namespaces are its own kernel's. On the host all of it is in one control group.
+        return _in_group(started.data["sandbox_id"])
     return processes(started.data["measured"]["namespaces"])
+
+
+def _in_group(name: str) -> tuple[str, ...]:
+    """Processes in a sandbox's control group, as lines like those of ``processes``."""
+    places = (path for pattern in ("*/glovebox/*", "glovebox-*") for path in Path("/sys/fs/cgroup").glob(pattern))
+    found: set[str] = set()
+    for place in places:
+        with suppress(OSError):
+            found.update((place / name / "cgroup.procs").read_text().split())
+    alive = (_look(int(pid)) for pid in sorted(found, key=int))
+    return tuple(f"process {each.pid}: {each.name}" for each in alive if each is not None)
 
 
 def groups(pid: int) -> list[str]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,8 +14,9 @@ from sandboxes.base import Capabilities, Missing, Plan, Sandbox
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.gvisor import plan as plans
 from sandboxes.janitor import Janitor
+from sandboxes.link import Link
 from sandboxes.runtime import Runtime
-from sandboxes.spec import SandboxSpec
+from sandboxes.spec import Limits, SandboxSpec
 
 MINIMUM = 20240729
 """The release this was tried with, Debian 13's; one of 2022 (Debian 12's) starts programs in other ways."""
@@ -121,13 +123,25 @@ async def detect(data: Path, server_id: str) -> Gvisor:
     capabilities = Capabilities(
         driver=plans.NAME, level="userspace-kernel", version=version, limits=limits, missing=tuple(missing)
     )
-    return Gvisor(capabilities, (wall.program, runsc), runtime, hierarchy)
+    driver = Gvisor(capabilities, (wall.program, runsc), runtime, hierarchy)
+    if capabilities.usable and (trouble := await _trouble(driver)):
+        missing.append(Missing(what=f"it cannot start a sandbox: {trouble}", fix=_TRIAL_FIX, fatal=True))
+        driver.capabilities = replace(capabilities, missing=tuple(missing))
+    return driver
 
 
 # What runsc needs of the kernel beyond namespaces: to be root in them, and to make more.
 _TRIAL = ("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN",
           "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
           "--", "/usr/bin/unshare", "--user", "/bin/true")  # fmt: skip
+
+# One sandbox is started before a call needs one: what is in the way of runsc, only trying tells.
+_TRIAL_SECONDS = 30.0
+_TRIAL_LIMITS = Limits(
+    wall_seconds=_TRIAL_SECONDS, cpu_seconds=10, memory_bytes=256 * 1024 * 1024, pids=8, scratch_bytes=1024 * 1024,
+    output_bytes=0, output_files=0, stream_bytes=0,
+)  # fmt: skip
+_TRIAL_FIX = "See what runsc says in docs/drivers.md; inside a container, run Glovebox outside of it."
 
 _RUNSC_FIX = (
     "Install Debian 13's package runsc (static, it runs on Debian 12 too; see docs/operations.md), or gVisor's own "
@@ -141,9 +155,31 @@ async def _find_runsc(missing: list[Missing]) -> tuple[str, str]:
         missing.append(Missing(what="runsc is not installed", fix=_RUNSC_FIX, fatal=True))
         return "runsc", ""
     _, words = await bwrap.run([program, "--version"])
-    found = re.search(r"\bversion (\S*?(\d{8})\S*)", words)
-    if found is None or int(found[2]) < MINIMUM:
-        what = f"{program} is {words.splitlines()[0] if words else 'not a runsc that says its version'}"
+    version = version_of(words)
+    if not version:
+        what = f"{program} is no runsc of {MINIMUM} or later: {words[:100]!r}"
         missing.append(Missing(what=what, fix=_RUNSC_FIX, fatal=True))
-        return program, ""
-    return program, found[1]
+    return program, version
+
+
+def version_of(words: str) -> str:
+    """The version in what ``runsc --version`` prints, "release-20250407.0" or Debian's form; empty if too old."""
+    found = re.search(r"\bversion (\S*?(\d{8})\S*)", words)
+    return found[1] if found is not None and int(found[2]) >= MINIMUM else ""
+
+
+async def _trouble(driver: Gvisor) -> str:
+    """Why no sandbox can be started here; empty if one was, and gVisor's kernel answered in it."""
+    try:
+        with anyio.fail_after(_TRIAL_SECONDS):
+            async with driver.open(driver.plan(SandboxSpec(limits=_TRIAL_LIMITS))) as sandbox:
+                try:
+                    measured = await Link(sandbox.channel).ready()
+                except anyio.EndOfStream:
+                    await sandbox.kill()
+                    return (await sandbox.facts()).detail or "it ended without a word"
+    except TimeoutError:
+        return f"it was not ready after {_TRIAL_SECONDS:.0f} seconds"
+    except SandboxUnavailable as problem:
+        return problem.reason
+    return "" if measured.system == plans.NAME else "what started does not run on gVisor's kernel"

@@ -110,6 +110,7 @@ async def _kill_in_mid_call(settings: Settings, moment: str, temporary: Path) ->
     [
         pytest.param("bubblewrap", 50, marks=pytest.mark.driver("bubblewrap")),
         pytest.param("docker", 10, marks=pytest.mark.driver("docker")),
+        pytest.param("gvisor", 10, marks=pytest.mark.driver("gvisor")),
     ],
 )
 async def test_sigkill_of_the_server_in_mid_call(driver: str, times: int, tmp_path: Path) -> None:
@@ -218,6 +219,13 @@ def _kill_guest(started: Record) -> None:
     os.kill(min(numbers), signal.SIGKILL)
 
 
+def _kill_sentry(started: Record) -> None:
+    numbers = [int(line.split()[1].rstrip(":")) for line in leftovers.of_sandbox(started)]
+    sentries = [pid for pid in numbers if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-sandbox")]
+    assert sentries, "control: gVisor's kernel is a process of the host's"
+    os.kill(sentries[0], signal.SIGKILL)
+
+
 def _kill_bwrap(_: Record) -> None:
     found = [each for each in leftovers.family(os.getpid()) if each.name == "bwrap"]
     assert found, "control: there is a bwrap"
@@ -232,6 +240,8 @@ def _kill_bwrap(_: Record) -> None:
         pytest.param("bubblewrap", _kill_guest, marks=pytest.mark.driver("bubblewrap")),
         pytest.param("docker", _kill_container, marks=pytest.mark.driver("docker")),
         pytest.param("docker", _kill_guest, marks=pytest.mark.driver("docker")),
+        pytest.param("gvisor", _kill_bwrap, marks=pytest.mark.driver("gvisor")),
+        pytest.param("gvisor", _kill_sentry, marks=pytest.mark.driver("gvisor")),
     ],
 )
 async def test_a_sandbox_that_is_killed_never_looks_like_a_program_that_ended(
