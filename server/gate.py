@@ -4,11 +4,15 @@ Rule 1  It wraps the whole application, so no route, method or transport is with
 Rule 2  Host must be one of the names this server was told it has: a web page that resolves its own name to this address
         (DNS rebinding) sends its own Host. Origin, which browsers send, must be one of the same.
 Rule 3  One Authorization header with a known token. The token's name is the caller.
-Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further.
-Rule 5  Answers to what fails say nothing of the server but the rule.
+Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further. So
+        its length is said in one way: a proxy in front may believe the other one and see another request (RFC 9112,
+        6.1).
+Rule 5  Each caller has its share of the connections, so that none of them can keep the others out.
+Rule 6  Answers to what fails say nothing of the server but the rule.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -28,6 +32,9 @@ MAX_BODY_BYTES: Final = 1 << 20
 
 #: How long a client may take to send its body, in seconds.
 BODY_SECONDS: Final = 10.0
+
+#: Connections at a time, below the usual limit of 1,024 open files; the callers share them out evenly.
+MAX_CONNECTIONS: Final = 900
 
 #: Where the caller stands in the ASGI scope.
 PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
@@ -51,6 +58,7 @@ class Gate:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
         self._known = dict(known)
+        self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through or answer it; anything but HTTP and the lifespan is closed."""
@@ -61,10 +69,12 @@ class Gate:
             if refusal is not None:
                 await refusal(scope, receive, send)
             else:
-                await self._pass(scope, receive, send)
+                await self._admit(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Decide by the headers alone; put the caller into the scope of what is let through."""
+        if _values(scope, b"content-length") and _values(scope, b"transfer-encoding"):
+            return Response("The body has two lengths", status_code=400, headers={"Connection": "close"})
         host, origin, authorization = (_values(scope, name) for name in (b"host", b"origin", b"authorization"))
         if len(host) != 1 or host[0].lower() not in self._hosts:
             return Response("Unknown Host", status_code=421)
@@ -79,6 +89,18 @@ class Gate:
         # The SDK binds a session to the client that opened it through this; it never needs the token itself.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
         return None
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = scope[PRINCIPAL_SCOPE_KEY].id
+        if self._open[caller] >= MAX_CONNECTIONS // len(self._known):
+            refusal = Response("Too many requests of this caller are open", status_code=429)
+            await refusal(scope, receive, send)
+            return
+        self._open[caller] += 1
+        try:
+            await self._pass(scope, receive, send)
+        finally:
+            self._open[caller] -= 1
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = scope[GONE_SCOPE_KEY] = anyio.Event()

@@ -21,7 +21,9 @@ import anyio.abc
 import mcp_types as types
 import structlog
 import uvicorn
+from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
 from mcp.server.sse import SseServerTransport
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
@@ -34,7 +36,7 @@ from starlette.types import ASGIApp
 from server import logs, stdio, tokens
 from server.calls import Principal
 from server.delivery import Context
-from server.gate import MAX_BODY_BYTES, PRINCIPAL_SCOPE_KEY, Gate
+from server.gate import MAX_BODY_BYTES, MAX_CONNECTIONS, PRINCIPAL_SCOPE_KEY, Gate
 from server.mcp import App, Surface, build, client_of
 from server.patience import PatientProtocol
 
@@ -44,16 +46,19 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 #: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
 GRACE_SECONDS = 2
 
-#: Sessions of the handshake era over streamable HTTP; each costs some 100 kB.
-MAX_SESSIONS = 512
+#: Sessions of the handshake era over streamable HTTP, which the callers share out evenly; each costs some 100 kB.
+MAX_SESSIONS = 1024
 
-#: Connections at a time, below the usual limit of 1,024 open files; more are answered with 503.
-MAX_CONNECTIONS = 900
+#: Seconds without a request after which such a session ends: clients that went away without a word are the rule.
+SESSION_IDLE_SECONDS = 1800
 
 _log = structlog.get_logger(__name__)
 
 #: Connections that wait to be accepted; the kernel's own default bound.
 _BACKLOG = 4096
+
+#: Connections accepted at a time before one of them is looked at; all of them are open files by then.
+_ACCEPTED = 32
 
 
 class CannotListen(Exception):  # noqa: N818 - as the design's other failures
@@ -121,7 +126,7 @@ async def serve_http(
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
-        gate = Gate(http_application(surface), hosts=names, known=known)
+        gate = Gate(http_application(surface, callers=len(known)), hosts=names, known=known)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         def end() -> None:
@@ -150,13 +155,37 @@ def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]
     _log.info("listening", url=url, clients=shlex.join(command))
 
 
-def http_application(surface: Surface) -> ASGIApp:
-    """Return both HTTP transports over one surface; the gate around it is the only thing that checks callers."""
+class _Sessions(StreamableHTTPSessionManager):
+    """The SDK's sessions, of which each caller has its share: one that opens too many does not keep the others out."""
+
+    def __init__(self, surface: Surface, checked: TransportSecuritySettings, share: int) -> None:
+        """Take how many sessions one caller may have."""
+        super().__init__(
+            surface.server,
+            security_settings=checked,
+            session_idle_timeout=SESSION_IDLE_SECONDS,
+            max_request_body_size=MAX_BODY_BYTES,
+            max_sessions=MAX_SESSIONS,
+        )
+        self._share = share
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        # None is the SDK's own word for "there are too many"; it answers 503.
+        if sum(owner == requestor for owner in self._session_owners.values()) >= self._share:
+            return None
+        return super()._admit_session(requestor)
+
+
+def http_application(surface: Surface, *, callers: int) -> ASGIApp:
+    """Return both HTTP transports over one surface; the gate around it is the only thing that checks callers.
+
+    Args:
+        surface: what is served.
+        callers: how many principals there are.
+    """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    manager = StreamableHTTPSessionManager(
-        surface.server, security_settings=checked, max_request_body_size=MAX_BODY_BYTES, max_sessions=MAX_SESSIONS
-    )
+    manager = _Sessions(surface, checked, MAX_SESSIONS // callers)
     sse = SseServerTransport("/messages/", security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
 
     async def open_sse(request: Request) -> Response:
@@ -202,6 +231,8 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
         await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)  # asyncio has one number for this and for how many it accepts at a time
         self._ready()
 
     @contextlib.contextmanager
@@ -220,6 +251,7 @@ def _configured(application: ASGIApp) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS,
+        backlog=_ACCEPTED,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
 

@@ -106,7 +106,7 @@ async def _main(directory: Path) -> None:
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
-            gate = Gate(http_application(surface), hosts=hosts, known={"runner": TOKEN})
+            gate = Gate(http_application(surface, callers=1), hosts=hosts, known={"runner": TOKEN})
             config = uvicorn.Config(_with_token(gate), log_config=None, ws="none", timeout_graceful_shutdown=1)
             sys.stdout.write(f"http://127.0.0.1:{port}/mcp\n")
             sys.stdout.flush()

@@ -2,14 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from server import gate, patience
+from server import gate, patience, transports
 from server.transports import CannotListen, serve_http
 from tests.interaction.fakes import fake_app
 from tests.interaction.served import PATIENCE, Served, served, until
@@ -200,8 +200,20 @@ async def test_a_large_body_is_not_read(tmp_path: Path) -> None:
         chunked = _request(server, "POST", "/mcp", {"Transfer-Encoding": "chunked"})
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
         assert (await _status(server, chunked + chunk * 17))[0] == 413
-        both = _request(server, "POST", "/mcp", {"Transfer-Encoding": "chunked", "Content-Length": "5"})
-        assert (await _status(server, both + b"0\r\n\r\n"))[0] == 400
+
+
+async def test_a_body_with_two_lengths_is_refused(tmp_path: Path) -> None:
+    """M5: a proxy in front could see another end of the request, and take the rest of it for the next one."""
+    body = json.dumps(INITIALIZE).encode()
+    chunks = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    chunked, length = {"Transfer-Encoding": "chunked"}, {"Content-Length": str(len(chunks))}
+    async with served(tmp_path, "http") as server:
+        for path in ("/mcp", "/health"):
+            status, answer = await _status(server, _request(server, "POST", path, chunked | length) + chunks)
+            assert (status, answer) == (400, b"The body has two lengths")
+        # The control: the same bytes with one of them.
+        assert (await _status(server, _request(server, "POST", "/mcp", chunked) + chunks))[0] == 200
+        assert (await _status(server, _request(server, "POST", "/mcp", body=body)))[0] == 200
 
 
 async def test_a_slow_body_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +247,95 @@ async def test_a_slow_head_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
             await anyio.sleep(0.4)
             server.app.broker.release.set()
         assert not server.app.broker.cancelled
+
+
+@contextlib.asynccontextmanager
+async def _held(server: Served, sent: bytes, number: int) -> AsyncIterator[list[SocketStream]]:
+    """So many connections that each have sent this and stay open."""
+    host, port = server.url.removeprefix("http://").split(":")
+    async with contextlib.AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(await anyio.connect_tcp(host, int(port))) for _ in range(number)]
+        for stream in held:
+            await stream.send(sent)
+        yield held
+
+
+@pytest.fixture
+def twenty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with places for twenty connections and as many sessions."""
+    monkeypatch.setattr(gate, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(transports, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(transports, "MAX_SESSIONS", 20)
+
+
+@pytest.mark.usefixtures("twenty")
+@pytest.mark.parametrize("path", ["", "/health"])
+async def test_connections_without_a_token_keep_nobody_out(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M7: however many strangers are connected, silent or answered with 401, callers are served and none is cut off.
+
+    The control: without making room the next caller is told that there is no place. (Where strangers ask something,
+    they are told so themselves, and that ends their connections.)
+    """
+    async with served(tmp_path, "http") as server:
+        whole = _request(server, "GET", "/health")
+        stranger = _request(server, "GET", path, {"Authorization": "", "Connection": ""}) if path else whole[:20]
+        async with server.client("http", "modern") as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
+            await until(lambda: bool(server.app.broker.running))
+            async with _held(server, stranger, 50):
+                for _ in range(3):
+                    assert (await _status(server, whole))[0] == 200
+                server.app.broker.release.set()
+        assert not server.app.broker.cancelled
+        if not path:
+            monkeypatch.setattr(patience.PatientProtocol, "_make_room", lambda _: None)
+            async with _held(server, stranger, 50):
+                assert (await _status(server, whole))[0] == 503
+
+
+@pytest.mark.usefixtures("twenty")
+async def test_a_caller_leaves_the_others_their_connections(tmp_path: Path) -> None:
+    """M7: who holds his share of streams gets no more, until one of them ends; another caller does not notice.
+
+    The control: where nobody else has a token, the share is all.
+    """
+    async with served(tmp_path / "two", "http", "alice", "bob") as server:
+        ask, stream = _request(server, "GET", "/health"), _request(server, "GET", "/sse")
+        async with _held(server, stream, 10) as held:
+            for each in held:
+                assert (await _answer(each))[0] == 200
+            status, answer = await _status(server, ask)
+            assert (status, answer) == (429, b"Too many requests of this caller are open")
+            other = _request(server, "GET", "/health", {"Authorization": f"Bearer {server.tokens['bob']}"})
+            assert (await _status(server, other))[0] == 200
+            await held[0].aclose()
+            with anyio.fail_after(PATIENCE):
+                while (await _status(server, ask))[0] != 200:  # noqa: ASYNC110 - until the server has noticed
+                    await anyio.sleep(0.005)
+    async with (
+        served(tmp_path / "one", "http", "alice") as server,
+        _held(server, _request(server, "GET", "/sse"), 10),
+    ):
+        assert (await _status(server, _request(server, "GET", "/health")))[0] == 200
+
+
+@pytest.mark.usefixtures("twenty")
+async def test_a_caller_leaves_the_others_their_sessions(tmp_path: Path) -> None:
+    """M7: who opens session after session gets his share of them; another caller can still open one.
+
+    The control: where nobody else has a token, the share is all.
+    """
+    body = json.dumps(INITIALIZE).encode()
+    async with served(tmp_path / "two", "http", "alice", "bob") as server:
+        opening = _request(server, "POST", "/mcp", {}, body)
+        assert [(await _status(server, opening))[0] for _ in range(11)] == [200] * 10 + [503]
+        other = _request(server, "POST", "/mcp", {"Authorization": f"Bearer {server.tokens['bob']}"}, body)
+        assert (await _status(server, other))[0] == 200
+    async with served(tmp_path / "one", "http", "alice") as server:
+        opening = _request(server, "POST", "/mcp", {}, body)
+        assert [(await _status(server, opening))[0] for _ in range(11)] == [200] * 11
 
 
 async def test_an_sse_session_belongs_to_the_token_that_opened_it(tmp_path: Path) -> None:
