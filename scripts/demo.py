@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from subprocess import DEVNULL  # noqa: TID251 - a constant; anyio starts the programs
 from typing import Any
@@ -31,6 +32,8 @@ STATE_OPTION = ("--state-dir", str(STATE))
 TOOLS = {"fetch_url", "list_workspace_files", "read_workspace_file", "run_python", "search_workspace"}
 SECCOMP_FILTER = 2
 """The kernel's number for a filter, see proc_pid_status(5)."""
+NAME = types.Implementation(name="glovebox demo", version=version("glovebox-mcp"))
+"""What the client calls itself; the audit log keeps it."""
 INDENT = " " * 5
 PATIENCE = 60.0
 """Seconds for one call; the slowest takes about three on a small machine."""
@@ -114,6 +117,22 @@ async def glovebox(*arguments: str, show: bool = False) -> str:
     words = (done.stdout or b"").decode()
     expect(done.returncode == 0, f"`glovebox {' '.join(arguments)}` ended with {done.returncode}. {words}")
     return words
+
+
+async def check() -> None:
+    """Ask ``glovebox doctor`` before the half minute that the first setup takes."""
+    done = await anyio.run_process([str(GLOVEBOX), "doctor", "--json"], stdin=DEVNULL, check=False)
+    expect(done.stdout, f"`glovebox doctor` ended with {done.returncode}. {done.stderr.decode()}")
+    report = json.loads(done.stdout)
+    expect(not report["profiles"]["error"], f"a profile is wrong: {report['profiles']['error']}")
+    drivers = {driver["driver"]: driver for driver in report["drivers"]}
+    # What the demo's own setup adds is not missing.
+    gaps = [
+        f"{each['what']}\n  → {each['fix']}"
+        for each in drivers["bubblewrap"]["missing"]
+        if each["fatal"] and "`glovebox setup`" not in each["fix"]
+    ]
+    expect(not gaps or drivers["docker"]["usable"], "no sandbox can be made here: " + "\n".join(gaps))
 
 
 async def call(client: Client, tool: str, **arguments: Any) -> tuple[types.CallToolResult, Mapping[str, Any]]:
@@ -228,11 +247,12 @@ async def demo(show: Show) -> None:
     began = time.perf_counter()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     STATE.mkdir(mode=0o700, parents=True)
-    show.console.print("[bold]Glovebox[/]: an MCP client does some work with it. Nothing here needs a network.")
+    show.console.print("[bold]Glovebox[/]: an MCP client does some work with it.")
 
+    await check()
     show.step("The sandboxes' Python: glovebox setup (about half a minute the first time)")
     await glovebox("setup", show=True)
-    show.done("ready")
+    show.done("ready; from here on nothing needs a network")
 
     with tempfile.TemporaryDirectory(prefix="glovebox-demo-") as directory:
         workspace = Path(directory)
@@ -243,7 +263,7 @@ async def demo(show: Show) -> None:
         environment = {name: value for name, value in os.environ.items() if name.startswith(("GLOVEBOX_", "XDG_"))}
         server = StdioServerParameters(command=str(GLOVEBOX), args=options, env=environment)
         show.step("A client connects: glovebox serve, MCP over stdio")
-        async with Client(server, read_timeout_seconds=PATIENCE) as client:
+        async with Client(server, read_timeout_seconds=PATIENCE, client_info=NAME) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             expect(tools == TOOLS, f"other tools than expected: {sorted(tools)}")
             show.done(f"MCP {client.protocol_version}; five tools and no shell")
