@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from anyio.abc import ByteStream
 
 from sandboxes.measure import Expected
+from sandboxes.outside import Outside
 from sandboxes.spec import SandboxSpec
 
 Level = Literal["namespaces", "container", "userspace-kernel", "microvm"]
@@ -93,6 +94,9 @@ class Sandbox(Protocol):
     @property
     def channel(self) -> ByteStream:
         """The guest's standard input and output."""
+
+    async def outside(self) -> Outside:
+        """What the host sees of it, once the guest is ready; ``outside.unseen`` where it sees nothing."""
 
     async def kill(self) -> None:
         """End every process of the sandbox and return when they are gone. Safe to call more than once."""

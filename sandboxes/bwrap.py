@@ -21,6 +21,7 @@ from sandboxes.base import Facts, Missing, Plan
 from sandboxes.docker.owner import new_owner
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.janitor import Janitor, reap
+from sandboxes.outside import Outside, look, only_child, unseen
 from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
 
 MINIMUM = (0, 8, 0)
@@ -221,6 +222,14 @@ class BwrapSandbox:
         if self._group is not None:
             self._group.add(self._process.pid)
             self._group.add(first)
+
+    async def outside(self) -> Outside:
+        """See ``Sandbox.outside``."""
+        first = only_child(self._process.pid)
+        if first is None:
+            limits = self._group.read_back(None) if self._group else {}
+            return unseen("bwrap's child cannot be found in /proc", limits)
+        return look(first, self._group.read_back(first) if self._group else {})
 
     async def kill(self) -> None:
         """End the guest, process 1, and with it everything else; where it does not end by itself, with SIGKILL.

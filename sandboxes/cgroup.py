@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 
 from sandboxes.errors import SandboxUnavailable
+from sandboxes.outside import groups_of
 from sandboxes.spec import Limits
 
 _CPU_PERIOD_US = 100_000
@@ -128,6 +129,8 @@ class Cgroup:
             SandboxUnavailable: the kernel did not take them, or took something else.
         """
         self._directories = tuple(parent / name for parent in hierarchy.parents)
+        self._wanted = wanted
+        self._set_in: dict[str, Path] = {}
         try:
             for directory in self._directories:
                 directory.mkdir()
@@ -146,13 +149,28 @@ class Cgroup:
             if file in ("memory.swap.max", "memory.swappiness"):
                 return
             raise FileNotFoundError(file)
+        self._set_in[file] = path
         path.write_text(content)
         # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
-        if path.read_text().split() != content.split() and not _same_pages(path.read_text(), content):
-            raise OSError(f"{file} is {path.read_text().strip()} after {content} was written")
+        held = path.read_text()
+        if not _holds(held, content):
+            raise OSError(f"{file} is {held.strip()} after {content} was written")
 
     def _find(self, file: str) -> Path | None:
         return next((directory / file for directory in self._directories if (directory / file).exists()), None)
+
+    def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
+        """What holds now, by name: as planned, and as the kernel says (None: it does not); for ``outside.look``."""
+        found: dict[str, tuple[object, object]] = {}
+        for file, content in self._wanted.items():
+            path = self._set_in.get(file)
+            held = path.read_text().strip() if path else None
+            found[f"limit {file}"] = content, content if held and _holds(held, content) else held
+        groups = groups_of(pid) if pid is not None else {}
+        controllers = ("",) if len(self._directories) == 1 else _V1_CONTROLLERS
+        own = all(groups.get(each, "").endswith(f"/{self._directories[0].name}") for each in controllers)
+        found["in its control group"] = True, own if groups else None
+        return found
 
     @property
     def tasks(self) -> tuple[Path, ...]:
@@ -224,6 +242,9 @@ def kill_all(group: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _same_pages(found: str, wanted: str) -> bool:
+def _holds(found: str, wanted: str) -> bool:
+    """Whether the kernel took a setting; numbers of bytes it rounds to pages."""
+    if found.split() == wanted.split():
+        return True
     page = os.sysconf("SC_PAGE_SIZE")
     return found.strip().isdigit() and wanted.isdigit() and int(found) // page == int(wanted) // page

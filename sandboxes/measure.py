@@ -1,10 +1,10 @@
-"""Declared is not effective: what a sandbox must measure inside, what it did measure, and the difference.
+"""Declared is not effective: what a sandbox must measure inside, and what it did measure.
 
-Pure. The guest measures itself before any untrusted code runs and sends the result with ``ready``; the broker compares
-it with the plan and refuses the call on any difference.
+Pure. The guest measures itself before any untrusted code runs and sends the result with ``ready``; ``attestation``
+compares it with the plan and with what the host sees.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -143,12 +143,11 @@ def parse(body: Mapping[str, Any]) -> Measured:
         ) from None
 
 
-def compare(expected: Expected, measured: Measured, host_namespaces: Mapping[str, int]) -> tuple[Difference, ...]:
-    """Every difference between plan and measurement; empty means the isolation is what was planned."""
-    shared = [name for name in expected.namespaces if measured.namespaces.get(name) in (None, host_namespaces[name])]
-    writable = sorted({m.target for m in measured.mounts if m.writable} - set(expected.writable))
-    foreign = {m.target for m in measured.mounts if not _own(m, expected)}
-    pairs: list[tuple[str, object, object]] = [
+def inside(
+    expected: Expected, measured: Measured, host_namespaces: Mapping[str, int]
+) -> tuple[tuple[str, Any, Any], ...]:
+    """Name, plan and measurement of everything the guest measures; equal where the isolation is what was planned."""
+    return (
         ("uid", expected.uid, measured.uid),
         ("gid", expected.uid, measured.gid),
         ("groups", [], [group for group in measured.groups if group != expected.uid]),
@@ -156,21 +155,31 @@ def compare(expected: Expected, measured: Measured, host_namespaces: Mapping[str
         ("no_new_privs", expected.no_new_privs, measured.no_new_privs),
         ("seccomp", expected.seccomp, measured.seccomp),
         ("dumpable", 0, measured.dumpable),
-        ("namespaces shared with the host", [], shared),
+        ("namespaces shared with the host", [], shared(expected, measured.namespaces, host_namespaces)),
         ("interfaces", sorted(expected.interfaces), sorted(measured.interfaces)),
-        ("writable mounts beyond the plan", [], writable),
-        ("mounts of host files", sorted(expected.mounts), sorted(foreign)),
+        ("writable mounts beyond the plan", [], writable(expected, measured.mounts)),
+        ("mounts of host files", sorted(expected.mounts), foreign(expected, measured.mounts)),
         ("open descriptors", [], measured.descriptors),
         ("landlock", expected.landlock, measured.landlock > 0),
         ("paths that must not exist", [], measured.present),
         ("kernel", expected.system, measured.system),
         ("not measurable", sorted(expected.unmeasured), sorted(measured.unmeasured)),
-    ]
-    return tuple(
-        Difference(field=field, planned=str(planned), measured=str(found))
-        for field, planned, found in pairs
-        if planned != found
     )
+
+
+def shared(expected: Expected, namespaces: Mapping[str, int], host_namespaces: Mapping[str, int]) -> list[str]:
+    """Namespaces that had to be other than the host's and are not shown to be."""
+    return [name for name in expected.namespaces if namespaces.get(name) in (None, host_namespaces[name])]
+
+
+def writable(expected: Expected, mounts: Iterable[MeasuredMount]) -> list[str]:
+    """Mount points that are writable and were not to be."""
+    return sorted({mount.target for mount in mounts if mount.writable} - set(expected.writable))
+
+
+def foreign(expected: Expected, mounts: Iterable[MeasuredMount]) -> list[str]:
+    """Mount points that may hold files of the host."""
+    return sorted({mount.target for mount in mounts if not _own(mount, expected)})
 
 
 def _own(mount: MeasuredMount, expected: Expected) -> bool:

@@ -3,6 +3,7 @@
 The same for every driver. Files and network connections are handed to the caller's callbacks as they come.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import anyio
 
+from sandboxes.attestation import Attestation, attest
 from sandboxes.base import Facts, Plan, Sandbox
 from sandboxes.capture import HeadAndTail
 from sandboxes.errors import SandboxUnavailable
+from sandboxes.guest.measure import namespace_number
 from sandboxes.link import GuestOutcome, Link, Serve, Sink
-from sandboxes.measure import NAMESPACES, Difference, Measured, compare
+from sandboxes.measure import NAMESPACES, Measured
 from sandboxes.outcome import Ended, Job, Outcome, SkippedFile, Usage
 from sandboxes.result import ResultReader
 from sandboxes.spec import Limits
@@ -42,17 +45,14 @@ class Hooks:
     """Hears standard output as it comes."""
 
 
+@functools.cache
 def host_namespaces() -> Mapping[str, int]:
-    """Inode numbers of the namespaces this process is in, see namespaces(7)."""
-    found = {}
-    for name in NAMESPACES:
-        target = str(Path(f"/proc/self/ns/{name}").readlink())
-        found[name] = int(target[target.index("[") + 1 : -1])
-    return found
+    """Inode numbers of the namespaces this process is in, see namespaces(7); it stays in them."""
+    return {name: namespace_number(str(Path(f"/proc/self/ns/{name}").readlink())) for name in NAMESPACES}
 
 
-async def prove(sandbox: Sandbox, plan: Plan) -> tuple[Link, Measured, tuple[Difference, ...]]:
-    """Wait until the guest is ready and compare what it measured with the plan.
+async def prove(sandbox: Sandbox, plan: Plan) -> tuple[Link, Measured, Attestation]:
+    """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
 
     Raises:
         SandboxUnavailable: it did not get ready.
@@ -67,7 +67,7 @@ async def prove(sandbox: Sandbox, plan: Plan) -> tuple[Link, Measured, tuple[Dif
         await sandbox.kill()
         facts = await sandbox.facts()
         raise _unavailable(facts.detail or "the guest ended before it was ready") from None
-    return link, measured, compare(plan.expected, measured, host_namespaces())
+    return link, measured, attest(plan.expected, measured, await sandbox.outside(), host_namespaces())
 
 
 async def run(

@@ -17,7 +17,8 @@ from profiles.compile import to_spec
 from profiles.loader import ProfileSet
 from profiles.model import Profile
 from sandboxes import run as running
-from sandboxes.base import Plan, Sandbox
+from sandboxes.attestation import made_with
+from sandboxes.base import Driver, Plan, Sandbox
 from sandboxes.drivers import Drivers
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.link import Link
@@ -123,7 +124,7 @@ class Broker:
         ):
             gate = gate_for(profile, log, call)
             async with driver.open(plan) as sandbox:
-                link = await _proved(log, call, plan, sandbox)
+                link = await _proved(log, call, driver, plan, sandbox)
                 listener.progress("Running")
                 hooks = running.Hooks(
                     file=collector.accept,
@@ -133,7 +134,7 @@ class Broker:
                 files = [(each.name, content) for each, content in inputs]
                 outcome = await running.run(sandbox, link, plan, tool.job(call.arguments), inputs=files, hooks=hooks)
             delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
-        isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
+        isolation = Isolation(driver=plan.driver, level=plan.level, verified=True, differences=())
         finished = _finished(call, outcome, profile, gate)
         receipt = await log.close(finished)
         return answered(
@@ -142,9 +143,10 @@ class Broker:
         )  # fmt: skip
 
 
-async def _proved(log: Ledger, call: ToolCall, plan: Plan, sandbox: Sandbox) -> Link:
+async def _proved(log: Ledger, call: ToolCall, driver: Driver, plan: Plan, sandbox: Sandbox) -> Link:
     """The link to a guest whose isolation is what was planned; the record of it is on disk."""
-    link, measured, differences = await running.prove(sandbox, plan)
+    link, measured, attestation = await running.prove(sandbox, plan)
+    differences = attestation.differences
     await log.append(
         SandboxStarted(
             call_id=call.id,
@@ -152,8 +154,9 @@ async def _proved(log: Ledger, call: ToolCall, plan: Plan, sandbox: Sandbox) -> 
             driver=plan.driver,
             level=plan.level,
             plan_digest=plan.digest,
-            planned=asdict(plan.expected),
+            fields=attestation.rows,
             measured=measured.model_dump(mode="json"),
+            host=made_with(driver, plan),
             verified=not differences,
         )
     )

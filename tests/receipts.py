@@ -77,7 +77,7 @@ class Desk:
         await ledger.append(
             SandboxStarted(
                 call_id=call_id, sandbox_id="s1", driver="bubblewrap", level="namespaces", plan_digest="sha256:plan",
-                planned={}, measured={}, fields=FIELDS, host={"kernel": "6.1"}, verified=True,
+                measured={}, fields=FIELDS, host={"kernel": "6.1"}, verified=True,
             )
         )  # fmt: skip
         for number in range(egress):

@@ -116,12 +116,12 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted) -> Se
     try:
         async with driver.open(plan) as sandbox:
             identity = sandbox.id
-            link, measured, differences = await run.prove(sandbox, plan)
+            link, measured, attestation = await run.prove(sandbox, plan)
             namespaces = measured.namespaces
             # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
             seen.watched = bool(processes(namespaces) or _groups(identity))
-            if differences:
-                seen.unavailable = f"the isolation is not what was planned: {differences}"
+            if attestation.differences:
+                seen.unavailable = f"the isolation is not what was planned: {attestation.differences}"
             else:
                 job = Job(kind="python", payload={"code": text})
                 seen.outcome = await run.run(sandbox, link, plan, job, inputs=[EARLIER], hooks=run.Hooks(file=file))

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -20,6 +21,7 @@ from sandboxes.docker.owner import new_owner
 from sandboxes.docker.removal import Remover
 from sandboxes.docker.stream import AttachedStream
 from sandboxes.errors import SandboxUnavailable
+from sandboxes.outside import Outside, look, unseen
 from sandboxes.seccomp import docker_profile
 from sandboxes.spec import SandboxSpec
 
@@ -34,12 +36,16 @@ _log = structlog.get_logger(__name__)
 class DockerSandbox:
     """One container and the connection to its guest."""
 
-    def __init__(self, sandbox_id: str, name: str, engine: Engine, stream: AttachedStream) -> None:
+    def __init__(
+        self, sandbox_id: str, name: str, engine: Engine, stream: AttachedStream, action: Mapping[str, Any]
+    ) -> None:
         self._id = sandbox_id
+        self._action = action
         self._name = name
         self._engine = engine
         self._stream = stream
         self._groups: Mapping[str, Path] = {}
+        self._found: Mapping[str, Any] | None = None
         self._located = anyio.Event()
         self._last = usage.Usage()
         self._out_of_memory = False
@@ -57,13 +63,28 @@ class DockerSandbox:
     async def locate(self) -> None:
         """Find the container's control groups: run once, beside the guest's own start."""
         try:
-            found = await self._engine.inspect(self._name)
+            found = self._found = await self._engine.inspect(self._name)
             if found is not None:
                 self._groups = usage.groups(found["State"]["Pid"], found["Id"])
         except SandboxUnavailable as problem:
             _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
         finally:
             self._located.set()
+
+    async def outside(self) -> Outside:
+        """See ``Sandbox.outside``."""
+        await self._located.wait()
+        found, host = self._found, self._action["HostConfig"]
+        if found is None:
+            return unseen("the Engine does not tell its container's process")
+        back = {
+            "image": (self._action["Image"], found["Image"]),
+            "runtime": (host["Runtime"], found["HostConfig"]["Runtime"]),
+        }
+        if not self._groups:
+            # The number may be anybody's here.
+            return unseen("the Engine's processes have other numbers here", back)
+        return look(found["State"]["Pid"], {**back, **usage.limits(self._groups, host)})
 
     async def kill(self) -> None:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
@@ -193,7 +214,7 @@ class DockerDriver:
                 stream = AttachedStream(await engine.attach(name))
             try:
                 await engine.start(name)
-                sandbox = DockerSandbox(sandbox_id, name, engine, stream)
+                sandbox = DockerSandbox(sandbox_id, name, engine, stream, plan.action)
                 connection.remover.start_soon(sandbox.locate)
                 yield sandbox
             finally:

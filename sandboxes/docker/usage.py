@@ -6,9 +6,14 @@ See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgrou
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from sandboxes.outside import groups_of
 
 _NANOSECONDS = 1_000_000_000
 _MICROSECONDS = 1_000_000
+_PERIOD = 100_000
+"""Microseconds in which NanoCpus are counted: the Engine's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +36,32 @@ def groups(
         root: where the control groups are mounted.
         proc: where proc(5) is mounted.
     """
+    found = groups_of(pid, proc)
+    return {each: root / each / path.lstrip("/") for each, path in found.items() if container in path}
+
+
+def limits(directories: Mapping[str, Path], host: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
+    """The limits of a container's HostConfig, by name: as planned, and as the kernel holds them (None: unreadable)."""
+    unified = directories.get("")
+    places = {name: unified or directories.get(name) for name in ("memory", "pids", "cpu")}
+    files = ("memory.max", "pids.max", "cpu.max") if unified else ("memory.limit_in_bytes", "pids.max", "")
+    memory, pids = (_text(places[name], file) for name, file in zip(places, files[:2], strict=False))
+    if unified:
+        cpu = _text(unified, files[2])
+    else:
+        cpu = " ".join(_text(places["cpu"], f"cpu.cfs_{part}_us") or "" for part in ("quota", "period")).strip() or None
+    return {
+        "limit memory": (str(host["Memory"]), memory),
+        "limit pids": (str(host["PidsLimit"]), pids),
+        "limit cpu": (f"{host['NanoCpus'] * _PERIOD // _NANOSECONDS} {_PERIOD}", cpu),
+    }
+
+
+def _text(directory: Path | None, file: str) -> str | None:
     try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        return None if directory is None else (directory / file).read_text().strip()
     except OSError:
-        return {}
-    found: dict[str, Path] = {}
-    for line in lines:
-        # hierarchy:controllers:path, see cgroups(7)
-        _, controllers, path = line.split(":", 2)
-        if container not in path:
-            continue
-        for controller in controllers.split(","):
-            found[controller] = root / controller / path.lstrip("/")
-    return found
+        return None
 
 
 def read(directories: Mapping[str, Path]) -> Usage | None:

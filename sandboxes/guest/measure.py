@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SENTRY = "/proc/sentry-meminfo"
 """A file that gVisor's kernel adds to proc(5), and that nobody can add to Linux's."""
 _SENTRY_VERSION = ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
@@ -28,22 +28,19 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         own: descriptors the guest itself opened, beside 0, 1 and 2.
         hidden: paths whose presence is to be reported.
     """
-    status = _status()
-    capabilities = 0
-    for name in _CAPABILITIES:
-        capabilities |= int(status.get(name, "0"), 16)
+    told = status(_lines("/proc/self/status"))
     namespaces = _namespaces()
     return {
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
         "groups": os.getgroups()[:64],
-        "capabilities": capabilities,
+        "capabilities": capabilities(told),
         "no_new_privs": get_no_new_privs() == 1,
-        "seccomp": int(status.get("Seccomp", "0")),
+        "seccomp": int(told.get("Seccomp", "0")),
         "dumpable": dumpable,
         "namespaces": namespaces,
-        "mounts": _mounts(),
-        "interfaces": _interfaces(),
+        "mounts": mounts(_lines("/proc/self/mountinfo")),
+        "interfaces": interfaces(_lines("/proc/self/net/dev")),
         "descriptors": _descriptors(own),
         "landlock": landlock,
         "pid": os.getpid(),
@@ -53,7 +50,7 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         "present": [path for path in hidden if os.path.lexists(path)],
         "system": _system(),
         # What this kernel does not tell is said to be so, and the plan must have expected exactly that.
-        "unmeasured": [name for name in _CAPABILITIES if name not in status]
+        "unmeasured": [name for name in CAPABILITIES if name not in told]
         + [f"namespace {name}" for name in _NAMESPACES if name not in namespaces],
     }
 
@@ -64,39 +61,56 @@ def _system() -> str:
     return "gvisor" if os.path.exists(_SENTRY) and (name.release, name.version) == _SENTRY_VERSION else "linux"
 
 
-def _status() -> dict[str, str]:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
-        pairs = (line.partition(":") for line in lines)
-        return {key: value.strip() for key, _, value in pairs}
+def status(lines: list[str]) -> dict[str, str]:
+    """The fields of a process's status, see proc_pid_status(5)."""
+    pairs = (line.partition(":") for line in lines)
+    return {key: value.strip() for key, _, value in pairs}
+
+
+def capabilities(status: dict[str, str]) -> int:
+    """Union of the five sets, as far as the kernel tells them."""
+    union = 0
+    for name in CAPABILITIES:
+        union |= int(status.get(name, "0"), 16)
+    return union
+
+
+def namespace_number(link: str) -> int:
+    """The inode number in what a link of /proc/<pid>/ns says: "net:[4026531840]", see namespaces(7)."""
+    return int(link[link.index("[") + 1 : -1])
 
 
 def _namespaces() -> dict[str, int]:
     found = {}
     for name in _NAMESPACES:
         try:
-            target = os.readlink(f"/proc/self/ns/{name}")  # "net:[4026531840]", see namespaces(7)
+            found[name] = namespace_number(os.readlink(f"/proc/self/ns/{name}"))
         except OSError:
             continue
-        found[name] = int(target[target.index("[") + 1 : -1])
     return found
 
 
-def _mounts() -> list[dict[str, Any]]:
+def mounts(lines: list[str]) -> list[dict[str, Any]]:
+    """Target, type and writability of each mount."""
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            # proc_pid_mountinfo(5): 36 35 98:0 /root /target options [optional…] - type source super-options
-            own, _, kind = line.partition(" - ")
-            fields = own.split(" ")
-            rest = kind.split(" ")
-            read_only = "ro" in fields[5].split(",") or "ro" in rest[-1].strip().split(",")
-            found.append({"target": fields[4], "type": rest[0], "writable": not read_only})
+    for line in lines:
+        # proc_pid_mountinfo(5): 36 35 98:0 /root /target options [optional…] - type source super-options
+        own, _, kind = line.partition(" - ")
+        fields = own.split(" ")
+        rest = kind.split(" ")
+        read_only = "ro" in fields[5].split(",") or "ro" in rest[-1].strip().split(",")
+        found.append({"target": fields[4], "type": rest[0], "writable": not read_only})
     return found
 
 
-def _interfaces() -> list[str]:
-    with open("/proc/self/net/dev", encoding="ascii", errors="replace") as lines:
-        return [line.partition(":")[0].strip() for line in lines if ":" in line]
+def interfaces(lines: list[str]) -> list[str]:
+    """Names of the network interfaces in a net/dev, see proc_pid_net(5)."""
+    return [line.partition(":")[0].strip() for line in lines if ":" in line]
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8", errors="surrogateescape") as lines:
+        return lines.read().split("\n")[:-1]
 
 
 def _descriptors(own: frozenset[int]) -> list[int]:

@@ -34,7 +34,7 @@ _MAX_INTEGER = 2**53 - 1
 # Numbers from here on are written with an exponent (RFC 8785, section 3.2.2.3, by way of ECMAScript).
 _EXPONENT_FROM = 1e21
 # A number that is not a short integer, where a value can stand.
-_DELICATE = re.compile(r"(?:^|[:,\[])-?\d+(?:[.eE]|(?<=\d{16}))")
+_DELICATE = re.compile(r"[:,\[]-?\d+(?:[.eE]|(?<=\d{16}))")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
@@ -159,7 +159,9 @@ def _plain(value: object) -> bytes | None:
         text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return None
-    return text.encode() if text.isascii() and _DELICATE.search(text) is None else None
+    # A number alone has nothing before it that the pattern could begin with.
+    plain = text.isascii() and not text[0].isdigit() and text[0] != "-" and _DELICATE.search(text) is None
+    return text.encode() if plain else None
 
 
 def digest(value: object) -> str:

@@ -161,16 +161,14 @@ class SandboxStarted(CallEvent):
     """Strength class reached on this host: ``namespaces``, ``container``, ``userspace-kernel``, ``microvm``."""
     plan_digest: str
     """Digest of the plan that was executed."""
-    planned: Mapping[str, Any]
-    """The isolation the plan promised."""
     measured: Mapping[str, Any]
-    """The isolation found from inside and outside."""
+    """The isolation as the guest measured it from inside."""
     fields: tuple[Mapping[str, Any], ...] = ()
     """Field by field what was planned, measured ``inside``, seen from ``outside``, and the ``verdict``."""
     host: Mapping[str, str] | None = None
     """Versions and digests of what the isolation is made with, as the host sees them."""
     verified: bool
-    """Whether the two agree; where not, no job was given to it."""
+    """Whether no field differs; where one does, no job was given to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,8 @@ def _show_fields(console: Console, said: Statement) -> None:
     for each in said.predicate.isolation.fields:
         values = (each.planned, each.inside, each.outside)
         style = {"ok": "green", "differs": "red"}.get(each.verdict, "yellow")
-        table.add_row(each.field, *(Text(printable(_cell(value))) for value in values), Text(each.verdict, style=style))
+        cells = ("" if value is None else _cell(value) for value in values)
+        table.add_row(each.field, *(Text(printable(cell)) for cell in cells), Text(each.verdict, style=style))
     console.print(table)
 
 

@@ -1,8 +1,8 @@
 """The envelope: DSSE, with one Ed25519 signature. Bytes in, bytes out; no file, no clock, and nothing of a call.
 
 https://github.com/secure-systems-lab/dsse (protocol and envelope, version 1). An envelope of ours has one form
-only, its canonical JSON: a receipt in which any byte was changed is another file or no receipt, also where DSSE itself would
-not notice, as with the key's id.
+only, its canonical JSON: a receipt in which any byte was changed is another file or no receipt, also where DSSE itself
+would not notice, as with the key's id.
 """
 
 import base64

@@ -4,13 +4,13 @@ So a receipt cannot say anything else than the log. Both are written by one disk
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from profiles.explain import withheld
 from profiles.model import Profile
-from server.audit import chain
 from server.audit.chain import Record
 from server.audit.events import (
     ArtifactCollected,
@@ -23,16 +23,21 @@ from server.audit.events import (
     Event,
     ReceiptSigned,
     SandboxStarted,
+    draft,
 )
 from server.audit.log import Then
 from server.calls import ToolCall
 from server.receipts import statement as parts
-from server.receipts.statement import Statement
 
 LastWord = CallFinished | CallCancelled | CallFailed
 
 _POSITION_BYTES = 512
-"""More than position and subject of the last record take: they are known only when it is written."""
+"""More than the position of the last record takes: it is known only when that is written."""
+_ENVELOPE_BYTES = 1024
+"""More than an envelope has beside its payload, and a record beside its envelope."""
+
+_CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address")
+_OUTCOME = ("ended", "exit_code", "by", "error", "reason", "elapsed_ms", "usage")
 
 
 class Log(Protocol):
@@ -87,12 +92,12 @@ class Ledger:
         self._office = office
         self._call = call
         self._profile = profile
-        self._events: list[Event] = []
+        self._told: dict[str, list[Mapping[str, Any]]] = {}
 
     async def append(self, event: Event) -> Record:
         """Write one record; see ``AuditLog.append``."""
         record = await self._office.log.append(event)
-        self._events.append(event)
+        self._told.setdefault(record.kind, []).append(record.data)
         return record
 
     async def close(self, last: LastWord) -> Receipt:
@@ -102,128 +107,106 @@ class Ledger:
             AuditUnavailable: neither is on the disk.
         """
         office = self._office
-        statement = _statement(self._call, self._profile, self._events, last, office.server)
-        length = len(statement.model_dump_json(exclude_none=True).encode()) + _POSITION_BYTES
+        statement = _encode(self._statement(last))
+        length = len(statement) + _POSITION_BYTES
         digest = ""
 
         def receipt(record: Record) -> ReceiptSigned:
             nonlocal digest
-            envelope = office.signer.sign(parts.encode(statement, record))
-            digest = chain.digest(envelope)
+            envelope = office.signer.sign(_placed(statement, record))
+            # Nothing but ASCII text: this is its canonical JSON.
+            digest = _digest(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
             return ReceiptSigned(call_id=last.call_id, digest=digest, key=office.signer.key_id, envelope=envelope)
 
-        # Base64 makes four bytes of three; 1,024 hold the envelope's other parts.
-        await office.log.append_with(last, Then(event=receipt, bytes=length * 4 // 3 + 1024))
+        # Base64 makes four bytes of three.
+        await office.log.append_with(last, Then(event=receipt, bytes=length * 4 // 3 + _ENVELOPE_BYTES))
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
 
+    def _statement(self, last: LastWord) -> dict[str, Any]:
+        """The statement of ``parts.Statement``, all but the place of the last record."""
+        told, profile = self._told, self._profile
+        refused = {each["name"] for each in told.get(ArtifactRefused.kind, ())}
+        files = [each for each in told.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
+        connections = told.get(EgressDecided.kind, ())
+        decided = told[CallDecided.kind][0]
+        ended = draft(last).data
+        predicate = {
+            "call": _asked(self._call, decided),
+            "inputs": [
+                {"name": each["name"], "uri": each["uri"], "digest": f"sha256:{each['sha256']}", "bytes": each["bytes"]}
+                for each in decided.get("inputs", ())
+            ],
+            "policy": {"profile": decided["profile_digest"], "rule": decided["rule"]},
+            "egress": [_picked(each, _CONNECTION) for each in connections[: parts.MAX_EGRESS]],
+            "outcome": {"kind": last.kind, **_picked(ended, _OUTCOME)},
+            "refused_files": len(told.get(ArtifactRefused.kind, ())),
+            "unlisted": sum(max(0, len(each) - most) for each, most in ((files, parts.MAX_SUBJECTS),
+                                                                        (connections, parts.MAX_EGRESS))),
+            "withheld": withheld(profile) if profile else (),
+            "server": self._office.server.model_dump(),
+        }  # fmt: skip
+        started = told.get(SandboxStarted.kind)
+        if started and profile:
+            predicate["isolation"] = _isolation(profile, started[0])
+        listed = [
+            {"name": f"artifact:{each['name']}", "digest": {"sha256": each["sha256"]}, "uri": each["uri"]}
+            for each in files[: parts.MAX_SUBJECTS]
+        ]
+        outputs = [
+            {"name": f"output:{each['name']}", "digest": {"sha256": each["digest"].removeprefix("sha256:")}}
+            for each in ended.get("outputs", ())
+        ]
+        asked = {"name": "arguments", "digest": {"sha256": decided["arguments_digest"].removeprefix("sha256:")}}
+        return {
+            "_type": parts.STATEMENT_TYPE,
+            "subject": [*listed, *outputs, asked],
+            "predicateType": parts.PREDICATE_TYPE,
+            "predicate": predicate,
+        }
 
-def _statement(
-    call: ToolCall, profile: Profile | None, events: Iterable[Event], last: LastWord, server: parts.Server
-) -> Statement:
-    """Everything but the position of the last record."""
-    of: dict[type[Event], list[Any]] = {}
-    for event in events:
-        of.setdefault(type(event), []).append(event)
-    decided: CallDecided = of[CallDecided][0]
-    refused = {event.name for event in of.get(ArtifactRefused, ())}
-    files = [event for event in of.get(ArtifactCollected, ()) if event.name not in refused]
-    connections = of.get(EgressDecided, ())
-    listed = [_file(event) for event in files[: parts.MAX_SUBJECTS]]
-    unlisted = len(files) - len(listed) + max(0, len(connections) - parts.MAX_EGRESS)
-    return Statement(
-        subject=(*listed, *_outputs(last)),
-        predicate=parts.Predicate(
-            call=_asked(call, decided),
-            inputs=tuple(
-                parts.GivenInput(name=each.name, uri=each.uri, digest=f"sha256:{each.sha256}", bytes=each.bytes)
-                for each in decided.inputs or ()
-            ),
-            policy=parts.Policy(profile=decided.profile_digest, rule=decided.rule),
-            isolation=_isolation(profile, of.get(SandboxStarted, ())),
-            egress=tuple(_connection(event) for event in connections[: parts.MAX_EGRESS]),
-            outcome=_outcome(last),
-            refused_files=len(of.get(ArtifactRefused, ())),
-            unlisted=unlisted,
-            withheld=withheld(profile) if profile else (),
-            audit=parts.Position(seq=0, hash="", time=""),
-            server=server,
-        ),
-    )
+
+def _placed(statement: bytes, record: Record) -> bytes:
+    """Bind a statement to the record that ended its call: the predicate, which comes last, gets its last key.
+
+    By bytes, since the log is locked meanwhile.
+    """
+    position = _encode({"audit": {"seq": record.seq, "hash": record.hash, "time": record.time}})
+    return statement[:-2] + b"," + position[1:] + b"}"
 
 
-def _asked(call: ToolCall, decided: CallDecided) -> parts.Call:
+def _encode(statement: Mapping[str, Any]) -> bytes:
+    return json.dumps(statement, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _asked(call: ToolCall, decided: Mapping[str, Any]) -> dict[str, Any]:
+    asked = {
+        "id": call.id,
+        "tool": call.tool,
+        "principal": decided["principal"],
+        "transport": decided["transport"],
+        "received": call.received.isoformat().replace("+00:00", "Z"),
+        "arguments": decided["arguments_digest"],
+    }
     code = call.arguments.get("code")
-    return parts.Call(
-        id=call.id,
-        tool=call.tool,
-        principal=decided.principal,
-        transport=decided.transport,
-        received=call.received.isoformat().replace("+00:00", "Z"),
-        arguments=decided.arguments_digest,
-        code=_digest(code.encode("utf-8", "surrogatepass")) if isinstance(code, str) else None,
-    )
+    return {**asked, "code": _digest(code.encode("utf-8", "surrogatepass"))} if isinstance(code, str) else asked
 
 
-def _isolation(profile: Profile | None, started: Iterable[SandboxStarted]) -> parts.IsolationFound | None:
-    for event in started:
-        return parts.IsolationFound(
-            asked=profile.isolation if profile else (),
-            enforce=profile.limits.enforce if profile else "",
-            sandbox=event.sandbox_id,
-            driver=event.driver,
-            level=event.level,
-            plan=event.plan_digest,
-            verified=event.verified,
-            fields=tuple(parts.IsolationField(**_plain(each)) for each in event.fields),
-            host=_plain(event.host or {}),
-        )
-    return None
+def _isolation(profile: Profile, started: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "asked": profile.isolation,
+        "enforce": profile.limits.enforce,
+        "sandbox": started["sandbox_id"],
+        "driver": started["driver"],
+        "level": started["level"],
+        "plan": started["plan_digest"],
+        "verified": started["verified"],
+        "fields": started["fields"],
+        "host": started.get("host", {}),
+    }
 
 
-def _file(event: ArtifactCollected) -> parts.Subject:
-    return parts.Subject(name=_text(f"artifact:{event.name}"), digest={"sha256": event.sha256}, uri=event.uri)
-
-
-def _outputs(last: LastWord) -> list[parts.Subject]:
-    outputs = last.outputs if isinstance(last, CallFinished) else ()
-    return [
-        parts.Subject(name=f"output:{each.name}", digest={"sha256": each.digest.removeprefix("sha256:")})
-        for each in outputs
-    ]
-
-
-def _connection(event: EgressDecided) -> parts.Connection:
-    return parts.Connection(
-        scheme=event.scheme,
-        host=_text(event.host),
-        port=event.port,
-        method=event.method,
-        effect=event.effect,
-        rule=event.rule,
-        address=event.address,
-    )
-
-
-def _outcome(last: LastWord) -> parts.OutcomeTold:
-    told: dict[str, Any] = {"kind": last.kind, "elapsed_ms": last.elapsed_ms}
-    match last:
-        case CallFinished():
-            told |= {"ended": last.ended, "exit_code": last.exit_code, "usage": _plain(last.usage)}
-        case CallCancelled():
-            told |= {"by": last.by}
-        case CallFailed():
-            told |= {"error": last.error, "reason": _text(last.reason)}
-    return parts.OutcomeTold(**told)
-
-
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As the log has it: what JSON cannot hold has become text."""
-    found: Any = chain.recordable(value)
-    return dict(found)
-
-
-def _text(value: str) -> str:
-    return str(chain.recordable(value))
+def _picked(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: data[name] for name in names if name in data}
 
 
 def _digest(content: bytes) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from server.audit.chain import Record
 from server.receipts.dsse import NotAReceipt
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -32,10 +31,9 @@ class Subject(_Part):
     """in-toto's ResourceDescriptor: one thing the receipt is about."""
 
     name: str
-    """``artifact:<name>`` for a file, ``output:<name>`` for stdout, stderr, value and images, ``audit:<seq>`` for the
-    record that ended the call."""
+    """``artifact:<name>`` for a file, ``output:<name>`` for stdout, stderr, value and images, ``arguments``."""
     digest: dict[str, str]
-    """``{"sha256": hex}`` of its content; of the record its ``hash``."""
+    """``{"sha256": hex}`` of its content; of arguments, of their canonical JSON."""
     uri: str | None = None
     """Address of an artifact."""
 
@@ -89,9 +87,10 @@ class IsolationField(_Part):
     planned: Any = None
     """What the plan says it must be."""
     inside: Any = None
-    """What the guest measured, before it was given the program."""
+    """What the guest measured, before it was given the program; absent for what only the host can know."""
     outside: Any = None
-    """What the host read from the kernel at that moment, or why it could not."""
+    """What the host read from the kernel at that moment, or ``not measurable: …`` and why; absent for what only the
+    guest can know."""
     verdict: Literal["ok", "differs", "not measurable"]
     """Whether every measurement is as planned; ``not measurable`` if there is none."""
 
@@ -204,24 +203,15 @@ class Predicate(_Part):
 class Statement(_Part):
     """in-toto's Statement."""
 
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+    model_config = ConfigDict(serialize_by_alias=True)
 
     type: Literal["https://in-toto.io/Statement/v1"] = Field(default=STATEMENT_TYPE, alias="_type")
     """Always ``https://in-toto.io/Statement/v1``."""
     subject: Annotated[tuple[Subject, ...], _Many]
-    """Files, outputs and the last audit record, each by digest."""
+    """Files, outputs and arguments, each by digest."""
     predicateType: Literal["https://glovebox.dev/attestation/call/v1"] = PREDICATE_TYPE  # noqa: N815 - in-toto's name
     """Always ``https://glovebox.dev/attestation/call/v1``."""
     predicate: Predicate
-
-
-def encode(statement: Statement, record: Record) -> bytes:
-    """The payload for a statement whose position becomes that of ``record``, which is also one of its subjects."""
-    position = Position(seq=record.seq, hash=record.hash, time=record.time)
-    last = Subject(name=f"audit:{record.seq}", digest={"sha256": record.hash})
-    predicate = statement.predicate.model_copy(update={"audit": position})
-    whole = statement.model_copy(update={"predicate": predicate, "subject": (*statement.subject, last)})
-    return whole.model_dump_json(exclude_none=True).encode()
 
 
 def parse(payload: bytes) -> Statement:

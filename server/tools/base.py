@@ -21,7 +21,8 @@ class Isolation(BaseModel):
 
     driver: str
     level: str
-    verified: bool = Field(description="measured inside before the job and equal to the plan")
+    verified: bool = Field(description="measured from inside and outside before the job and equal to the plan")
+    differences: tuple[str, ...] = ()
 
 
 class Refusal(BaseModel):

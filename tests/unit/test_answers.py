@@ -19,6 +19,7 @@ from server.tools.run_python import RunPythonResult
 HEAD = Head(seq=7, hash="a" * 64)
 DECISION = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="sha256:p")
 RECEIPT = Receipt(uri="receipt://c_1", digest="sha256:1")
+FOUND = {"driver": "bubblewrap", "level": "namespaces", "verified": True, "differences": ()}
 ISOLATION = Isolation(driver="bubblewrap", level="namespaces", verified=True)
 CALL = ToolCall(
     id="c_1", principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
@@ -63,7 +64,7 @@ def test_text_and_data_tell_the_same() -> None:
     for word in ("out", "err", "42"):
         assert word in texts(result)
     assert not result.failed
-    assert result.structured["isolation"] == {"driver": "bubblewrap", "level": "namespaces", "verified": True}
+    assert result.structured["isolation"] == FOUND
     assert (result.structured["profile_digest"], result.structured["elapsed_ms"]) == ("sha256:p", 9.0)
 
 
@@ -73,7 +74,7 @@ def test_meta_has_the_calls_facts_and_nothing_else() -> None:
         "call_id": "c_1",
         "profile_digest": "sha256:p",
         "audit": {"seq": 7, "hash": "a" * 64},
-        "isolation": {"driver": "bubblewrap", "level": "namespaces", "verified": True},
+        "isolation": FOUND,
         "receipt": {"uri": "receipt://c_1", "digest": "sha256:1"},
     }
 

@@ -104,7 +104,6 @@ def test_what_the_caller_changes_later_is_not_recorded() -> None:
         driver="bubblewrap",
         level="namespaces",
         plan_digest="sha256:0",
-        planned={"uid": 65532},
         measured=measured,
         verified=True,
     )

@@ -13,15 +13,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from profiles.loader import SHIPPED, load
-from sandboxes.base import Facts, Plan
+from sandboxes.base import Capabilities, Facts, Plan
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.measure import Expected
+from sandboxes.outside import Outside, unseen
 from sandboxes.run import host_namespaces
 from sandboxes.spec import GUEST_UID, SandboxSpec
 from server.app import check_example
 from server.artifacts.record import ArtifactsUnavailable
 from server.audit import chain
-from server.audit.chain import Head
+from server.audit.chain import Head, Record
 from server.audit.events import draft
 from server.audit.log import Then
 from server.broker import Broker
@@ -37,6 +38,9 @@ from tests.channels import READY, Channel, Guest
 ARGUMENTS: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
 SIGNER = Signer(Ed25519PrivateKey.generate())
 MEASURED = {**READY, "namespaces": {"net": 1}}
+
+
+FAKE = Capabilities(driver="fake", level="namespaces", version="1.0", limits={})
 
 
 class Silent:
@@ -64,7 +68,7 @@ class Recorder:
 
     head: Head = field(default_factory=lambda: Head(seq=1, hash="0" * 64))
 
-    async def append(self, event: Any) -> None:
+    async def append(self, event: Any) -> Record:
         """Take one event; like the real one, not interrupted by cancellation."""
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
@@ -72,12 +76,11 @@ class Recorder:
         if event.kind == self.fails:
             raise AuditUnavailable(f"record {event.kind} in /secret/state", "No space left on device", "Make room.")
         self.events.append(event)
+        return chain.seal(draft(event), seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64)
 
     async def append_with(self, event: Any, then: Then) -> None:
         """Take one event; the receipt is made of a record that never was, and kept apart."""
-        await self.append(event)
-        record = chain.seal(draft(event), seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64)
-        self.receipts.append(then.event(record))
+        self.receipts.append(then.event(await self.append(event)))
 
     def kinds(self) -> list[str]:
         """What was recorded."""
@@ -93,6 +96,7 @@ class Driver:
     """A driver whose sandboxes are tasks, each with a guest that follows the rules."""
 
     name: str = "fake"
+    capabilities: Capabilities = FAKE
     opened: int = 0
     live: int = 0
     problem: Exception | None = None
@@ -152,6 +156,10 @@ class Driver:
                     await guest.done()
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
                 return
+
+        async def outside(self) -> Outside:
+            """There is no process to look at."""
+            return unseen("it is a task of the test")
 
         async def kill(self) -> None:
             """Close its end."""

@@ -1,0 +1,211 @@
+"""A driver that says one thing and does another: whichever protection it leaves out, no program runs.
+
+The field is named in the refusal, in the log and in the receipt. The control is the driver as it is.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxes import bubblewrap, cgroup, process
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.runtime import Runtime
+from sandboxes.spec import SandboxSpec
+from server import app as apps
+from server.app import App
+from server.arguments import validated
+from server.audit.chain import Record
+from server.audit.read import records_of
+from server.calls import CallResult, Principal, ToolCall
+from server.ids import new_call_id
+from server.receipts.keys import Signer
+from server.receipts.verify import of_call, verify
+from server.settings import Settings
+from tests.brokered import Heard, profile
+
+pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+
+CODE = "print('it ran')"
+SHARED = "namespaces shared with the host"
+
+
+def without(*wanted: str, values: int = 0) -> Callable[[list[str]], list[str]]:
+    """Leave out these options, each with so many values."""
+
+    def leave(argv: list[str]) -> list[str]:
+        for option in wanted:
+            place = argv.index(option)
+            del argv[place : place + 1 + values]
+        return argv
+
+    return leave
+
+
+def instead(old: Sequence[str], new: Sequence[str]) -> Callable[[list[str]], list[str]]:
+    """Put other words in the place of some that stand together."""
+
+    def replace(argv: list[str]) -> list[str]:
+        place = next(n for n in range(len(argv)) if argv[n : n + len(old)] == list(old))
+        argv[place : place + len(old)] = new
+        return argv
+
+    return replace
+
+
+@dataclass
+class Home:
+    """A server whose bubblewrap driver may lie."""
+
+    app: App
+    state: Path
+
+    async def call(self) -> tuple[CallResult | SandboxUnavailable, list[Record]]:
+        """One call of ``run_python``; what came of it, and its records."""
+        call = ToolCall(
+            id=new_call_id(),
+            principal=Principal(id="local:test", transport="cli"),
+            session=None,
+            tool="run_python",
+            arguments=validated(self.app.tools["run_python"], {"code": CODE}),
+            received=datetime.now(UTC),
+        )
+        came: CallResult | SandboxUnavailable
+        try:
+            came = await self.app.broker.call(call, Heard())
+        except SandboxUnavailable as problem:
+            came = problem
+        return came, list(records_of(self.state / "audit", call.id))
+
+
+@asynccontextmanager
+async def server(tmp_path: Path) -> AsyncIterator[Home]:
+    """A whole server with a workspace."""
+    tmp_path.chmod(0o755)
+    own, workspace = tmp_path / "profiles", tmp_path / "workspace"
+    own.mkdir()
+    workspace.mkdir(mode=0o755)
+    text = profile("run_python", "bubblewrap").replace("[network]", '[files]\nworkspace = "read"\n[network]')
+    (own / "run_python.toml").write_text(text)
+    settings = Settings(workspace=workspace, profiles_dir=own, state_dir=tmp_path / "state")
+    async with apps.opened(settings, "cli") as app:
+        yield Home(app, settings.state_dir)
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]]) -> None:
+    """Let the driver plan everything as it should, and run something else."""
+
+    class Liar(bubblewrap.Bubblewrap):
+        def _argv(self, spec: SandboxSpec, runtime: Runtime) -> tuple[str, ...]:
+            return tuple(change(list(super()._argv(spec, runtime))))
+
+    monkeypatch.setattr(bubblewrap, "Bubblewrap", Liar)
+
+
+def row(started: Record, field: str) -> dict[str, Any]:
+    """One field's row in the record."""
+    found: dict[str, Any] = next(each for each in started.data["fields"] if each["field"] == field)
+    return found
+
+
+async def test_the_control_the_driver_as_it_is(tmp_path: Path) -> None:
+    """It runs; every field is as planned from every side that can know it, and none was left unmeasured here."""
+    async with server(tmp_path) as home:
+        came, records = await home.call()
+    assert isinstance(came, CallResult)
+    assert came.structured["stdout"]["text"] == "it ran\n"
+    assert came.structured["isolation"] == {
+        "driver": "bubblewrap", "level": "namespaces", "verified": True, "differences": (),
+    }  # fmt: skip
+    assert {each["verdict"] for each in records[1].data["fields"]} == {"ok"}
+    both = {each["field"] for each in records[1].data["fields"] if {"inside", "outside"} <= set(each)}
+    assert {"uid", "capabilities", "seccomp", "no_new_privs", "interfaces", "mounts of host files"} <= both
+    assert came.meta["receipt"]["uri"] == f"receipt://{records[0].call_id}"
+    assert came.meta["receipt"]["digest"] == records[-1].data["digest"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (without("--unshare-net"), SHARED),
+        (without("--unshare-net"), "interfaces"),
+        (without("--unshare-ipc"), SHARED),
+        (
+            lambda argv: without("--unshare-uts")(without("--hostname", values=1)(argv)),
+            SHARED,
+        ),
+        (without("--unshare-cgroup"), SHARED),
+        (instead(["--cap-drop", "ALL"], ["--cap-add", "CAP_NET_RAW"]), "capabilities"),
+        (without("--seccomp", values=1), "seccomp"),
+        (instead(["--ro-bind-fd", "{mount0}"], ["--bind-fd", "{mount0}"]), "writable mounts beyond the plan"),
+        (instead(["--ro-bind-fd", "{root}"], ["--bind-fd", "{root}"]), "writable mounts beyond the plan"),
+        (instead(["--clearenv"], ["--ro-bind", "/usr", "/opt", "--clearenv"]), "mounts of host files"),
+        (without("--uid", values=1), "uid"),
+        (without("--gid", values=1), "gid"),
+    ],
+)
+async def test_whatever_it_leaves_out_is_found_before_the_code_runs(
+    change: Callable[[list[str]], list[str]], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused with the field's name; the log has both measurements; the receipt says that it was not verified."""
+    lie(monkeypatch, change)
+    async with server(tmp_path) as home:
+        came, records = await home.call()
+        signer = Signer.load(home.state)
+    assert isinstance(came, SandboxUnavailable), came
+    assert f"{field}: planned" in str(came)
+    assert [each.kind for each in records] == ["call.decided", "sandbox.started", "call.failed", "receipt.signed"]
+    assert records[1].data["verified"] is False
+    found = row(records[1], field)
+    assert found["verdict"] == "differs"
+    # The host saw the same as the guest: it is not only the guest's word.
+    assert found["outside"] == found["inside"] != found["planned"]
+    content = of_call(home.state / "audit", str(records[0].call_id))
+    assert content is not None
+    told = verify(content, signer._key.public_key(), home.state / "audit").statement.predicate
+    assert told.isolation is not None
+    assert told.isolation.verified is False
+    assert (told.outcome.kind, told.outcome.error) == ("call.failed", "SandboxUnavailable")
+
+
+async def test_a_sandbox_among_the_hosts_processes_does_not_even_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a pid namespace of its own the guest ends at once, and says why."""
+
+    def change(argv: list[str]) -> list[str]:
+        return without("--unshare-pid", "--as-pid-1", "--disable-userns")(argv)
+
+    lie(monkeypatch, change)
+    async with server(tmp_path) as home:
+        came, records = await home.call()
+    assert isinstance(came, SandboxUnavailable)
+    assert "process 1 of a pid namespace of its own" in str(came)
+    assert [each.kind for each in records] == ["call.decided", "call.failed", "receipt.signed"]
+
+
+@pytest.mark.skipif(cgroup.detect("lie") is None, reason="this host lets us make no control groups")
+async def test_a_sandbox_outside_of_its_control_group_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group is there and has its limits, but the sandbox is not in it: they would limit nobody."""
+    monkeypatch.setattr(cgroup.Cgroup, "tasks", ())
+    monkeypatch.setattr(cgroup.Cgroup, "add", lambda *_: None)
+    async with server(tmp_path) as home:
+        came, _ = await home.call()
+    assert isinstance(came, SandboxUnavailable)
+    assert "in its control group: planned True, found False from outside" in str(came)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be left in a sandbox by mistake")
+async def test_what_the_guest_cannot_know_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is as planned inside, but the user of that namespace is the host's root: only the host can tell."""
+    monkeypatch.setattr(process, "unprivileged", list)
+    async with server(tmp_path) as home:
+        came, records = await home.call()
+    assert isinstance(came, SandboxUnavailable)
+    assert "root on the host: planned False, found True from outside" in str(came)
+    assert [each["field"] for each in records[1].data["fields"] if each["verdict"] == "differs"] == ["root on the host"]

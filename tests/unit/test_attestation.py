@@ -1,0 +1,237 @@
+"""Three sides of every field: a difference on either measured side is found and named; what is unknown says so."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxes.attestation import Attestation, attest, kernel_version
+from sandboxes.cgroup import Cgroup, Hierarchy
+from sandboxes.docker import usage
+from sandboxes.measure import MeasuredMount, parse
+from sandboxes.outside import Outside, groups_of, look, only_child, unseen
+from tests.unit.test_measure import EXPECTED, HOST, MEASURED
+
+KERNEL = {"kernel": kernel_version()}
+OUTSIDE = Outside(
+    uids=(2_000_000_001,),
+    gids=(2_000_000_001,),
+    groups=(),
+    inner_uids=(65532,),
+    inner_gids=(65532,),
+    inner_groups=(),
+    capabilities=0,
+    no_new_privs=True,
+    seccomp=2,
+    inner_pid=1,
+    namespaces=MEASURED["namespaces"],
+    mounts=tuple(MeasuredMount(**each) for each in MEASURED["mounts"]),
+    interfaces=("lo",),
+)
+
+
+def table(outside: Outside, **measured: Any) -> Attestation:
+    """What is found with this view from outside."""
+    return attest(EXPECTED, parse({**MEASURED, **KERNEL, **measured}), outside, HOST)
+
+
+def row(found: Attestation, name: str) -> dict[str, Any]:
+    """One field's row."""
+    (row,) = [each for each in found.rows if each["field"] == name]
+    return row
+
+
+def test_the_control_both_sides_agree_with_the_plan() -> None:
+    """No difference, and every verdict is "ok"."""
+    found = table(OUTSIDE)
+    assert found.differences == ()
+    assert {each["verdict"] for each in found.rows} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "told"),
+    [
+        ({"inner_uids": (0,)}, "uid", "0 from outside"),
+        ({"inner_uids": (0, 65532)}, "uid", "[0, 65532] from outside"),
+        ({"inner_uids": (-1,)}, "uid", "-1 from outside"),
+        ({"inner_gids": (0,)}, "gid", "0 from outside"),
+        ({"inner_groups": (27,)}, "groups", "[27] from outside"),
+        ({"capabilities": 1 << 21}, "capabilities", "0x200000 from outside"),
+        ({"no_new_privs": False}, "no_new_privs", "False from outside"),
+        ({"seccomp": 0}, "seccomp", "0 from outside"),
+        ({"interfaces": ("lo", "eth0")}, "interfaces", "['eth0', 'lo'] from outside"),
+        ({"inner_pid": 7}, "number in its pid namespace", "7 from outside"),
+        ({"uids": (0, 5)}, "root on the host", "True from outside"),
+        ({"groups": (0,)}, "groups on the host beyond its own", "[0] from outside"),
+        ({"compared": {"limit pids.max": ("64", "max")}}, "limit pids.max", "max from outside"),
+    ],
+)
+def test_what_only_the_host_sees_is_a_difference(change: dict[str, Any], field: str, told: str) -> None:
+    """The guest's own word is as planned, and does not help."""
+    if field.startswith("groups on") and os.geteuid() != 0 and 0 in os.getgroups():
+        pytest.skip("this user is in the group 0 himself")
+    (difference,) = table(replace(OUTSIDE, **change)).differences
+    assert (difference.field, difference.measured) == (field, told)
+
+
+def test_a_shared_namespace_is_a_difference_from_either_side() -> None:
+    """And that the two did not look at one process is another."""
+    shared = {**MEASURED["namespaces"], "net": HOST["net"]}
+    both = table(replace(OUTSIDE, namespaces=shared)).differences
+    assert [each.field for each in both] == ["namespaces shared with the host", "namespaces"]
+    other = {**MEASURED["namespaces"], "net": 12345}
+    assert [each.field for each in table(replace(OUTSIDE, namespaces=other)).differences] == ["namespaces"]
+
+
+def test_a_writable_mount_and_a_hosts_file_are_found_from_outside() -> None:
+    """As the guest would find them."""
+    assert OUTSIDE.mounts is not None
+    more = (*OUTSIDE.mounts, MeasuredMount(target="/mnt", type="ext4", writable=True))
+    found = table(replace(OUTSIDE, mounts=more)).differences
+    assert [each.field for each in found] == ["writable mounts beyond the plan", "mounts of host files"]
+
+
+def test_another_kernel_than_the_hosts_is_found() -> None:
+    """The program was to run on the host's; the guest says "Linux" either way."""
+    (difference,) = table(OUTSIDE, kernel="Linux 5.0 #1").differences
+    assert (difference.field, difference.measured) == ("kernel", "another than the host's from outside")
+
+
+def test_a_difference_on_both_sides_tells_both() -> None:
+    """In one sentence."""
+    (difference,) = table(replace(OUTSIDE, seccomp=0), seccomp=1).differences
+    assert difference.measured == "1, 0 from outside"
+
+
+def test_what_could_not_be_seen_says_why() -> None:
+    """Never silently: the reason stands in the value's place, and without any measurement the verdict is its own."""
+    found = table(unseen("the pid is unknown", {"image": ("sha256:1", None)}))
+    assert found.differences == ()
+    assert row(found, "seccomp") == {
+        "field": "seccomp", "planned": 2, "inside": 2, "outside": "not measurable: the pid is unknown", "verdict": "ok",
+    }  # fmt: skip
+    for name in ("root on the host", "image"):
+        assert row(found, name)["verdict"] == "not measurable"
+        assert row(found, name)["outside"] == "not measurable: the pid is unknown"
+    assert "outside" not in row(found, "dumpable")
+
+
+def test_one_part_that_cannot_be_read_says_why_for_itself() -> None:
+    """The others are measured."""
+    found = table(replace(OUTSIDE, namespaces=None, unread={"namespaces": "namespaces cannot be read: not permitted"}))
+    assert row(found, "namespaces")["outside"] == "not measurable: namespaces cannot be read: not permitted"
+    assert row(found, "seccomp")["outside"] == 2
+    assert row(found, "kernel")["outside"].startswith("not measurable")
+
+
+def test_under_another_kernel_only_what_is_the_hosts_is_compared() -> None:
+    """gVisor: the process the host sees is the kernel itself, with rights of its own behind its own wall."""
+    expected = replace(EXPECTED, system="gvisor")
+    measured = parse({**MEASURED, "system": "gvisor"})
+    view = replace(OUTSIDE, seccomp=0, capabilities=1 << 21, namespaces=dict.fromkeys(HOST, 7))
+    found = attest(expected, measured, view, HOST)
+    assert found.differences == ()
+    assert "gvisor" in row(found, "seccomp")["outside"]
+    assert row(found, "namespaces shared with the host")["outside"] == []
+    shared = attest(expected, measured, replace(view, namespaces=HOST), HOST)
+    assert [each.field for each in shared.differences] == ["namespaces shared with the host"]
+
+
+def test_looking_at_ourselves() -> None:
+    """A real process: our own, whose facts we know otherwise."""
+    found = look(os.getpid())
+    assert found.unread == {}
+    assert found.uids == (os.geteuid(),)
+    assert found.inner_uids == found.uids
+    assert found.namespaces is not None
+    assert found.namespaces["net"] == int(str(Path("/proc/self/ns/net").readlink())[5:-1])
+    assert found.interfaces is not None
+    assert "lo" in found.interfaces
+    assert found.mounts is not None
+    assert "/" in {each.target for each in found.mounts}
+
+
+def test_a_process_that_is_gone_says_so(tmp_path: Path) -> None:
+    """No exception, no guess."""
+    found = look(4_000_000)
+    assert found.uids is None
+    assert found.why("uids") == "its process cannot be looked at: No such file or directory"
+    assert only_child(4_000_000) is None
+    (tmp_path / "1").mkdir()
+    empty = look(1, proc=tmp_path)
+    assert (empty.capabilities, empty.mounts) == (None, None)
+    assert empty.why("status") == "status cannot be read: No such file or directory"
+    assert empty.why("uids") == "uids cannot be read: it is not in the form that was expected"
+    assert empty.why("mounts") == "mounts cannot be read: No such file or directory"
+
+
+def test_garbage_in_place_of_a_status_is_not_measured(tmp_path: Path) -> None:
+    """What is not in the form that proc(5) gives it is no measurement."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "status").write_text("Uid:\tx\nSeccomp:\t2\n")
+    found = look(1, proc=tmp_path)
+    assert (found.uids, found.seccomp, found.gids) == (None, 2, None)
+    assert found.why("uids") == "uids cannot be read: it is not in the form that was expected"
+
+
+def test_only_one_child_is_the_child(tmp_path: Path) -> None:
+    """None or several: it is not known which."""
+    place = tmp_path / "5" / "task" / "5"
+    place.mkdir(parents=True)
+    for text, expected in (("", None), ("7 ", 7), ("7 8 ", None)):
+        (place / "children").write_text(text)
+        assert only_child(5, tmp_path) == expected
+
+
+def test_limits_are_read_back_from_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are now, not as they were written; and whether the process is in the group at all."""
+    (tmp_path / "s1").mkdir()
+    for file in ("memory.max", "pids.max"):
+        (tmp_path / "s1" / file).write_text("")
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    group = Cgroup(Hierarchy(version=2, parents=(tmp_path,)), "s1", {"memory.max": "8192", "pids.max": "64"})
+    (tmp_path / "s1" / "pids.max").write_text("max\n")
+    (tmp_path / "s1" / "memory.max").write_text("8200\n")  # the same pages
+    assert group.read_back(None) == {
+        "limit memory.max": ("8192", "8192"),
+        "limit pids.max": ("64", "max"),
+        "in its control group": (True, None),
+    }
+    monkeypatch.setattr("sandboxes.cgroup.groups_of", lambda _: {"": "/elsewhere"})
+    assert group.read_back(1)["in its control group"] == (True, False)
+    monkeypatch.setattr("sandboxes.cgroup.groups_of", lambda _: {"": "/a/b/s1"})
+    assert group.read_back(1)["in its control group"] == (True, True)
+
+
+def test_control_groups_of_a_process(tmp_path: Path) -> None:
+    """Both versions' lines; nothing where it cannot be read."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "cgroup").write_text("4:memory:/a\n2:cpu,cpuacct:/b\n0::/c:d\n")
+    assert groups_of(1, tmp_path) == {"memory": "/a", "cpu": "/b", "cpuacct": "/b", "": "/c:d"}
+    assert groups_of(2, tmp_path) == {}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None:
+    """On both versions, in the kernel's own words."""
+    names = ("memory", "pids", "cpu") if version == 1 else ("",)
+    texts = {
+        1: {
+            "memory.limit_in_bytes": "64",
+            "pids.max": "9",
+            "cpu.cfs_quota_us": "1",
+            "cpu.cfs_period_us": "2",
+        },
+        2: {"memory.max": "64", "pids.max": "9", "cpu.max": "1 2"},
+    }
+    for file, text in texts[version].items():
+        (tmp_path / file).write_text(text + "\n")
+    host = {"Memory": 64, "PidsLimit": 8, "NanoCpus": 1_000_000_000}
+    assert usage.limits(dict.fromkeys(names, tmp_path), host) == {
+        "limit memory": ("64", "64"),
+        "limit pids": ("8", "9"),
+        "limit cpu": ("100000 100000", "1 2"),
+    }
+    assert {found for _, found in usage.limits({}, host).values()} == {None}
