@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import rfc8785
@@ -25,6 +26,7 @@ from pydantic import (
 )
 
 from profiles.egress import EgressRule
+from profiles.features import refuse_unsupported
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -74,12 +76,6 @@ def parse_bytes(value: object) -> object:
     if not (match := _BYTES.fullmatch(value)):
         raise ValueError('a size is a whole number of bytes or a text such as "512 MiB" (B, KiB, MiB, GiB)')
     return int(match[1]) * _UNITS[match[2]]
-
-
-def _no_overlay(value: object) -> object:
-    if value == "overlay":
-        raise ValueError('"overlay" is not supported by this version')
-    return value
 
 
 def _printable(text: str) -> str:
@@ -136,6 +132,7 @@ class _Table(BaseModel):
 
 # Strictness is lifted for the list itself only (TOML has lists, frozen data has tuples); elements stay strict.
 _Listed = Field(strict=False)
+_Driver = Annotated[DriverName, BeforeValidator(partial(refuse_unsupported, "isolation"))]
 _Size = BeforeValidator(parse_bytes, json_schema_input_type=int | str)
 _Rule = Annotated[
     EgressRule,
@@ -166,7 +163,7 @@ _ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_]
 class Files(_Table):
     """What the call may read of files, and whether it may give some back."""
 
-    workspace: Annotated[Literal["none", "read"], BeforeValidator(_no_overlay)] = "none"
+    workspace: Annotated[Literal["none", "read"], BeforeValidator(partial(refuse_unsupported, "files.workspace"))] = "none"
     """`read` mounts the workspace read-only at /workspace."""
     output: bool = False
     """Gives the program a write-only /output; what it writes there comes out as artifacts."""
@@ -177,7 +174,7 @@ class Files(_Table):
 class Network(_Table):
     """What the call may reach. The sandbox has no network of its own either way; the broker connects on its behalf."""
 
-    mode: Literal["none", "egress"] = "none"
+    mode: Annotated[Literal["none", "egress"], BeforeValidator(partial(refuse_unsupported, "network.mode"))] = "none"
     """`egress` lets the call reach what `allow` names, decided by the broker connection by connection."""
     allow: Annotated[tuple[_Rule, ...], _Listed, Field(max_length=MAX_RULES)] = Field(default=(), validate_default=True)
     """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
@@ -269,7 +266,7 @@ class Profile(_Table):
     """One sentence for the reviewer."""
     risk: Literal["low", "medium", "high"]
     """The author's judgement, for reviewers; it grants nothing."""
-    isolation: Annotated[tuple[DriverName, ...], _Listed, Field(min_length=1)]
+    isolation: Annotated[tuple[_Driver, ...], _Listed, Field(min_length=1)]
     """Acceptable drivers in order of preference. If none can enforce all of this profile, the call is refused."""
     approval: Literal["none", "ask"] = "ask"
     """`ask` holds each call until a person agrees; `none` lets calls run that the other keys allow."""

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version as installed_version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -28,6 +28,9 @@ from server.settings import Settings
 from server.tools import TOOLS
 from server.tools.base import Tool
 
+if TYPE_CHECKING:
+    from server.capabilities import Manifest
+
 _SWEEP_SECONDS = 300.0
 """Between two looks for expired artifacts: they are unreadable at once, this only gives the disk back."""
 
@@ -47,6 +50,18 @@ class App:
     version: str = VERSION
     ended: list[str]
     """Whoever ends the server puts the reason here, for its last record."""
+
+    async def manifest(self) -> "Manifest":
+        """What a caller can know before a call; asks every driver."""
+        from server import capabilities  # noqa: PLC0415 - brings the SDK, which a call from a script does without
+
+        return await capabilities.manifest(
+            tools=self.tools,
+            profiles=self.profiles,
+            drivers=self.broker.drivers,
+            workspace=self.broker.workspace,
+            version=self.version,
+        )
 
 
 def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, str]:

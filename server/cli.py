@@ -140,6 +140,21 @@ def doctor(settings: Settings, prove: bool, names: tuple[str, ...], as_json: boo
 
 
 @main.command()
+@_json_option
+@_directories
+def capabilities(settings: Settings, as_json: bool) -> None:
+    """What can be had here before any call: drivers, limits, network modes, tools, digests, and what is refused."""
+    from profiles.errors import ProfileError  # noqa: PLC0415 - see the module's header
+    from server import capability_card  # noqa: PLC0415 - see the module's header
+
+    try:
+        sys.exit(capability_card.run(settings, _out, as_json=as_json))
+    except ProfileError as problem:
+        _err.print(str(problem), style="red", markup=False)
+        sys.exit(USAGE)
+
+
+@main.command()
 @click.argument("uri")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
 @_directories

@@ -18,7 +18,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
-from server import catalogue, delivery, rendering
+from server import catalogue, delivery, rendering, resources
 from server.admission import Admission
 from server.arguments import validated
 from server.artifacts.record import ArtifactsUnavailable
@@ -174,7 +174,7 @@ class Surface:
         self, _ctx: Context, _params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         # Addresses of artifacts and calls are given to the caller with each result; a list would only repeat them.
-        return types.ListResourcesResult(resources=[])
+        return types.ListResourcesResult(resources=[resources.CAPABILITIES])
 
     async def _list_templates(
         self, _ctx: Context, _params: types.PaginatedRequestParams | None

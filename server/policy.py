@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiles.egress import decide_url
+from profiles.features import named
 from profiles.model import Profile, digest
 from server.calls import Decision
 from server.tools.base import Tool
@@ -57,6 +58,7 @@ def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tu
         if egress.effect == "deny":
             return "deny", "network.allow", egress.reason, egress.hint
     if profile.approval == "ask":
-        reason = "This tool's profile wants a person to approve each call, and this server cannot ask one yet."
-        return "ask", "approval.ask", reason, 'The operator can set approval = "none" in the profile.'
+        asking = named("approval", "ask")
+        reason = f"This tool's profile wants a person to approve each call; {asking.reason}."
+        return "ask", "approval.ask", reason, asking.instead
     return None

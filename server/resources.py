@@ -5,6 +5,7 @@ Also the two ways to hear of new audit records: ``resources/updated``, and our o
 """
 
 import base64
+import json
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ import rfc8785
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
-from server import delivery
+from server import capabilities, delivery
 from server.artifacts.record import ArtifactsUnavailable
 from server.artifacts.store import ArtifactStore
 from server.audit import read
@@ -30,6 +31,7 @@ from server.audit.chain import Record
 from server.audit.events import CallDecided
 from server.audit.log import AuditLog
 from server.calls import Principal
+from server.capabilities import Manifest
 from server.delivery import Context
 from server.errors import AuditUnavailable, Refused
 
@@ -58,6 +60,13 @@ AUDIT_DIRECTORY = "audit"
 LISTEN_METHOD = "dev.glovebox/audit/listen"
 
 _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
+
+CAPABILITIES = types.Resource(
+    uri=capabilities.URI,
+    name="capabilities",
+    description="What can be had here, before any call: drivers, limits, network, tools, digests, what is refused.",
+    mime_type="application/json",
+)
 
 TEMPLATES = (
     types.ResourceTemplate(
@@ -96,6 +105,9 @@ class Stores(Protocol):
     @property
     def artifacts(self) -> ArtifactStore:
         """Files out of sandboxes."""
+
+    async def manifest(self) -> Manifest:
+        """What a caller can know before a call; asks the drivers."""
 
 
 class ListenParams(types.RequestParams):
@@ -136,6 +148,9 @@ class Resources:
                 stores fail.
         """
         try:
+            if uri == capabilities.URI:
+                text = json.dumps((await self._stores.manifest()).as_json())
+                return types.ReadResourceResult(contents=[_json_contents(uri, text)])
             if uri.startswith("audit://"):
                 return await self._read_call(principal, uri)
             return await self._read_artifact(principal, uri)
@@ -250,6 +265,10 @@ def _contents(uri: str, media_type: str, content: bytes) -> types.TextResourceCo
         except UnicodeDecodeError:
             pass
     return types.BlobResourceContents(uri=uri, mime_type=media_type, blob=base64.b64encode(content).decode())
+
+
+def _json_contents(uri: str, text: str) -> types.TextResourceContents:
+    return types.TextResourceContents(uri=uri, mime_type="application/json", text=text)
 
 
 def _unknown() -> Refused:

@@ -19,6 +19,7 @@ from server.artifacts.store import ArtifactStore
 from server.audit.events import CallCancelled, CallDecided, CallFinished
 from server.audit.log import AuditLog
 from server.calls import CallResult, Content, Decision, Image, Link, Listener, Text, ToolCall
+from server.capabilities import FORMAT, Manifest, Protocol, Suite
 from server.errors import AuditUnavailable
 from server.tools.base import Answer, Arguments, Result, Tool
 
@@ -168,6 +169,21 @@ class FakeApp:
     artifacts: ArtifactStore
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
     version: str = "0.0.0"
+
+    async def manifest(self) -> Manifest:
+        """A host where nothing can be had."""
+        return Manifest(
+            format=FORMAT,
+            glovebox=self.version,
+            drivers=(),
+            network_modes={},
+            features=(),
+            tools=(),
+            profiles_digest=DIGEST,
+            tools_digest=DIGEST,
+            protocol=Protocol(versions=(), transports=(), result_bytes=0),
+            conformance=Suite(digest=DIGEST, cases=0),
+        )
 
 
 def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:

@@ -1,0 +1,160 @@
+"""The capability manifest: true of this server, documented field by field, and the source of the words of refusals."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import mcp_types as types
+import pytest
+from click.testing import CliRunner
+
+from profiles.errors import ProfileError
+from profiles.features import FEATURES, Feature, named
+from profiles.loader import load, parse
+from sandboxes import drivers
+from sandboxes.base import Capabilities, Missing
+from sandboxes.errors import UnsupportedSpec
+from server import app as apps
+from server import capabilities, catalogue
+from server.capabilities import Manifest
+from server.cli import main
+from server.settings import Settings
+from server.tools import TOOLS
+from tests.interaction.served import served
+from tests.repo.files import ROOT
+
+UNSUPPORTED = [each for each in FEATURES if each.status == "unsupported" and each.key != "approval"]
+
+
+def paths(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Every field of a record, as docs/capabilities.md writes it."""
+    for name, hint in get_type_hints(kind).items():
+        inner = [each for each in get_args(hint) if is_dataclass(each)]
+        if is_dataclass(hint):
+            yield from paths(hint, f"{prefix}{name}.")
+        elif inner:
+            mark = ".*." if issubclass(getattr(hint, "__origin__", tuple), Mapping) else "[]."
+            yield from paths(inner[0], f"{prefix}{name}{mark}")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_every_field_is_documented_and_nothing_else() -> None:
+    """The table of docs/capabilities.md is the schema."""
+    text = (ROOT / "docs/capabilities.md").read_text()
+    rows = [
+        line.split("`")[1] for line in text.partition("## Fields")[2].partition("##")[0].splitlines() if "| `" in line
+    ]
+    assert rows == list(paths(Manifest))
+
+
+def _profile(feature: Feature) -> str:
+    section, _, key = feature.key.rpartition(".")
+    head = ['tool = "run_python"', 'description = "x"', 'risk = "low"']
+    isolation = f'["{feature.value}"]' if feature.key == "isolation" else '["bubblewrap"]'
+    head.append(f"isolation = {isolation}")
+    return "\n".join([*head, *([f"[{section}]", f'{key} = "{feature.value}"'] if section else [])]) + "\n"
+
+
+@pytest.mark.parametrize("feature", UNSUPPORTED, ids=lambda each: each.id)
+def test_a_profile_that_asks_for_what_is_not_there_is_refused_in_the_manifests_words(feature: Feature) -> None:
+    """Reason and way out are the manifest's, word for word."""
+    with pytest.raises(ProfileError) as caught:
+        parse(_profile(feature).encode(), Path("run_python.toml"))
+    assert caught.value.key.startswith(feature.key)
+    assert feature.reason in str(caught.value)
+    assert feature.instead.rstrip(".") in str(caught.value)
+
+
+def test_what_is_experimental_loads() -> None:
+    """The control: the same profile with a value that is there."""
+    assert parse(_profile(named("isolation", "gvisor")).encode(), Path("run_python.toml"))
+
+
+def _loaded(directory: Path, **texts: str) -> Any:
+    for tool, text in texts.items():
+        (directory / f"{tool}.toml").write_text(text)
+    return load([directory], check_example=apps.check_example)
+
+
+class Nothing(drivers.Drivers):
+    """A host without any driver that could be used."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def get(self, _name: str) -> Any:
+        """A driver that misses something, which lies somewhere on this host."""
+
+        class Driver:
+            capabilities = CAPABILITIES
+
+        return Driver()
+
+    async def choose(self, _names: tuple[str, ...], _spec: Any) -> Any:
+        """Refuse, with a place of the host in the words."""
+        raise UnsupportedSpec("isolation", "nothing works, see /etc/secret-place", "Fix it.")
+
+
+CAPABILITIES = Capabilities(
+    driver="bubblewrap",
+    level="namespaces",
+    version="",
+    limits={"pids": "rlimit"},
+    missing=(Missing(what="no /usr/bin/bwrap", fix="apt-get install bubblewrap", fatal=True),),
+)
+
+
+async def test_a_host_where_nothing_works_says_so_for_each_tool(tmp_path: Path) -> None:
+    """Refused beforehand in the words a call gets; nothing is said to be enforced; no path of the host is named."""
+    asking = 'tool = "fetch_url"\ndescription = "x"\nrisk = "low"\nisolation = ["docker"]\n'
+    allowed = asking.replace("fetch_url", "run_python") + 'approval = "none"\n'
+    profiles = _loaded(tmp_path, fetch_url=asking, run_python=allowed)
+    found = await capabilities.manifest(
+        tools=TOOLS, profiles=profiles, drivers=Nothing(), workspace=tmp_path, version="0"
+    )
+    tools = {each.name: each for each in found.tools}
+    assert not any(each.runs for each in found.tools)
+    assert tools["fetch_url"].refused == named("approval", "ask").words
+    assert tools["run_python"].refused.startswith("isolation: nothing works, see [host path]")
+    assert tools["search_workspace"].refused.startswith("There is no profile")
+    assert tools["search_workspace"].profile_digest == ""
+    assert {each.by for each in tools["run_python"].limits.values()} == {""}
+    assert all(each.limits == {} for each in found.drivers)
+    assert "/usr/bin" not in json.dumps(found.as_json())
+    assert found.tools_digest == catalogue.digest(catalogue.listed(TOOLS.values()))
+
+
+@pytest.mark.driver("bubblewrap")
+def test_the_command_tells_what_calls_get_here(tmp_path: Path) -> None:
+    """Every shipped tool runs, and each of its limits has a mechanism; the JSON has exactly the fields there are."""
+    result = CliRunner().invoke(main, ["capabilities", "--json", "--workspace", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert list(found) == [each.name for each in fields(Manifest)]
+    assert {each["name"] for each in found["tools"]} == set(TOOLS)
+    assert all(each["runs"] and each["driver"] == "bubblewrap" for each in found["tools"])
+    assert all(limit["by"] and limit["value"] for each in found["tools"] for limit in each["limits"].values())
+    assert str(tmp_path) not in result.stdout
+    assert str(Settings().data_dir) not in result.stdout
+
+
+def test_a_wrong_profile_ends_the_command_with_its_line(tmp_path: Path) -> None:
+    """Exit code 2, as everywhere."""
+    (tmp_path / "run_python.toml").write_text(_profile(named("network.mode", "proxied")))
+    result = CliRunner().invoke(main, ["capabilities", "--profiles-dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "run_python.toml:6: network.mode" in result.output
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_the_manifest_is_a_resource(era: Any, tmp_path: Path) -> None:
+    """Listed and read by its address, in both protocol eras."""
+    async with served(tmp_path, "stdio") as server, server.client("stdio", era) as client:
+        listed = (await client.list_resources()).resources
+        assert [str(each.uri) for each in listed] == [capabilities.URI]
+        (content,) = (await client.read_resource(capabilities.URI)).contents
+    assert isinstance(content, types.TextResourceContents)
+    assert list(json.loads(content.text)) == [each.name for each in fields(Manifest)]
