@@ -19,6 +19,7 @@ from profiles.errors import ProfileError
 from profiles.explain import explain, render
 from profiles.loader import SHIPPED, CheckExample, ProfileSet, load, profile_files, read
 from profiles.model import Profile, effective
+from sandboxes.plural import counted
 
 OK, WIDENED, WRONG = 0, 1, 2
 
@@ -99,7 +100,7 @@ def check(paths: Sequence[Path], console: Console, *, check_example: CheckExampl
         return WRONG if errors else OK
     for each in errors:
         _say(console, str(each), "red")
-    _say(console, f"{len(checked)} profiles checked, {len(errors)} errors.")
+    _say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
     return WRONG if errors else OK
 
 

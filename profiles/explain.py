@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from profiles import words
 from profiles.model import Profile
+from sandboxes.plural import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +108,9 @@ def _reach(profile: Profile) -> tuple[str, ...]:
 
 def _spend(profile: Profile) -> tuple[str, ...]:
     limits = profile.limits
+    wall, processor = counted(limits.wall_seconds, "second"), counted(limits.cpu_seconds, "second")
     return (
-        f"{words.number(limits.wall_seconds)} seconds of real time, {limits.cpu_seconds} seconds of processor time.",
+        f"{wall} of real time, {processor} of processor time.",
         f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads at a time.",
         f"{words.size(limits.stream)} of stdout and as much of stderr are kept; the rest is counted and dropped.",
         "Limits hold for the sandbox as a whole; a host that cannot do that is refused."

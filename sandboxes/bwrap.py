@@ -252,6 +252,7 @@ class BwrapSandbox:
         return Facts(
             out_of_memory=self._group.out_of_memory(),
             memory_peak_bytes=self._group.memory_peak_bytes(),
+            cpu_seconds=self._group.cpu_seconds(),
             detail=words[-2000:],
         )
 

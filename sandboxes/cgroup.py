@@ -196,6 +196,15 @@ class Cgroup:
         path = self._find("memory.max_usage_in_bytes") or self._find("memory.peak")
         return None if path is None else int(path.read_text())
 
+    def cpu_seconds(self) -> float | None:
+        """Processor time of all its processes so far; None on v1 unless it counts that in the same hierarchy."""
+        path = self._find("cpuacct.usage")
+        if path is not None:
+            return int(path.read_text()) / 1e9
+        path = self._find("cpu.stat")
+        fields = dict(line.split() for line in path.read_text().splitlines()) if path else {}
+        return int(fields["usage_usec"]) / 1e6 if "usage_usec" in fields else None
+
     async def remove(self) -> None:
         """Remove the group once its processes are gone; whatever still lives in it is killed.
 

@@ -55,7 +55,8 @@ class Usage:
     """What the job spent."""
 
     wall_ms: float
-    cpu_ms: float
+    cpu_ms: float | None
+    """Processor time of all its processes; None where the guest could not tell and the host does not count it."""
     memory_peak_bytes: int
     """Peak of the whole sandbox where a cgroup counts it, else of the program's largest process."""
 

@@ -19,6 +19,7 @@ from sandboxes.guest.measure import namespace_number
 from sandboxes.link import GuestOutcome, Link, Serve, Sink
 from sandboxes.measure import NAMESPACES, Measured
 from sandboxes.outcome import Ended, Job, Outcome, SkippedFile, Usage
+from sandboxes.plural import counted
 from sandboxes.result import ResultReader
 from sandboxes.spec import Limits
 
@@ -29,6 +30,8 @@ GRACE_SECONDS = 5.0
 PRINTED_FACTOR = 256
 """A program is stopped when it prints more than this many times what is kept of a stream."""
 
+_DIGITS = 3
+"""Of milliseconds: a clock shows more, and means nothing by it."""
 _SIGXCPU = 24
 _SIGKILL = 9
 
@@ -107,11 +110,18 @@ async def run(
         problems=tuple(streams.result.problems),
         skipped=tuple(SkippedFile(name=each.name, reason=each.reason) for each in (told.skipped if told else ())),
         usage=Usage(
-            wall_ms=told.wall_ms if told else elapsed,
-            cpu_ms=told.cpu_ms if told else (facts.cpu_seconds or 0.0) * 1000,
+            wall_ms=round(told.wall_ms if told else elapsed, _DIGITS),
+            cpu_ms=_processor_ms(told, facts),
             memory_peak_bytes=facts.memory_peak_bytes or (told.memory_peak_bytes if told else 0),
         ),
     )
+
+
+def _processor_ms(told: GuestOutcome | None, facts: Facts) -> float | None:
+    """By the guest, or where the host had to end it, by the kernel as far as that counts for the sandbox."""
+    if told is not None:
+        return round(told.cpu_ms, _DIGITS)
+    return None if facts.cpu_seconds is None else round(facts.cpu_seconds * 1000, _DIGITS)
 
 
 def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
@@ -152,7 +162,9 @@ def _lacked_memory(told: GuestOutcome, facts: Facts, value: Any) -> bool:
 
 # What is said of a program that was stopped for a limit, by the guest's word for it.
 _LIMITS: Mapping[str, Callable[[Limits], str]] = {
-    "processor": lambda limits: f"It used more than {limits.cpu_seconds} seconds of processor time and was stopped.",
+    "processor": lambda limits: (
+        f"It used more than {counted(limits.cpu_seconds, 'second')} of processor time and was stopped."
+    ),
     "output": lambda limits: (
         f"It printed more than {limits.stream_bytes * PRINTED_FACTOR // 2**20} MiB and was stopped."
     ),
@@ -173,7 +185,7 @@ def _out_of_memory(limits: Limits, status: int | None) -> tuple[Ended, int | Non
 
 
 def _timed_out(wall: float) -> tuple[Ended, int | None, str]:
-    return "timed_out", None, f"It was still running after {wall:g} seconds and was stopped."
+    return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped."
 
 
 class _Streams:

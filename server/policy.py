@@ -9,6 +9,7 @@ from typing import Any
 from profiles.egress import decide_url
 from profiles.features import named
 from profiles.model import Profile, digest
+from sandboxes.plural import counted
 from server.calls import Decision
 from server.tools.base import Tool
 
@@ -46,7 +47,7 @@ def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tu
     wall = profile.limits.wall_seconds
     timeout = arguments.get("timeout_seconds")
     if timeout is not None and timeout > wall:
-        reason = f"timeout_seconds is {timeout:g}, and this tool's calls may take {wall:g} seconds."
+        reason = f"timeout_seconds is {timeout:g}, and this tool's calls may take {counted(wall, 'second')}."
         return "deny", "limits.wall_seconds", reason, f"Ask for at most {wall:g}, or leave timeout_seconds out."
     if arguments.get("inputs") and not profile.files.inputs:
         reason = "This tool's profile takes no artifacts as inputs."

@@ -13,6 +13,7 @@ import anyio
 from rich.console import Console
 from rich.text import Text
 
+from sandboxes.plural import counted
 from server.audit import chain, read
 from server.audit.read import Line
 from server.audit.verify import VerifyReport
@@ -207,10 +208,11 @@ def _show_report(console: Console, report: VerifyReport, *, anchored: bool) -> N
         place = "head.json" if problem.line is None else f"line {problem.line}"
         console.print(Text(f"{place}: {problem.kind}: {printable(problem.detail)}", style="red"))
     if report.omitted:
-        console.print(Text(f"and {report.omitted} more problems", style="red"))
+        console.print(Text(f"and {counted(report.omitted, 'more problem')}", style="red"))
     verdict = "whole" if report.ok else "NOT what was written"
     against = "with the anchor" if anchored else "without an anchor, so a log put back as a whole is not seen"
-    console.print(Text(f"{report.records} records, {report.gaps} gaps, the log is {verdict} ({against})."))
+    found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
+    console.print(Text(f"{found}, the log is {verdict} ({against})."))
     console.print(Text(f"head {report.head.seq}:{report.head.hash}"))
 
 

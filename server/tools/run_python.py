@@ -52,7 +52,7 @@ class Usage(BaseModel):
     """What the program spent."""
 
     wall_ms: float
-    cpu_ms: float
+    cpu_ms: float | None
     memory_peak_bytes: int
 
 
@@ -114,8 +114,8 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
             "error": error,
             "notes": notes,
             "usage": {
-                "wall_ms": round(outcome.usage.wall_ms, 3),
-                "cpu_ms": round(outcome.usage.cpu_ms, 3),
+                "wall_ms": outcome.usage.wall_ms,
+                "cpu_ms": outcome.usage.cpu_ms,
                 "memory_peak_bytes": outcome.usage.memory_peak_bytes,
             },
         },

@@ -149,6 +149,8 @@ def test_the_control_a_right_call_runs(home: Home) -> None:
     """Exit 0: what all the others here are held against."""
     code, body, _ = home.call("run_python", {"code": "print(1)", "timeout_seconds": 30})
     assert (code, body["stdout"]["text"], body["error"]) == (OK, "1\n", None)
+    assert body["usage"]["cpu_ms"] > 0  # small, but told: not counted in steps of a clock tick
+    assert body["usage"]["cpu_ms"] % 10
     assert home.kinds()[-5:-1] == ["call.decided", "sandbox.started", "call.finished", "receipt.signed"]
 
 

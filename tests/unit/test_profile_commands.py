@@ -86,6 +86,13 @@ def test_check_passes_the_shipped_profiles() -> None:
     assert (code, text.strip()) == (0, "5 profiles checked, 0 errors.")
 
 
+def test_check_counts_one_as_one(tmp_path: Path) -> None:
+    """One profile is not "1 profiles"."""
+    write(tmp_path / "one.toml", MINIMAL + "pids = 9\n")
+    _, text = run(lambda console: check([tmp_path], console, check_example=None))
+    assert text.splitlines()[-1] == "1 profile checked, 1 error."
+
+
 def test_check_names_every_wrong_file_with_its_line(tmp_path: Path) -> None:
     """All files are checked, not only up to the first that fails."""
     write(tmp_path / "probe.toml", MINIMAL)

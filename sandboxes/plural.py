@@ -1,0 +1,12 @@
+"""Numbers in front of what they count, for people. Pure text."""
+
+
+def counted(number: float, one: str) -> str:
+    """``1 second``, ``0 seconds``, ``2.5 seconds``.
+
+    Args:
+        number: how many; a fraction is shown with at most six digits.
+        one: the noun in its singular, of those whose plural ends in s.
+    """
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {one if number == 1 else f'{one}s'}"
