@@ -18,6 +18,7 @@ from profiles.errors import ProfileError
 from profiles.mistakes import RULES, first_mistake
 from profiles.model import Effect, Profile, digest, digest_of
 from profiles.positions import KeyPath, ScanError, dotted, scan
+from sandboxes import ownership
 
 SHIPPED = Path(__file__).parent
 """The profiles that come with the package."""
@@ -211,17 +212,11 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    # The owner of this module already decides what the server does; the other two own the process and the machine.
-    trusted = {0, os.geteuid(), Path(__file__).stat().st_uid}
-    if status.st_uid not in trusted:
-        raise ProfileError(
-            path, None, "", f"belongs to user {status.st_uid}, who could change what tools may do",
-            f"Review it, then: chown {os.geteuid()} {path}",
-        )  # fmt: skip
-    if status.st_mode & stat.S_IWOTH:
-        raise ProfileError(path, None, "", "writable by every user", f"Review it, then: chmod o-w {path}")
-    if status.st_mode & stat.S_IWGRP and status.st_gid not in {0, os.getegid()}:
-        raise ProfileError(path, None, "", f"writable by group {status.st_gid}", f"Review it, then: chmod g-w {path}")
+    found = ownership.flaw(status)
+    if found is not None:
+        problem, command = found
+        hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
+        raise ProfileError(path, None, "", problem, hint)
 
 
 def _unreadable(path: Path, error: OSError) -> ProfileError:

@@ -6,19 +6,19 @@ descriptors of a place it can reach (sandboxes/staging.py). See bwrap(1), user_n
 """
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import anyio
 
-from sandboxes import bwrap, cgroup, guest_tree, seccomp
+from sandboxes import bwrap, cgroup, guest_tree, retired, seccomp
 from sandboxes import runtime as runtimes
 from sandboxes.base import Capabilities, Missing, Plan, Sandbox
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.guest import landlock
 from sandboxes.janitor import Janitor
 from sandboxes.measure import NAMESPACES, Expected
-from sandboxes.runtime import PACKAGES, Runtime
+from sandboxes.runtime import PACKAGES, SETUP, Runtime
 from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, SandboxSpec
 
 NAME = "bubblewrap"
@@ -118,6 +118,10 @@ class Bubblewrap:
         directories = {"root": runtime.root, "guest": runtime.guest}
         return self._launcher.open(plan, directories, {"seccomp": seccomp.bpf()})
 
+    def holding(self) -> AbstractContextManager[None]:
+        """Keep our guest from being removed by the setup of another version, for the length of the block."""
+        return retired.held(self._runtime.guest if self._runtime else None)
+
     async def close(self) -> None:
         """End what starts sandboxes, and remove this server's control groups."""
         await self._launcher.close()
@@ -128,13 +132,13 @@ async def connect(data: Path, server_id: str) -> AsyncIterator[Bubblewrap]:
     """The driver, for the length of the block; the control groups it needed are removed after it."""
     driver = await detect(data, server_id)
     try:
-        yield driver
+        with driver.holding():
+            yield driver
     finally:
         with anyio.CancelScope(shield=True):
             await driver.close()
 
 
-SETUP = "Run `glovebox setup`."
 _LANDLOCK_FIX = "Boot Linux 5.13 or newer with landlock in its list of security modules (lsm=landlock,…)."
 
 
@@ -148,13 +152,8 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     data = data.resolve()  # noqa: ASYNC240 - once; what is mounted is named by a path without links
     found = await bwrap.find(_TRIAL)
     missing = list(found.missing)
-    try:
-        runtime = await runtimes.usable(data)
-    except (runtimes.RuntimeProblem, OSError) as problem:
-        runtime = None
-        missing.append(Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True))
-    if runtime is None:
-        missing.append(Missing(what="the sandbox's Python runtime is not built", fix=SETUP, fatal=True))
+    runtime, lacking = await runtimes.usable(data)
+    missing += [lacking] if lacking else []
     if landlock.abi_version() == 0:
         missing.append(Missing(what="the kernel has no Landlock", fix=_LANDLOCK_FIX, fatal=True))
     hierarchy = await bwrap.groups(server_id)

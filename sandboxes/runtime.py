@@ -19,7 +19,8 @@ from typing import Any
 
 import anyio
 
-from sandboxes import guest_tree
+from sandboxes import guest_tree, ownership
+from sandboxes.base import Missing
 
 PACKAGES = "/opt/packages"
 """Where the packages are, seen from inside."""
@@ -32,6 +33,9 @@ _FORMAT = 1
 _LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages",
              "dist-packages", "__pycache__", "config-*", "*.pyc")  # fmt: skip
 _ELF = b"\x7fELF"
+
+
+SETUP = "Run `glovebox setup`."
 
 
 class RuntimeProblem(Exception):  # noqa: N818 - it names what there is, and is told to a person as it stands
@@ -85,29 +89,60 @@ def find(data: Path) -> Runtime | None:
     )
 
 
-async def usable(data: Path) -> Runtime | None:
-    """The runtime, with the guest of this version put beside it where only that is missing; None where there is none.
+async def usable(data: Path) -> tuple[Runtime | None, Missing | None]:
+    """The runtime, with the guest of this version put beside it where only that is missing; or what is missing."""
+    lacking = _foreign(data)
+    if lacking is not None:
+        return None, lacking
+    try:
+        if find(data) is None and _manifest(data) is not None:
+            await build(data, lambda _: None)
+    except (RuntimeProblem, OSError) as problem:
+        return None, Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True)
+    found = find(data)
+    if found is None:
+        return None, Missing(what="the sandbox's Python runtime is not built", fix=SETUP, fatal=True)
+    return found, None
 
-    Raises:
-        RuntimeProblem: the guest could not be written.
+
+def _foreign(data: Path) -> Missing | None:
+    """Every sandbox runs what lies here, so nobody else may be able to change it; what is wrong where somebody can.
+
+    Nor can root's server be led to a place that somebody else can exchange for another.
     """
-    if find(data) is None and _manifest(data) is not None:
-        return await build(data, lambda _: None)
-    return find(data)
+    for place in (data, data / "runtime", data / "runtime" / "root", *sorted(data.glob("guest-*"))):
+        found = ownership.flaw(place.stat()) if place.exists() else None
+        if found is not None:
+            return _changeable(place, *found)
+    above = ownership.flaw_above(data) if os.geteuid() == 0 else None
+    return None if above is None else _changeable(*above)
+
+
+def _changeable(place: Path, problem: str, command: str) -> Missing:
+    return Missing(
+        what=f"{place} {problem}, who could change what runs in every sandbox",
+        fix=f"Name another directory with --data-dir; or, if nothing was changed, run `{command} {place}`.",
+        fatal=True,
+    )
 
 
 async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
     """Build what is missing of the runtime under ``data``; ``tell`` hears one sentence per step.
 
     Raises:
-        RuntimeProblem: something is missing on this host, with the command that adds it.
+        RuntimeProblem: something is missing on this host, with the command that adds it; or others could change what
+            is there.
     """
+    data = data.resolve()  # noqa: ASYNC240 - once, in a command
+    lacking = _foreign(data)
+    if lacking is not None:
+        raise RuntimeProblem(f"{lacking.what}. {lacking.fix}")
     found = find(data)
     if found is not None:
         return found
     previous = os.umask(0o022)  # the sandbox's user is another one and has to read it
     try:
-        data.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a command that does nothing else meanwhile
+        data.mkdir(parents=True, exist_ok=True)
         manifest = _manifest(data)
         if manifest is None:
             await _build_root(data, tell)

@@ -2,25 +2,24 @@
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 
-from sandboxes import bwrap, cgroup
+from sandboxes import bwrap, cgroup, retired
 from sandboxes import runtime as runtimes
 from sandboxes.base import Capabilities, Missing, Plan, Sandbox
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.gvisor import plan as plans
 from sandboxes.janitor import Janitor
 from sandboxes.link import Link
-from sandboxes.runtime import Runtime
+from sandboxes.runtime import SETUP, Runtime
 from sandboxes.spec import Limits, SandboxSpec
 
 MINIMUM = 20240729
 """The release this was tried with, Debian 13's; one of 2022 (Debian 12's) starts programs in other ways."""
-SETUP = "Run `glovebox setup`."
 
 
 class Gvisor:
@@ -79,6 +78,10 @@ class Gvisor:
         directories = {"root": runtime.root, "guest": runtime.guest}
         return self._launcher.open(plan, directories, {"config": plans.config_file(plan)})
 
+    def holding(self) -> AbstractContextManager[None]:
+        """Keep our guest from being removed by the setup of another version, for the length of the block."""
+        return retired.held(self._runtime.guest if self._runtime else None)
+
     async def close(self) -> None:
         """End what starts sandboxes, and remove this server's control groups."""
         await self._launcher.close()
@@ -89,7 +92,8 @@ async def connect(data: Path, server_id: str) -> AsyncIterator[Gvisor]:
     """The driver, for the length of the block; the control groups it needed are removed after it."""
     driver = await detect(data, server_id)
     try:
-        yield driver
+        with driver.holding():
+            yield driver
     finally:
         with anyio.CancelScope(shield=True):
             await driver.close()
@@ -106,13 +110,8 @@ async def detect(data: Path, server_id: str) -> Gvisor:
     wall = await bwrap.find(_TRIAL)
     missing = list(wall.missing)
     runsc, version = await _find_runsc(missing)
-    try:
-        runtime = await runtimes.usable(data)
-    except (runtimes.RuntimeProblem, OSError) as problem:
-        runtime = None
-        missing.append(Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True))
-    if runtime is None:
-        missing.append(Missing(what="the sandbox's Python runtime is not built", fix=SETUP, fatal=True))
+    runtime, lacking = await runtimes.usable(data)
+    missing += [lacking] if lacking else []
     # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
     hierarchy = await bwrap.groups(f"{server_id}-{plans.NAME}")
     if hierarchy is None:
@@ -144,7 +143,7 @@ _TRIAL_LIMITS = Limits(
 _TRIAL_FIX = "See what runsc says in docs/drivers.md; inside a container, run Glovebox outside of it."
 
 _RUNSC_FIX = (
-    "Install Debian 13's package runsc (static, it runs on Debian 12 too; see docs/operations.md), or gVisor's own "
+    "On Debian, as root: scripts/install-runsc; elsewhere gVisor's own "
     "release into /usr/local/bin: https://gvisor.dev/docs/user_guide/install/"
 )
 

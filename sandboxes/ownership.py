@@ -1,0 +1,36 @@
+"""Whether others could have written, or could exchange, what decides what we run. Must import nothing of ours."""
+
+import os
+import stat
+from pathlib import Path
+
+
+def flaw(found: os.stat_result) -> tuple[str, str] | None:
+    """What lets another user change a file or directory; None where nothing does.
+
+    Root, the user of this process and the owner of this package are no others: they decide what runs in any case.
+
+    Returns:
+        What is wrong with it, and the command that ends that, to which its path is to be added.
+    """
+    if found.st_uid not in {0, os.geteuid(), Path(__file__).stat().st_uid}:
+        return f"belongs to user {found.st_uid}", f"chown {os.geteuid()}"
+    if found.st_mode & stat.S_IWOTH:
+        return "is writable by every user", "chmod o-w"
+    if found.st_mode & stat.S_IWGRP and found.st_gid not in {0, os.getegid()}:
+        return f"is writable by group {found.st_gid}", "chmod g-w"
+    return None
+
+
+def flaw_above(directory: Path) -> tuple[Path, str, str] | None:
+    """The nearest directory above in which others could put something else in its place, as for ``flaw``.
+
+    A sticky one, like ``/tmp``, lets nobody move what belongs to somebody else.
+    """
+    for parent in directory.parents:
+        status = parent.stat()
+        sticky = status.st_mode & stat.S_ISVTX and status.st_uid in {0, os.geteuid()}
+        found = None if sticky else flaw(status)
+        if found is not None:
+            return parent, *found
+    return None

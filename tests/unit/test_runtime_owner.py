@@ -1,0 +1,79 @@
+"""M10: what runs in every sandbox lies where nobody else could have written or exchanged it, or no sandbox starts."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandboxes import ownership, runtime
+from sandboxes.runtime import RuntimeProblem
+
+STRANGER = 4321
+
+
+def _tree(directory: Path) -> Path:
+    """A data directory as ``glovebox setup`` leaves it, but for what is in it."""
+    data = directory / "above" / "data"
+    for name in ("runtime/root", "guest-0123-3.11.2"):
+        (data / name).mkdir(parents=True)
+    return data
+
+
+def _shared(path: Path) -> None:
+    os.chown(path, -1, STRANGER)
+    path.chmod(0o775)
+
+
+SPOILT: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "another's": (".", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "another's runtime": ("runtime", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "another's root": ("runtime/root", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "another's guest": ("guest-0123-3.11.2", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "open": (".", lambda path: path.chmod(0o777), "is writable by every user"),
+    "open root": ("runtime/root", lambda path: path.chmod(0o757), "is writable by every user"),
+    "a group's": ("runtime", _shared, f"is writable by group {STRANGER}"),
+    "below another's": ("..", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "below an open one": ("..", lambda path: path.chmod(0o777), "is writable by every user"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+async def test_a_data_directory_others_could_change_is_refused(name: str, tmp_path: Path) -> None:
+    """M10: driver and set-up say which place, why, and the command; the same directory unspoilt is only empty."""
+    data = _tree(tmp_path)
+    _, lacking = await runtime.usable(data)
+    assert lacking is not None
+    assert lacking.what == "the sandbox's Python runtime is not built"
+    part, spoil, problem = SPOILT[name]
+    place = Path(os.path.normpath(data / part))
+    if os.geteuid() != 0:
+        pytest.skip("changing the owner of a directory needs root, and only root's server looks above")
+    spoil(place)
+    found, lacking = await runtime.usable(data)
+    assert found is None
+    assert lacking is not None
+    assert lacking.fatal
+    assert lacking.what == f"{place} {problem}, who could change what runs in every sandbox"
+    assert lacking.fix.endswith(f" {place}`.")
+    with pytest.raises(RuntimeProblem, match=problem):
+        await runtime.build(data, lambda _: None)
+
+
+async def test_a_directory_in_a_sticky_one_is_nobody_elses(tmp_path: Path) -> None:
+    """As below /tmp: everybody may write there, and nobody can move what is not his."""
+    data = _tree(tmp_path)
+    data.parent.chmod(0o1777)
+    _, lacking = await runtime.usable(data)
+    assert lacking is not None
+    assert lacking.what == "the sandbox's Python runtime is not built"
+
+
+def test_root_and_this_user_are_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A normal user's server uses what root made and what he made; what a third one made it does not."""
+    if os.geteuid() != 0:
+        pytest.skip("changing the owner of a directory needs root")
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    for owner, trusted in ((0, True), (1234, True), (STRANGER, False)):
+        os.chown(tmp_path, owner, -1)
+        assert (ownership.flaw(tmp_path.stat()) is None) == trusted
