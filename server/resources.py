@@ -1,4 +1,4 @@
-"""Resources: ``artifact://…`` and ``audit://calls/{id}``, for the principal they belong to and for nobody else.
+"""Resources: ``artifact://…``, ``audit://calls/{id}``, ``receipt://{id}``: for their principal and for nobody else.
 
 Also the two ways to hear of new audit records: ``resources/updated``, and our own long-lived listen request. Only
 ``server.mcp`` imports this.
@@ -27,8 +27,8 @@ from server import capabilities, delivery
 from server.artifacts.record import ArtifactsUnavailable
 from server.artifacts.store import ArtifactStore
 from server.audit import read
-from server.audit.chain import Record
-from server.audit.events import CallDecided
+from server.audit.chain import Record, canonical
+from server.audit.events import CallDecided, ReceiptSigned
 from server.audit.log import AuditLog
 from server.calls import Principal
 from server.capabilities import Manifest
@@ -60,6 +60,7 @@ AUDIT_DIRECTORY = "audit"
 LISTEN_METHOD = "dev.glovebox/audit/listen"
 
 _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
+_RECEIPT_URI = re.compile(r"receipt://(c_[0-9a-z]{26})", re.ASCII)
 
 CAPABILITIES = types.Resource(
     uri=capabilities.URI,
@@ -78,6 +79,12 @@ TEMPLATES = (
         uri_template="audit://calls/{call_id}",
         name="audit",
         description="Everything recorded about a call of yours: decision, measured isolation, egress, outcome.",
+        mime_type="application/json",
+    ),
+    types.ResourceTemplate(
+        uri_template="receipt://{call_id}",
+        name="receipt",
+        description="Signed proof of a call of yours: an in-toto statement in a DSSE envelope.",
         mime_type="application/json",
     ),
 )
@@ -153,6 +160,8 @@ class Resources:
                 return types.ReadResourceResult(contents=[_json_contents(uri, text)])
             if uri.startswith("audit://"):
                 return await self._read_call(principal, uri)
+            if uri.startswith("receipt://"):
+                return await self._read_receipt(principal, uri)
             return await self._read_artifact(principal, uri)
         except Refused as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
@@ -171,12 +180,24 @@ class Resources:
         find = partial(_records, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1])
         records = await anyio.to_thread.run_sync(find, limiter=self._readers)
         # Only the first record names the principal, so it is the one that must be there.
-        if not records or records[0].kind != CallDecided.kind or records[0].data.get("principal") != principal.id:
+        if not records or not _belongs(records[0], principal):
             raise _unknown()
         body = [delivery.shown(record).model_dump(mode="json", exclude_none=True) for record in records]
         text = rfc8785.dumps({"records": body}).decode()
         return types.ReadResourceResult(
             contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=text)]
+        )
+
+    async def _read_receipt(self, principal: Principal, uri: str) -> types.ReadResourceResult:
+        match = _RECEIPT_URI.fullmatch(uri)
+        if match is None:
+            raise _unknown()
+        find = partial(_receipt, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1], principal)
+        receipt = await anyio.to_thread.run_sync(find, limiter=self._readers)
+        if receipt is None:
+            raise _unknown()
+        return types.ReadResourceResult(
+            contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=receipt)]
         )
 
     async def subscribe(self, ctx: Context, principal: Principal, session: str | None, uri: str) -> None:
@@ -256,6 +277,20 @@ class Resources:
 
 def _records(directory: Path, call_id: str) -> list[Record]:
     return list(islice(read.records_of(directory, call_id), MAX_RECORDS))
+
+
+def _belongs(first: Record, principal: Principal) -> bool:
+    return first.kind == CallDecided.kind and first.data.get("principal") == principal.id
+
+
+def _receipt(directory: Path, call_id: str, principal: Principal) -> str | None:
+    """Exactly the bytes that the receipt's digest is of; None where there is none, or it is another's."""
+    records = read.records_of(directory, call_id)
+    first = next(records, None)
+    if first is None or not _belongs(first, principal):
+        return None
+    signed = (record.data["envelope"] for record in records if record.kind == ReceiptSigned.kind)
+    return next((canonical(envelope).decode() for envelope in signed), None)
 
 
 def _contents(uri: str, media_type: str, content: bytes) -> types.TextResourceContents | types.BlobResourceContents:

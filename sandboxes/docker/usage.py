@@ -42,7 +42,8 @@ def groups(
 
 def limits(directories: Mapping[str, Path], host: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
     """The limits of a container's HostConfig, by name: as planned, and as the kernel holds them (None: unreadable)."""
-    unified = directories.get("")
+    # A host of version 1 may have version 2 mounted beside it, without controllers.
+    unified = None if "memory" in directories else directories.get("")
     places = {name: unified or directories.get(name) for name in ("memory", "pids", "cpu")}
     files = ("memory.max", "pids.max", "cpu.max") if unified else ("memory.limit_in_bytes", "pids.max", "")
     memory, pids = (_text(places[name], file) for name, file in zip(places, files[:2], strict=False))

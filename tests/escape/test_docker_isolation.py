@@ -71,6 +71,22 @@ async def test_a_weaker_container_is_noticed(
     assert difference in {each.field for each in attestation.differences}
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "difference"),
+    [("PidsLimit", 500, "limit pids"), ("Memory", 256 * MIB, "limit memory"), ("NanoCpus", 10**8, "limit cpu")],
+)
+async def test_a_limit_that_the_engine_did_not_set_is_noticed(field: str, value: int, difference: str) -> None:
+    """The guest cannot know; the host reads the container's control group. Control: without the change, nothing."""
+    async with planned() as (driver, plan):
+        host = {**plan.action["HostConfig"], field: value, "MemorySwap": 256 * MIB}
+        for changed, expected in ((host, {difference}), (plan.action["HostConfig"], set())):
+            other = replace(plan, action={**plan.action, "HostConfig": changed})
+            async with driver.open(other) as sandbox:
+                sandbox._action = plan.action
+                _, _, attestation = await run.prove(sandbox, plan)
+            assert {each.field for each in attestation.differences} == expected
+
+
 async def test_a_container_among_the_hosts_processes_does_not_even_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """E15: the guest, which is to be process 1 of its own, finds that it is not, and ends before it measures."""
     monkeypatch.setattr(plans, "check_closed", lambda _: None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandboxes import bubblewrap, cgroup, process
+from sandboxes import bubblewrap, cgroup, process, wire
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.runtime import Runtime
 from sandboxes.spec import SandboxSpec
@@ -28,6 +28,7 @@ from server.receipts.keys import Signer
 from server.receipts.verify import of_call, verify
 from server.settings import Settings
 from tests.brokered import Heard, profile
+from tests.channels import READY
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -65,14 +66,14 @@ class Home:
     app: App
     state: Path
 
-    async def call(self) -> tuple[CallResult | SandboxUnavailable, list[Record]]:
+    async def call(self, code: str = CODE) -> tuple[CallResult | SandboxUnavailable, list[Record]]:
         """One call of ``run_python``; what came of it, and its records."""
         call = ToolCall(
             id=new_call_id(),
             principal=Principal(id="local:test", transport="cli"),
             session=None,
             tool="run_python",
-            arguments=validated(self.app.tools["run_python"], {"code": CODE}),
+            arguments=validated(self.app.tools["run_python"], {"code": code}),
             received=datetime.now(UTC),
         )
         came: CallResult | SandboxUnavailable
@@ -209,3 +210,34 @@ async def test_what_the_guest_cannot_know_is_seen_from_outside(tmp_path: Path, m
     assert isinstance(came, SandboxUnavailable)
     assert "root on the host: planned False, found True from outside" in str(came)
     assert [each["field"] for each in records[1].data["fields"] if each["verdict"] == "differs"] == ["root on the host"]
+
+
+async def test_a_measurement_forged_by_the_program_changes_nothing(tmp_path: Path) -> None:
+    """It writes the guest's own words to every descriptor it has or can open; they are its output, and only that."""
+    frame = wire.Wire("guest").message("ready", {**READY, "uid": 0, "seccomp": 0, "capabilities": 1})
+    code = f"""
+import os
+frame = bytes.fromhex({frame.hex()!r})
+for number in range(3, 256):
+    try:
+        os.write(number, frame)
+    except OSError:
+        pass
+for number in range(256):
+    try:
+        open(f"/proc/1/fd/{{number}}", "wb").write(frame)
+    except OSError:
+        pass
+os.write(1, frame)
+"""
+    async with server(tmp_path) as home:
+        came, records = await home.call(code)
+        control, others = await home.call()
+    assert isinstance(came, CallResult)
+    assert isinstance(control, CallResult)
+    assert came.structured["isolation"] == control.structured["isolation"]
+    assert [each.kind for each in records] == [each.kind for each in others]
+    for field in ("uid", "seccomp", "capabilities"):
+        assert row(records[1], field) == row(others[1], field)
+    assert row(records[1], "seccomp")["inside"] == 2
+    assert "ready" in came.structured["stdout"]["text"]

@@ -216,7 +216,7 @@ def test_control_groups_of_a_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None:
     """On both versions, in the kernel's own words."""
-    names = ("memory", "pids", "cpu") if version == 1 else ("",)
+    names = ("memory", "pids", "cpu", "") if version == 1 else ("",)
     texts = {
         1: {
             "memory.limit_in_bytes": "64",

@@ -1,0 +1,70 @@
+"""Receipts as clients get them: named in the result, read as a resource by their principal alone, proved by anybody."""
+
+import base64
+import hashlib
+import json
+import subprocess  # noqa: TID251 - the command line as an operator uses it
+from pathlib import Path
+
+import mcp_types as types
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from mcp.shared.exceptions import MCPError
+
+from tests.interaction.test_real_server import GLOVEBOX, _client
+
+pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+
+CODE = "open('/output/a.txt', 'w').write('kept')"
+
+
+def glovebox(*words: str) -> subprocess.CompletedProcess[str]:
+    """One command to its end."""
+    return subprocess.run([GLOVEBOX, *words], capture_output=True, text=True, check=False)
+
+
+async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
+    """The result names it, the resource gives it, the key comes from the command line, plain Ed25519 proves it."""
+    workspace, state = tmp_path / "workspace", tmp_path / "state"
+    workspace.mkdir()
+    tmp_path.chmod(0o755)
+    options = ["--workspace", str(workspace), "--state-dir", str(state)]
+    async with _client("stdio", "modern", options, tmp_path) as client:
+        ran = await client.call_tool("run_python", {"code": CODE})
+        assert ran.meta is not None
+        named = ran.meta["dev.glovebox/call"]["receipt"]
+        (content,) = (await client.read_resource(named["uri"])).contents
+        templates = await client.list_resource_templates()
+    assert "receipt://{call_id}" in {each.uri_template for each in templates.resource_templates}
+    assert isinstance(content, types.TextResourceContents)
+    assert named["digest"] == "sha256:" + hashlib.sha256(content.text.encode()).hexdigest()
+    (link,) = [block for block in ran.content if isinstance(block, types.ResourceLink)]
+
+    pem = glovebox("receipt", "key", "--state-dir", str(state)).stdout
+    key = load_pem_public_key(pem.encode())
+    assert isinstance(key, Ed25519PublicKey)
+    envelope = json.loads(content.text)
+    payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"]
+    signed = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
+    key.verify(base64.b64decode(envelope["signatures"][0]["sig"]), signed)
+    told = json.loads(payload)
+    kept = hashlib.sha256(b"kept").hexdigest()
+    assert {"name": "artifact:a.txt", "digest": {"sha256": kept}, "uri": link.uri} in told["subject"]
+    assert told["predicate"]["call"]["code"] == "sha256:" + hashlib.sha256(CODE.encode()).hexdigest()
+    assert told["predicate"]["isolation"]["verified"] is True
+
+    (tmp_path / "r.json").write_text(content.text)
+    (tmp_path / "key.pem").write_text(pem)
+    words = ["receipt", "verify", str(tmp_path / "r.json"), "--key", str(tmp_path / "key.pem")]
+    done = glovebox(*words, "--audit", str(state / "audit"), "--json")
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (0, True), done.stdout
+    (tmp_path / "r.json").write_text(content.text.replace("vnd.in-toto", "vnd.in-tolo"))
+    done = glovebox(*words)
+    assert done.returncode == 1
+    assert "payload is not application/vnd.in-toto+json" in done.stdout.replace("\n", " ")
+
+    async with _client("http", "modern", options, tmp_path) as other:
+        for uri in (named["uri"], "receipt://c_" + "0" * 26, "receipt://../x"):
+            with pytest.raises(MCPError, match="There is no such call of yours"):
+                await other.read_resource(uri)
