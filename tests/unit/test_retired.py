@@ -1,0 +1,66 @@
+"""Guests of other versions: removed when nobody can need them, and only then."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from sandboxes import retired
+
+TWO_DAYS = 2 * 24 * 3600
+
+
+def guest(data: Path, name: str, *, age: float = TWO_DAYS) -> Path:
+    """A guest's directory of this age."""
+    path = data / name
+    (path / "sandboxes").mkdir(parents=True)
+    (path / "sandboxes" / "wire.py").write_text("")
+    then = time.time() - age
+    os.utime(path, (then, then))
+    return path
+
+
+def test_old_guests_go_and_the_current_one_stays(tmp_path: Path) -> None:
+    """So does what is young, and everything else in the directory."""
+    current = guest(tmp_path, "guest-new")
+    young = guest(tmp_path, "guest-young", age=60)
+    for name in ("guest-old", ".building-killed"):
+        guest(tmp_path, name)
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "guest-file").write_text("mine")
+    elsewhere = guest(tmp_path / "elsewhere", "kept")
+    (tmp_path / "guest-link").symlink_to(elsewhere)
+    assert retired.remove(tmp_path, current) == 2
+    kept = {"guest-new", young.name, "runtime", "guest-file", "guest-link", "elsewhere"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert (elsewhere / "sandboxes" / "wire.py").exists()
+
+
+def test_a_guest_a_server_uses_stays(tmp_path: Path) -> None:
+    """Whatever its age; once the server is gone it goes (control)."""
+    used = guest(tmp_path, "guest-used")
+    with retired.held(used), retired.held(used):
+        assert retired.remove(tmp_path, tmp_path / "guest-new") == 0
+        assert used.is_dir()
+    assert retired.remove(tmp_path, tmp_path / "guest-new") == 1
+    assert not used.exists()
+
+
+def test_without_a_guest_there_is_nothing_to_hold(tmp_path: Path) -> None:
+    """Where no runtime was built."""
+    with retired.held(None):
+        assert retired.remove(tmp_path / "none", tmp_path) == 0
+
+
+def test_a_guest_is_not_removed_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a guest must not look like a whole one, even if the removal is killed."""
+    guest(tmp_path, "guest-old")
+
+    def killed(_: Path) -> None:
+        raise OSError
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    retired.remove(tmp_path, tmp_path / "guest-new")
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".building-")
