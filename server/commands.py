@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.text import Text as Plain
 
 from profiles.errors import ProfileError
-from sandboxes import runtime
+from sandboxes import retired, runtime
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from sandboxes.plural import counted
 from server import app as apps
 from server import strict_json
 from server.arguments import validated
@@ -106,6 +107,8 @@ def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -
                     err.print(step, markup=False, highlight=False)
 
             built = await runtime.build(settings.data_dir, tell)
+            if removed := retired.remove(settings.data_dir, built.guest):
+                tell(f"Removed {counted(removed, 'guest')} of other versions")
             if docker:
                 from sandboxes.images import build  # noqa: PLC0415 - needs the Engine
 
