@@ -29,6 +29,7 @@ Status = Literal["held", "failed", "gap", "closed", "skipped"]
 SYSTEM_CALLS = "system-calls"
 """The area of the claims in ``sandboxes/seccomp/cases.json``."""
 _CALLS_SEEDS = ("I4",)
+_CALLS_PROVE = ("GB-KERN-3",)
 _UNWATCHED = (
     "processes of the sandbox cannot be seen from outside by this user, so that they end with it is not shown here"
 )
@@ -55,6 +56,8 @@ class Finding:
     area: str
     claim: str
     seeds: tuple[str, ...]
+    proves: tuple[str, ...]
+    """Sentences of docs/threat-model.md."""
     status: Status
     seen: tuple[str, ...] = ()
     """What was not as it must be, and what was expected; one sentence each."""
@@ -192,11 +195,21 @@ def _answers(printed: str) -> Mapping[str, Any]:
 
 def _call_finding(name: str, claim: str, status: Status, **more: Any) -> Finding:
     identity = "syscall-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Finding(id=identity, area=SYSTEM_CALLS, claim=claim, seeds=_CALLS_SEEDS, status=status, **more)
+    return Finding(
+        id=identity, area=SYSTEM_CALLS, claim=claim, seeds=_CALLS_SEEDS, proves=_CALLS_PROVE, status=status, **more
+    )
 
 
 def _finding(case: Claim, status: Status, **more: Any) -> Finding:
-    return Finding(id=case.id, area=case.area, claim=case.claim, seeds=case.seeds, status=status, **more)
+    return Finding(
+        id=case.id,
+        area=case.area,
+        claim=case.claim,
+        seeds=case.seeds,
+        proves=case.proves,
+        status=status,
+        **more,
+    )
 
 
 def _planted_names(case: Case) -> set[str]:

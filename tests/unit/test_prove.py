@@ -25,6 +25,10 @@ CAPABILITIES = Capabilities(driver="bubblewrap", level="namespaces", version="1"
 RLIMITS = replace(CAPABILITIES, limits={"memory_bytes": "rlimit"})
 
 
+WHOLE = "[[case]]\nid = 'x'\nclaim = 'X.'\nseeds = ['F1']\nproves = ['GB-FILE-1']"
+"""A case as far as it is the same for all."""
+
+
 class Dummy:
     """A driver that only has a name: what it does is said by the judges that replace the real ones."""
 
@@ -36,7 +40,14 @@ class Dummy:
 
 def a_case(identity: str, **more: object) -> Case:
     """A program that prints, in area ``area``."""
-    fields = {"id": identity, "area": "area", "claim": "X.", "seeds": ("F1",), "control": Control()}
+    fields = {
+        "id": identity,
+        "area": "area",
+        "claim": "X.",
+        "seeds": ("F1",),
+        "proves": ("GB-FILE-1",),
+        "control": Control(),
+    }
     return Case.model_validate({**fields, "program": "print(1)", **more})
 
 
@@ -116,9 +127,9 @@ async def test_a_bait_that_cannot_be_planted_is_named(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[[case]]\nid = 'x'\nclaim = 'X.'\nseeds = ['F1']\nprogram = '1'\ncontrol = {}\nstdot = '1'",
+        (WHOLE + "\nprogram = '1'\ncontrol = {}\nstdot = '1'",
          "one.toml: case 'x': stdot: unknown field; there are id, claim, seeds, "),
-        ("[[case]]\nid = 'x'\nclaim = 'X.'\nseeds = ['F1']\nprogram = '1'\ncontrol = {endde = 'exited'}",
+        (WHOLE + "\nprogram = '1'\ncontrol = {endde = 'exited'}",
          "one.toml: case 'x': control.endde: unknown field; there are where, program, "),
         ("[[case]]\nid = 'x'\narea = 'y'", "one.toml: case 'x': area: is the name of the file"),
         ("[[case]]\nclaim = 'X.'", "one.toml: case 1: id: Field required"),

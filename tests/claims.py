@@ -1,0 +1,158 @@
+"""Every security sentence of the documentation and what holds it, read from the pages and the conformance cases.
+
+``python -m tests.claims`` prints them. A sentence has an id (GB-…), who is held off by it and what he would do, in
+gVisor's words, and tests: files or functions of the suite, and cases that name it in ``proves``.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sandboxes.conformance import call, case
+from sandboxes.conformance.case import Claim as Case
+from sandboxes.drivers import NAMES
+
+ROOT = Path(__file__).resolve().parent.parent
+SEVERITIES = ("Escape", "HostLeak", "Exfil", "Lateral", "HostDoS", "PeerDoS")
+"""What would happen if the sentence were false, worst first: docs/threat-model.md says what each word means."""
+ATTACKERS = ("program", "model", "content", "peer", "outsider", "local user", "operator's mistake", "all")
+SYSTEM_CALLS = "GB-KERN-3"
+"""The sentence that the cases of ``sandboxes/seccomp`` are about."""
+
+_ROW = re.compile(r"^\| (GB-[A-Z]+-[0-9]+) \| (.+?) \| (.+?) \| (.+) \|$", re.MULTILINE)
+_TEST = re.compile(r"`(test_[a-z0-9_]+\.py)(?:::(test_[a-z0-9_]+))?`")
+_MARK = re.compile(r"<!-- ((?:GB-[A-Z]+-[0-9]+ ?)+)-->")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentence:
+    """One sentence of the threat model."""
+
+    id: str
+    text: str
+    attackers: tuple[str, ...]
+    severities: tuple[str, ...]
+    says_cases: bool
+    """Whether its row says that cases hold it."""
+    tests: tuple[tuple[str, str], ...]
+    """File, and function or nothing."""
+    cases: tuple[Case, ...]
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """Drivers it is tried on: by cases on each without a gap, by tests on those they are marked for.
+
+        None where it is the server's alone.
+        """
+        found = {name for one in self.cases for name in NAMES if name not in one.gaps}
+        for file, _ in self.tests:
+            text = modules().get(file, Path()).read_text() if file in modules() else ""
+            found |= {name for name in NAMES if f'driver("{name}")' in text}
+        return tuple(name for name in NAMES if name in found)
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """Test files by name; names are unique, or pytest could not collect them together."""
+    return {path.name: path for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    """Names of a test file's tests."""
+    tree = ast.parse(modules()[file].read_text())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds) and node.name.startswith("test_"))
+
+
+def sentences(text: str | None = None, cases: Iterable[Case] | None = None) -> tuple[Sentence, ...]:
+    """All of them, in the order of the page.
+
+    Args:
+        text: of the page; docs/threat-model.md unless given.
+        cases: the shipped ones unless given.
+    """
+    page = (ROOT / "docs/threat-model.md").read_text() if text is None else text
+    known: tuple[Case, ...] = (*case.load(), *call.load()) if cases is None else tuple(cases)
+    found = []
+    for identity, words, against, tests in _ROW.findall(page):
+        who, _, what = against.partition(": ")
+        found.append(
+            Sentence(
+                id=identity,
+                text=words,
+                attackers=tuple(who.split(", ")),
+                severities=tuple(what.split(", ")) if what else (),
+                says_cases=tests.startswith("cases"),
+                tests=tuple(_TEST.findall(tests)),
+                cases=tuple(each for each in known if identity in each.proves),
+            )
+        )
+    return tuple(found)
+
+
+def marks(text: str) -> tuple[str, ...]:
+    """Ids that a page names behind its own sentences, as comments a reader does not see."""
+    return tuple(identity for group in _MARK.findall(text) for identity in group.split())
+
+
+def problems(found: Iterable[Sentence], cases: Iterable[Case], escape: Iterable[str], readme: str) -> list[str]:
+    """Everything that does not fit together; empty when each sentence has its tests and each attack its sentence.
+
+    Args:
+        found: the sentences.
+        cases: of the conformance suite.
+        escape: names of the files in tests/escape.
+        readme: the README's text.
+    """
+    wrong: list[str] = []
+    sentence_list = list(found)
+    ids = [each.id for each in sentence_list]
+    wrong += [f"{identity}: is given twice" for identity in dict.fromkeys(ids) if ids.count(identity) > 1]
+    for each in sentence_list:
+        wrong += [f"{each.id}: {problem}" for problem in _of(each)]
+    for one in cases:
+        wrong += [f"case {one.id}: proves {name}, which is no sentence" for name in one.proves if name not in ids]
+    named = {file for each in sentence_list for file, _ in each.tests}
+    wrong += [f"tests/escape/{name}: no sentence names it" for name in escape if name not in named]
+    marked = marks(readme)
+    wrong += [f"README.md: names {name}, which is no sentence" for name in marked if name not in ids]
+    for paragraph in readme.partition("## What it does")[2].partition("\n## ")[0].split("\n\n"):
+        if paragraph.strip() and not marks(paragraph) and not paragraph.endswith("answered:"):
+            wrong.append(f"README.md: no sentence stands behind {paragraph.strip()[:60]!r}")
+    return wrong
+
+
+def _of(each: Sentence) -> list[str]:
+    wrong = [f"{name!r} is no attacker" for name in each.attackers if name not in ATTACKERS]
+    wrong += [f"{name!r} is no severity" for name in each.severities if name not in SEVERITIES]
+    if not each.severities:
+        wrong.append("says no severity")
+    if each.says_cases != bool(each.cases) and each.id != SYSTEM_CALLS:
+        wrong.append("says cases, and none proves it" if each.says_cases else "does not say cases, and some prove it")
+    if not each.tests and not each.cases and each.id != SYSTEM_CALLS:
+        wrong.append("has no test")
+    for file, function in each.tests:
+        if file not in modules():
+            wrong.append(f"there is no {file}")
+        elif function and function not in functions(file):
+            wrong.append(f"{file} has no {function}")
+    return wrong
+
+
+def _print() -> None:
+    for each in sentences():
+        where = ", ".join(each.drivers) or "server"
+        sys.stdout.write(
+            f"{each.id}  {', '.join(each.attackers)}: {', '.join(each.severities)}  [{where}]\n  {each.text}\n"
+        )
+        held = [f"{file}::{function}" if function else file for file, function in each.tests]
+        sys.stdout.write(f"  {', '.join([*(one.id for one in each.cases), *held])}\n")
+
+
+if __name__ == "__main__":
+    _print()
