@@ -49,7 +49,7 @@ def test_every_case_looks_at_something() -> None:
 )
 def test_a_case_that_is_wrong_does_not_load(fields: dict[str, object]) -> None:
     """Strict: a misspelt expectation would hold always."""
-    whole = {"id": "x", "claim": "X.", "seeds": ("F1",), "control": {"answer": "ok"}} | fields
+    whole = {"id": "x", "claim": "X.", "seeds": ("F1",), "proves": ("GB-FILE-1",), "control": {"answer": "ok"}} | fields
     with pytest.raises(ValidationError):
         Case.model_validate(whole)
 
@@ -65,6 +65,7 @@ def _wrong(**changes: object) -> Case:
         "id": "wrong",
         "claim": "Wrong.",
         "seeds": ("I10",),
+        "proves": ("GB-LIFE-1",),
         "program": "print('printed')\nopen(OUTPUT + '/f', 'w')",
     }
     return Case.model_validate({"control": Control(), **fields, **changes})
