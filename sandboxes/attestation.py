@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sandboxes.base import Driver, Plan
-from sandboxes.measure import Difference, Expected, Measured, foreign, inside, shared, writable
+from sandboxes.measure import Difference, Expected, Measured, foreign, inside, more_groups, shared, writable
 from sandboxes.outside import Outside
 
 Verdict = Literal["ok", "differs", "not measurable"]
@@ -126,7 +126,7 @@ def _seen(
     found: dict[str, tuple[str, Any]] = {
         "uid": ("uid_map", _only(outside.inner_uids)),
         "gid": ("gid_map", _only(outside.inner_gids)),
-        "groups": ("gid_map", None if groups is None else [each for each in groups if each != expected.uid]),
+        "groups": ("gid_map", None if groups is None else more_groups(expected, groups)),
         "capabilities": ("capabilities", None if outside.capabilities is None else f"{outside.capabilities:#x}"),
         "no_new_privs": ("no_new_privs", outside.no_new_privs),
         "seccomp": ("seccomp", outside.seccomp),

@@ -150,7 +150,7 @@ def inside(
     return (
         ("uid", expected.uid, measured.uid),
         ("gid", expected.uid, measured.gid),
-        ("groups", [], [group for group in measured.groups if group != expected.uid]),
+        ("groups", [], more_groups(expected, measured.groups)),
         ("capabilities", f"{expected.capabilities:#x}", f"{measured.capabilities:#x}"),
         ("no_new_privs", expected.no_new_privs, measured.no_new_privs),
         ("seccomp", expected.seccomp, measured.seccomp),
@@ -165,6 +165,11 @@ def inside(
         ("kernel", expected.system, measured.system),
         ("not measurable", sorted(expected.unmeasured), sorted(measured.unmeasured)),
     )
+
+
+def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:
+    """Supplementary groups beside the sandbox's own."""
+    return [group for group in groups if group != expected.uid]
 
 
 def shared(expected: Expected, namespaces: Mapping[str, int], host_namespaces: Mapping[str, int]) -> list[str]:

@@ -18,6 +18,8 @@ from sandboxes.measure import NAMESPACES, MeasuredMount
 
 _T = TypeVar("_T")
 
+_UNMAPPED = 65534
+"""How the kernel shows, inside, a user or group of the host that has no number there (kernel.overflowuid)."""
 _MAX_BYTES = 1 << 20
 """Of one file: a mount table of a few thousand lines; a longer one is not a sandbox's."""
 
@@ -33,7 +35,7 @@ class Outside:
     groups: tuple[int, ...] | None = None
     """Supplementary groups, by the host's numbers."""
     inner_uids: tuple[int, ...] | None = None
-    """``uids`` by the numbers of its own user namespace, see user_namespaces(7); -1 for one that has none there."""
+    """``uids`` by the numbers of its own user namespace, see user_namespaces(7)."""
     inner_gids: tuple[int, ...] | None = None
     inner_groups: tuple[int, ...] | None = None
     capabilities: int | None = None
@@ -151,7 +153,7 @@ def _inner(numbers: tuple[int, ...] | None, mapping: list[tuple[int, int, int]] 
     if numbers is None or mapping is None:
         return None
     return tuple(
-        next((first + number - here for first, here, count in mapping if here <= number < here + count), -1)
+        next((first + number - here for first, here, count in mapping if here <= number < here + count), _UNMAPPED)
         for number in numbers
     )
 

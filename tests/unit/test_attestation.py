@@ -55,7 +55,7 @@ def test_the_control_both_sides_agree_with_the_plan() -> None:
     [
         ({"inner_uids": (0,)}, "uid", "0 from outside"),
         ({"inner_uids": (0, 65532)}, "uid", "[0, 65532] from outside"),
-        ({"inner_uids": (-1,)}, "uid", "-1 from outside"),
+        ({"inner_uids": (65534,)}, "uid", "65534 from outside"),
         ({"inner_gids": (0,)}, "gid", "0 from outside"),
         ({"inner_groups": (27,)}, "groups", "[27] from outside"),
         ({"capabilities": 1 << 21}, "capabilities", "0x200000 from outside"),
