@@ -10,6 +10,7 @@ setup: ## Install what is needed, build the sandboxes' Python; then use .venv/bi
 	@scripts/bootstrap demo
 	@.venv/bin/glovebox setup
 	@.venv/bin/glovebox doctor
+	@printf '\nNext: .venv/bin/glovebox client-config --workspace PROJECT   prints what to paste into your client\n'
 
 demo: ## Watch an MCP client analyse a CSV file in a sandbox, and be refused twice
 	@scripts/bootstrap demo
