@@ -146,15 +146,17 @@ def _ending(
         return "limit", None, _LIMITS[told.stopped](limits)
     if told.status < 0:
         return _signalled(limits, told, facts)
-    if _lacked_memory(told, facts, value):
+    if _lacked_memory(plan, told, facts, value):
         return _out_of_memory(limits, told.status)
     return "exited", told.status, ""
 
 
-def _lacked_memory(told: GuestOutcome, facts: Facts, value: Any) -> bool:
+def _lacked_memory(plan: Plan, told: GuestOutcome, facts: Facts, value: Any) -> bool:
     """Whether a program that ended by itself did so for want of memory."""
     error = value.get("error") if isinstance(value, dict) else None
-    if told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
+    # A program can say so of itself as it likes. Where the limit holds per process there is no other witness.
+    witness = facts.out_of_memory or "memory_bytes" in plan.rlimits
+    if witness and told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
         return True
     # Where the kernel took what holds the program's memory (under gVisor), the program ends without a word.
     return told.status != 0 and value is None and facts.out_of_memory

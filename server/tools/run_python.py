@@ -14,6 +14,8 @@ MAX_CODE = 256 * 1024
 """Characters of one program: far above what a model writes, below what the wire carries in one message."""
 MAX_INPUTS = 16
 """Artifacts of earlier calls in one call."""
+MAX_FIGURES = 10_000
+"""Open figures that are believed: each holds some 100 kB, so far fewer have room in any profile's memory."""
 MAX_TIMEOUT = 600.0
 """Seconds: the highest wall_seconds any profile may have."""
 
@@ -89,8 +91,8 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
     notes += [f"{problem[:1].upper()}{problem[1:]}." for problem in dict.fromkeys(outcome.problems)]
     if value.get("truncated") is True:
         notes.append("The last expression's value was cut.")
-    omitted = value.get("figures_omitted")
-    if isinstance(omitted, int):
+    omitted = _count(value.get("figures_omitted"), MAX_FIGURES)
+    if omitted is not None:
         notes.append(f"{omitted} more figures were open and are not shown; close those you do not need.")
     content: list[Content] = []
     for name, text in (("", outcome.stdout.text), ("[stderr]\n", outcome.stderr.text)):
@@ -129,15 +131,19 @@ def _stream(captured: Captured) -> dict[str, Any]:
 
 
 def _error(error: Any) -> dict[str, Any] | None:
-    """What the program's process says ended it: its own words, so only strings of bounded length are taken."""
+    """What the program's process says ended it: its own words, so only what is of bounded length is taken."""
     if not isinstance(error, dict):
         return None
-    line = error.get("line")
     return {
         "kind": str(error.get("type", ""))[:200],
         "message": str(error.get("message", ""))[:2000],
-        "line": line if isinstance(line, int) else None,
+        "line": _count(error.get("line"), MAX_CODE),
     }
+
+
+def _count(told: Any, most: int) -> int | None:
+    """A number the program's process told, where it can be one: not True, and not of thousands of digits."""
+    return told if type(told) is int and 0 < told <= most else None
 
 
 RUN_PYTHON = Tool(

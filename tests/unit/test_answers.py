@@ -114,6 +114,7 @@ def test_a_program_that_did_not_end_well_is_a_failed_result(changes: dict[str, A
     [
         None, 1, "x", [], {}, {"value": 1}, {"value": {"a": [1]}}, {"value": None, "error": "x"},
         {"error": {"type": ["a"], "message": {"b": 1}, "line": "1"}}, {"error": {"line": True}}, {"error": {}},
+        {"error": {"line": 10**4000}},
         {"figures_omitted": "many"}, {"figures_omitted": 10**4000}, {"truncated": "yes"},
         {"value": "x" * 1_000_000}, {"error": {"type": "T" * 100_000, "message": "M" * 100_000}},
         {"ended": "exited", "call_id": "c_2", "isolation": None, "artifacts": [{"uri": "artifact://stolen"}]},
@@ -127,6 +128,17 @@ def test_whatever_a_program_hands_back_the_answer_has_its_form(value: Any) -> No
     assert result.structured["artifacts"] == []
     error = result.structured["error"]
     assert error is None or (len(error["kind"]) <= 200 and len(error["message"]) <= 2000)
+    assert error is None or error["line"] is None
+
+
+@pytest.mark.parametrize(
+    ("told", "believed"), [(3, True), (True, False), (-1, False), (10**4000, False), (10_001, False), ("3", False)]
+)
+def test_only_numbers_that_can_be_are_repeated(told: Any, believed: bool) -> None:
+    """F9: figures and line are told by the program's process; the control is a believable one."""
+    result = answer(replace(OUTCOME, code=1, value={"figures_omitted": told, "error": {"type": "E", "line": told}}))
+    assert ("3 more figures were open" in texts(result)) == believed
+    assert len(texts(result)) < 200
 
 
 def test_a_refusal_is_told_in_both_forms() -> None:

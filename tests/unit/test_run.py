@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -73,6 +74,13 @@ def test_how_it_ended(
     assert found[:2] == (ended, code)
     assert words in found[2]
     assert (found[2] == "") == (ended == "exited")
+
+
+def test_a_program_cannot_say_that_the_kernel_found_no_memory_for_it() -> None:
+    """F9: with control groups the kernel's word counts alone. The control is above: limits per process."""
+    grouped = replace(PLAN, rlimits=("pids",))
+    for facts, ended in ((QUIET, "exited"), (OOM, "out_of_memory")):
+        assert running._ending(grouped, told(status=1), facts, 2.5, MEMORY_ERROR)[:2] == (ended, 1)
 
 
 class Sandbox:
