@@ -45,6 +45,7 @@ class DockerSandbox:
         self._engine = engine
         self._stream = stream
         self._groups: Mapping[str, Path] = {}
+        self._bounded = False
         self._found: Mapping[str, Any] | None = None
         self._located = anyio.Event()
         self._last = usage.Usage()
@@ -61,11 +62,12 @@ class DockerSandbox:
         return self._stream
 
     async def locate(self) -> None:
-        """Find the container's control groups: run once, beside the guest's own start."""
+        """Find the container's control groups, and complete its limits: run once, beside the guest's own start."""
         try:
             found = self._found = await self._engine.inspect(self._name)
             if found is not None:
                 self._groups = usage.groups(found["State"]["Pid"], found["Id"])
+                self._bounded = usage.bound_sockets(self._groups)
         except SandboxUnavailable as problem:
             _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
         finally:
@@ -84,7 +86,7 @@ class DockerSandbox:
         if not self._groups:
             # The number may be anybody's here.
             return unseen("the Engine's processes have other numbers here", back)
-        return look(found["State"]["Pid"], {**back, **usage.limits(self._groups, host)})
+        return look(found["State"]["Pid"], {**back, **usage.limits(self._groups, host, bounded=self._bounded)})
 
     async def kill(self) -> None:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""

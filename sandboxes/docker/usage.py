@@ -1,4 +1,4 @@
-"""What the kernel accounts for one container, read from its control groups. Reads only; v1 and v2.
+"""What the kernel accounts for one container, read from its control groups, v1 and v2; and the one limit runc lacks.
 
 See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
 """
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandboxes.cgroup import SOCKET_BYTES
 from sandboxes.outside import groups_of
 
 _NANOSECONDS = 1_000_000_000
 _MICROSECONDS = 1_000_000
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+"""UDP's as well, whatever its name. Without it v1 counts what lies in sockets nowhere; runc ignores the Engine's."""
 _PERIOD = 100_000
 """Microseconds in which NanoCpus are counted: the Engine's."""
 
@@ -40,8 +43,29 @@ def groups(
     return {each: root / each / path.lstrip("/") for each, path in found.items() if container in path}
 
 
-def limits(directories: Mapping[str, Path], host: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
-    """The limits of a container's HostConfig, by name: as planned, and as the kernel holds them (None: unreadable)."""
+def bound_sockets(directories: Mapping[str, Path]) -> bool:
+    """Bound what can lie in a container's sockets on v1, where memory's limit leaves it out; before its program runs.
+
+    Returns:
+        Whether this was done: not where it need not be, and not by a server that is not root.
+    """
+    memory = directories.get("memory")
+    try:
+        return memory is not None and (memory / _SOCKETS).write_text(str(SOCKET_BYTES)) > 0
+    except OSError:
+        return False
+
+
+def limits(
+    directories: Mapping[str, Path], host: Mapping[str, Any], *, bounded: bool
+) -> dict[str, tuple[object, object]]:
+    """The limits of a container's HostConfig, by name: as planned, and as the kernel holds them (None: unreadable).
+
+    Args:
+        directories: as from ``groups``.
+        host: the HostConfig.
+        bounded: what ``bound_sockets`` returned.
+    """
     # A host of version 1 may have version 2 mounted beside it, without controllers.
     unified = None if "memory" in directories else directories.get("")
     places = {name: unified or directories.get(name) for name in ("memory", "pids", "cpu")}
@@ -51,7 +75,9 @@ def limits(directories: Mapping[str, Path], host: Mapping[str, Any]) -> dict[str
         cpu = _text(unified, files[2])
     else:
         cpu = " ".join(_text(places["cpu"], f"cpu.cfs_{part}_us") or "" for part in ("quota", "period")).strip() or None
+    sockets = _text(directories.get("memory"), _SOCKETS)
     return {
+        **({"limit sockets": (str(SOCKET_BYTES), sockets)} if bounded else {}),
         "limit memory": (str(host["Memory"]), memory),
         "limit pids": (str(host["PidsLimit"]), pids),
         "limit cpu": (f"{host['NanoCpus'] * _PERIOD // _NANOSECONDS} {_PERIOD}", cpu),

@@ -8,8 +8,11 @@ import pytest
 
 from sandboxes import cgroup
 from sandboxes.conformance.case import LIMITS
+from sandboxes.docker import usage
+from sandboxes.docker.driver import DockerDriver
 from sandboxes.process import Spawner
 from sandboxes.runtime import base_python
+from tests import docker_sandboxes
 
 DATAGRAMS = """
 import socket
@@ -66,3 +69,23 @@ async def test_what_lies_in_sockets_is_bounded_on_v1() -> None:
         await free.remove()
         for parent in hierarchy.parents:
             parent.rmdir()
+
+
+@pytest.mark.driver("docker")
+async def test_what_lies_in_a_containers_sockets_is_bounded_on_v1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Engine's runtime sets no such limit, so the driver does, before the program runs; the control has none."""
+    hierarchy = cgroup.detect(f"sockets{os.getpid()}")
+    for parent in hierarchy.parents if hierarchy else ():
+        parent.rmdir()
+    if hierarchy is None or hierarchy.version != 1:
+        pytest.skip("there are no control groups v1 here; v2 counts sockets as memory")
+    held = []
+    async with DockerDriver.connect() as driver:
+        for bounded in (True, False):
+            if not bounded:
+                monkeypatch.setattr(usage, "bound_sockets", lambda _: False)
+            outcome, _, differences = await docker_sandboxes.program(driver, DATAGRAMS)
+            assert not differences
+            held.append(int(outcome.stdout.text))
+    assert held[0] <= cgroup.SOCKET_BYTES
+    assert held[1] > 2 * cgroup.SOCKET_BYTES

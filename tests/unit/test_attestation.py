@@ -185,24 +185,23 @@ def test_only_one_child_is_the_child(tmp_path: Path) -> None:
         assert only_child(5, tmp_path) == expected
 
 
-def test_limits_are_read_back_from_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are now, not as they were written; and whether the process is in the group at all."""
+def test_limits_are_what_the_kernel_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read back when they were set; what this kernel does not have is told; and whether the process is in the group."""
+    hierarchy = Hierarchy(version=2, parents=(tmp_path,))
     (tmp_path / "s1").mkdir()
     for file in ("memory.max", "pids.max"):
         (tmp_path / "s1" / file).write_text("")
     monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
-    group = Cgroup(Hierarchy(version=2, parents=(tmp_path,)), "s1", {"memory.max": "8192", "pids.max": "64"})
-    (tmp_path / "s1" / "pids.max").write_text("max\n")
-    (tmp_path / "s1" / "memory.max").write_text("8200\n")  # the same pages
+    group = Cgroup(hierarchy, "s1", {"memory.max": "8192", "memory.swap.max": "0", "pids.max": "64"})
     assert group.read_back(None) == {
         "limit memory.max": ("8192", "8192"),
-        "limit pids.max": ("64", "max"),
+        "limit memory.swap.max": ("0", None),
+        "limit pids.max": ("64", "64"),
         "in its control group": (True, None),
     }
-    monkeypatch.setattr("sandboxes.cgroup.groups_of", lambda _: {"": "/elsewhere"})
-    assert group.read_back(1)["in its control group"] == (True, False)
-    monkeypatch.setattr("sandboxes.cgroup.groups_of", lambda _: {"": "/a/b/s1"})
-    assert group.read_back(1)["in its control group"] == (True, True)
+    for path, inside in (("/elsewhere", False), ("/a/xs1", False), ("/a/b/s1", True)):
+        monkeypatch.setattr("sandboxes.cgroup.groups_of", lambda _, path=path: {"": path})
+        assert group.read_back(1)["in its control group"] == (True, inside)
 
 
 def test_control_groups_of_a_process(tmp_path: Path) -> None:
@@ -229,9 +228,9 @@ def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None
     for file, text in texts[version].items():
         (tmp_path / file).write_text(text + "\n")
     host = {"Memory": 64, "PidsLimit": 8, "NanoCpus": 1_000_000_000}
-    assert usage.limits(dict.fromkeys(names, tmp_path), host) == {
+    assert usage.limits(dict.fromkeys(names, tmp_path), host, bounded=False) == {
         "limit memory": ("64", "64"),
         "limit pids": ("8", "9"),
         "limit cpu": ("100000 100000", "1 2"),
     }
-    assert {found for _, found in usage.limits({}, host).values()} == {None}
+    assert {found for _, found in usage.limits({}, host, bounded=True).values()} == {None}

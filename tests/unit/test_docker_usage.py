@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.docker.usage import Usage, groups, read
+from sandboxes.cgroup import SOCKET_BYTES
+from sandboxes.docker.usage import Usage, bound_sockets, groups, limits, read
 
 CONTAINER = "c0ffee" * 10
 
@@ -58,3 +59,17 @@ def test_groups_of_another_process_are_not_read(tmp_path: Path, line: str) -> No
 def test_a_process_that_is_gone_has_no_usage(tmp_path: Path) -> None:
     """No error: the container ended before it was looked at."""
     assert read(groups(7, CONTAINER, tmp_path, tmp_path)) is None
+
+
+HOST = {"Memory": 4096, "PidsLimit": 7, "NanoCpus": 10**9}
+
+
+def test_sockets_are_bounded_where_memory_does_not_count_them(tmp_path: Path) -> None:
+    """On v1 the limit is written and read back; on v2, and where the group cannot be written, nothing is claimed."""
+    tree(tmp_path, {"memory.kmem.tcp.limit_in_bytes": "9223372036854771712\n"})
+    own = {"memory": tmp_path}
+    assert "limit sockets" not in limits(own, HOST, bounded=False)
+    assert bound_sockets(own)
+    assert limits(own, HOST, bounded=True)["limit sockets"] == (str(SOCKET_BYTES), str(SOCKET_BYTES))
+    for other in ({"": tmp_path}, {"memory": tmp_path / "gone"}, {}):
+        assert not bound_sockets(other)
