@@ -130,7 +130,7 @@ class Cgroup:
         """
         self._directories = tuple(parent / name for parent in hierarchy.parents)
         self._wanted = wanted
-        self._set_in: dict[str, Path] = {}
+        self._held: dict[str, str] = {}
         try:
             for directory in self._directories:
                 directory.mkdir()
@@ -149,23 +149,24 @@ class Cgroup:
             if file in ("memory.swap.max", "memory.swappiness"):
                 return
             raise FileNotFoundError(file)
-        self._set_in[file] = path
         path.write_text(content)
         # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
         held = path.read_text()
         if not _holds(held, content):
             raise OSError(f"{file} is {held.strip()} after {content} was written")
+        self._held[file] = content
 
     def _find(self, file: str) -> Path | None:
         return next((directory / file for directory in self._directories if (directory / file).exists()), None)
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
-        """What holds now, by name: as planned, and as the kernel says (None: it does not); for ``outside.look``."""
-        found: dict[str, tuple[object, object]] = {}
-        for file, content in self._wanted.items():
-            path = self._set_in.get(file)
-            held = path.read_text().strip() if path else None
-            found[f"limit {file}"] = content, content if held and _holds(held, content) else held
+        """By name what was wanted, and what the kernel said when it was set; and whether a process is in the group.
+
+        None for what is not known. Made for ``outside.look``.
+        """
+        found: dict[str, tuple[object, object]] = {
+            f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
+        }
         groups = groups_of(pid) if pid is not None else {}
         controllers = ("",) if len(self._directories) == 1 else _V1_CONTROLLERS
         own = all(groups.get(each, "").endswith(f"/{self._directories[0].name}") for each in controllers)
