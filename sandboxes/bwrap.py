@@ -18,10 +18,10 @@ import anyio.to_thread
 
 from sandboxes import cgroup, mounts, userns
 from sandboxes.base import Facts, Missing, Plan
-from sandboxes.docker.owner import new_owner
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.janitor import Janitor, reap
 from sandboxes.outside import Outside, look, only_child, unseen
+from sandboxes.owner import new_owner
 from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
 
 MINIMUM = (0, 8, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from sandboxes.cgroup import PREFIX, kill_all
-from sandboxes.docker.owner import is_orphan
+from sandboxes.owner import is_orphan
 from sandboxes.process import helper
 
 _REAP_TRIES = 100

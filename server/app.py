@@ -13,7 +13,7 @@ import anyio
 from profiles.loader import SHIPPED, ProfileSet, load
 from profiles.model import Effect, Profile
 from sandboxes import drivers
-from sandboxes.docker.owner import new_owner
+from sandboxes.owner import new_owner
 from server.arguments import validated
 from server.artifacts.store import ArtifactStore
 from server.audit.events import ProfileLoaded, ServerStarted, ServerStopped

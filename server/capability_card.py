@@ -11,7 +11,7 @@ from rich.text import Text
 from sandboxes import drivers
 from server.app import VERSION, load_profiles
 from server.capabilities import Manifest, manifest
-from server.cli import OK
+from server.exits import OK
 from server.settings import Settings
 from server.tools import TOOLS
 

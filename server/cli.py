@@ -15,11 +15,8 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 from rich.console import Console
 
+from server.exits import USAGE
 from server.settings import Settings
-
-OK, FAILED, USAGE, REFUSED, UNAVAILABLE = range(5)
-"""Exit codes of ``glovebox call``: fine; the program failed; bad arguments or profile; refused by policy; no sandbox,
-no audit log or no artifact store."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -21,8 +21,8 @@ from server import strict_json
 from server.arguments import validated
 from server.artifacts.record import ArtifactsUnavailable
 from server.calls import CallResult, Image, Link, Principal, Text, ToolCall
-from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from server.errors import AuditUnavailable, InvalidArguments, Refused
+from server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from server.ids import new_call_id
 from server.saving import CannotSave, save
 from server.secret_files import SecretUnusable

@@ -18,7 +18,7 @@ from profiles.loader import SHIPPED
 from sandboxes import drivers, runtime
 from sandboxes.base import Capabilities
 from server import app as apps
-from server.cli import OK, UNAVAILABLE, USAGE
+from server.exits import OK, UNAVAILABLE, USAGE
 from server.settings import Settings
 
 _WIDEST = 100

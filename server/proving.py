@@ -25,7 +25,7 @@ from sandboxes.conformance import host as hosts
 from sandboxes.conformance.prove import Finding, Proof, gap_names, host_facts, judged, prove
 from server import call_trial
 from server.app import VERSION
-from server.cli import FAILED, OK, UNAVAILABLE
+from server.exits import FAILED, OK, UNAVAILABLE
 from server.settings import Settings
 
 KNOWN = ", ".join(drivers.NAMES)

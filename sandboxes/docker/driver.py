@@ -17,16 +17,16 @@ from sandboxes.docker import plan as plans
 from sandboxes.docker import probe, usage
 from sandboxes.docker.engine import Engine, host_from_environment
 from sandboxes.docker.janitor import Janitor
-from sandboxes.docker.owner import new_owner
 from sandboxes.docker.removal import Remover
 from sandboxes.docker.stream import AttachedStream
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.outside import Outside, look, unseen
+from sandboxes.owner import new_owner
 from sandboxes.seccomp import docker_profile
 from sandboxes.spec import SandboxSpec
 
 OWNER_LABEL = plans.LABEL + "owner"
-"""On every container: which server process made it (see ``owner``)."""
+"""On every container: which server process made it (see ``sandboxes.owner``)."""
 SANDBOX_LABEL = plans.LABEL + "sandbox"
 """On every container: the sandbox's id."""
 

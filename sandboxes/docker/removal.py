@@ -12,8 +12,8 @@ import anyio.abc
 import structlog
 
 from sandboxes.docker.engine import Engine
-from sandboxes.docker.owner import is_orphan
 from sandboxes.errors import SandboxUnavailable
+from sandboxes.owner import is_orphan
 
 _WORKERS = 2
 """Removals at one time: each costs the daemon about 50 ms of a processor, which the next start wants too."""

@@ -19,7 +19,8 @@ from click.testing import CliRunner
 from sandboxes import bwrap
 from server.audit.read import tail
 from server.audit.verify import verify
-from server.cli import FAILED, OK, REFUSED, UNAVAILABLE, USAGE, main
+from server.cli import main
+from server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from server.tools.run_python import MAX_CODE
 from tests.brokered import profile
 

@@ -8,7 +8,8 @@ import structlog
 from click.testing import CliRunner, Result
 
 from server import transports
-from server.cli import OK, USAGE, main
+from server.cli import main
+from server.exits import OK, USAGE
 
 
 def run(directory: Path, *arguments: str) -> Result:

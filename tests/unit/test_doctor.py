@@ -14,7 +14,7 @@ from rich.console import Console
 from sandboxes import drivers
 from sandboxes.base import Capabilities, Missing
 from server import doctor
-from server.cli import OK, UNAVAILABLE, USAGE
+from server.exits import OK, UNAVAILABLE, USAGE
 from server.settings import Settings
 
 COMMAND = "`docker rmi glovebox/python:0123456789abcdef && glovebox setup --docker && true`"

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from sandboxes.cgroup import PREFIX, Cgroup, Hierarchy, detect, kill_all
-from sandboxes.docker.owner import new_owner
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.janitor import Janitor, reap
+from sandboxes.owner import new_owner
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sandboxes.conformance.host import Planted
 from sandboxes.errors import UnsupportedSpec
 from sandboxes.seccomp.cases import load_cases
 from server import call_trial, proving
-from server.cli import FAILED, OK, UNAVAILABLE
+from server.exits import FAILED, OK, UNAVAILABLE
 from server.settings import Settings
 
 CAPABILITIES = Capabilities(driver="bubblewrap", level="namespaces", version="1", limits={"memory_bytes": "cgroup v2"})

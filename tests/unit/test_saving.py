@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from server.calls import Principal
-from server.cli import OK, UNAVAILABLE, USAGE, main
+from server.cli import main
+from server.exits import OK, UNAVAILABLE, USAGE
 from server.saving import CannotSave, save
 from tests.artifact_stores import Clock, a_store, keep
 

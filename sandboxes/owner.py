@@ -1,8 +1,8 @@
-"""Whose a container is: the mark every container carries, and whether the server that made it still lives.
+"""Whose a container or control group is: the mark it carries, and whether the server that made it still lives.
 
 A server that is killed cannot clean up. Its running containers end by themselves (their input closes); one it had
 created but not started stays, and the next server on this machine removes it. Never someone else's: a mark is only
-judged by a process that sees the same kernel and the same process ids. Nothing here may talk to the Engine.
+judged by a process that sees the same kernel and the same process ids. Must import nothing of ours.
 """
 
 import os
@@ -28,7 +28,7 @@ class Owner:
     """Tells the drivers of one process apart."""
 
     def mark(self) -> str:
-        """The label's value."""
+        """The label's value, and part of a group's name."""
         return f"{self.boot}:{self.pid_namespace}:{self.pid}:{self.started}:{self.nonce}"
 
 

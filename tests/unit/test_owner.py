@@ -1,11 +1,11 @@
-"""A container is only taken for an orphan when its server is certainly gone."""
+"""What a server made is only taken for an orphan when its server is certainly gone."""
 
 import os
 from dataclasses import replace
 
 import pytest
 
-from sandboxes.docker.owner import is_orphan, new_owner
+from sandboxes.owner import is_orphan, new_owner
 
 
 def test_a_living_server_keeps_its_containers() -> None:
