@@ -16,7 +16,7 @@ from server.audit.chain import canonical
 from server.audit.events import ArtifactCollected, CallCancelled, CallDecided, CallFailed, draft
 from server.calls import Decision
 from server.errors import AuditUnavailable
-from server.receipts import dsse, statement
+from server.receipts import dsse, reference, statement
 from server.receipts.dsse import NotAReceipt
 from server.receipts.keys import public_pem
 from server.receipts.ledger import _asked
@@ -277,3 +277,12 @@ async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
         await office.ledger()
         assert of_call(tmp_path, CALL_ID) is None
         assert of_call(tmp_path, "c_" + "9" * 26) is None
+
+
+def test_every_field_is_documented() -> None:
+    """The docstrings are complete, and docs/receipts.md says the same."""
+    document = Path(__file__).parents[2] / "docs" / "receipts.md"
+    assert "|  |" not in reference.markdown(), "a field has no docstring under it"
+    assert reference.markdown() in document.read_text(), (
+        "put `server.receipts.reference.markdown()` into docs/receipts.md"
+    )
