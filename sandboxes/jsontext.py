@@ -43,6 +43,10 @@ try:
             value, end = _scan(text, 0)
         except StopIteration:
             raise ValueError("there is no JSON value") from None
+        except SystemError:
+            # The scanner takes its exception from json.decoder and, where nobody imported that, sets none:
+            # raise_errmsg in https://github.com/python/cpython/blob/v3.11.2/Modules/_json.c
+            raise ValueError("the text is not JSON") from None
         if end != len(text):
             raise ValueError("something follows the JSON value")
         return value

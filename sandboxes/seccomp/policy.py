@@ -16,6 +16,8 @@ from typing import Any
 
 #: Bits of one system-call argument. The kernel reads most flags as 32 bits, so a comparison says which bits it means.
 FULL_MASK = 0xFFFF_FFFF_FFFF_FFFF
+#: Arguments of one system call: seccomp_data in seccomp(2).
+MAX_ARGUMENTS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,17 @@ class PolicyError(ValueError):
 
 
 def _number(text: str) -> int:
-    return int(text, 0)
+    number = int(text, 0)
+    if not 0 <= number <= FULL_MASK:
+        raise PolicyError(f"policy.json: {text[:40]!r} is no number of 64 bits")
+    return number
+
+
+def _names(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    names = entry[key]
+    if type(names) is not list or not all(type(name) is str for name in names):
+        raise PolicyError(f"policy.json, {where}: {key} is no list of names")
+    return tuple(names)
 
 
 def _errno(name: str) -> int:
@@ -103,7 +115,10 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
         raise PolicyError(f"policy.json, {where}: a condition without values would allow everything or nothing")
     if any(value & ~mask for _, value in values):
         raise PolicyError(f"policy.json, {where}: a value has bits outside its mask and can never match")
-    return Condition(argument=int(entry["argument"]), mask=mask, values=values)
+    argument = entry["argument"]
+    if type(argument) is not int or argument not in range(MAX_ARGUMENTS):
+        raise PolicyError(f"policy.json, {where}: argument is no number from 0 to {MAX_ARGUMENTS - 1}")
+    return Condition(argument=argument, mask=mask, values=values)
 
 
 def _allow(entry: Mapping[str, Any]) -> Allow:
@@ -113,23 +128,34 @@ def _allow(entry: Mapping[str, Any]) -> Allow:
     if len({condition.argument for condition in when}) != len(when):
         # libseccomp accepts one comparison per argument and rule: seccomp_rule_add(3).
         raise PolicyError(f"policy.json, {where}: two conditions on one argument")
-    return Allow(id=entry["id"], needed_by=entry["needed_by"], syscalls=tuple(entry["syscalls"]), when=when)
+    return Allow(id=entry["id"], needed_by=entry["needed_by"], syscalls=_names(entry, "syscalls", where), when=when)
 
 
 def _refuse(entry: Mapping[str, Any], default: int) -> Refuse:
-    _keys(entry, {"id", "syscalls", "why", "link"}, {"errno"}, f"refuse {entry.get('id')!r}")
+    where = f"refuse {entry.get('id')!r}"
+    _keys(entry, {"id", "syscalls", "why", "link"}, {"errno"}, where)
     answer = _errno(entry["errno"]) if "errno" in entry else default
-    return Refuse(id=entry["id"], syscalls=tuple(entry["syscalls"]), errno=answer, why=entry["why"], link=entry["link"])
+    names = _names(entry, "syscalls", where)
+    return Refuse(id=entry["id"], syscalls=names, errno=answer, why=entry["why"], link=entry["link"])
 
 
 def parse(source: bytes) -> Policy:
     """Read a policy, strictly.
 
     Raises:
-        PolicyError: A key is unknown or missing, one name is both allowed and refused, or a name is allowed both with
-            and without conditions (the conditions would not count).
+        PolicyError: It is not JSON of the form that docs/seccomp.md describes; a key is unknown or missing, one name is
+            both allowed and refused, or a name is allowed both with and without conditions (these would not count).
     """
-    data = json.loads(source)
+    try:
+        return _parse(json.loads(source))
+    except PolicyError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
+        what = f"{type(problem).__name__}: {str(problem)[:200]}"
+        raise PolicyError(f"policy.json: not a policy as docs/seccomp.md describes it ({what})") from problem
+
+
+def _parse(data: Mapping[str, Any]) -> Policy:
     required = {"about", "source", "otherwise", "newer", "foreign", "architectures", "allow", "refuse"}
     _keys(data, required, set(), "top level")
     default = _errno(data["otherwise"]["errno"])
@@ -138,7 +164,7 @@ def parse(source: bytes) -> Policy:
         source=data["source"],
         errno=default,
         newer_errno=_errno(data["newer"]["errno"]),
-        architectures=tuple(data["architectures"]),
+        architectures=_names(data, "architectures", "top level"),
         allow=tuple(_allow(entry) for entry in data["allow"]),
         refuse=tuple(_refuse(entry, default) for entry in data["refuse"]),
     )

@@ -1,0 +1,44 @@
+"""Any response of any server: text within its bounds, soon, that does nothing to a terminal."""
+
+import json
+import re
+
+from sandboxes.guest.jobs import page
+from tests.fuzz.harness import bounded
+from tests.guest_jobs import Collected
+
+_TYPES = (
+    "text/html",
+    "",
+    "text/html; charset=utf-16",
+    "text/html; charset=shift_jis",
+    "text/plain",
+    "application/json",
+)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_MOST = 1000
+
+
+def check(data: bytes) -> None:
+    """First byte: what the server calls it."""
+    if not data:
+        return
+    emit = Collected()
+    with bounded():
+        page.run(
+            {
+                "url": "https://a.example/b/",
+                "status": 200,
+                "headers": {"content-type": _TYPES[data[0] % len(_TYPES)]},
+                "body": data[1:],
+                "max_chars": _MOST,
+                "raw": bool(data[0] & 128),
+            },
+            emit,
+        )
+    (value,) = emit.values
+    json.dumps(value, ensure_ascii=False).encode()
+    if "error" not in value:
+        assert len(value["text"]) <= _MOST
+        assert not _CONTROL.search(value["text"])
+        assert not _CONTROL.search(value["title"])

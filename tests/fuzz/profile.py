@@ -1,0 +1,27 @@
+"""The profile loader: a profile or ProfileError, soon; an error does nothing to a terminal."""
+
+from pathlib import Path
+
+from profiles.errors import ProfileError
+from profiles.loader import parse
+from profiles.model import Profile, digest
+from tests.fuzz.harness import bounded
+
+_PATH = Path("fuzz.toml")
+
+
+def check(data: bytes) -> None:
+    """The whole input is the file."""
+    with bounded():
+        try:
+            profile: Profile | None = parse(data, _PATH)
+        except ProfileError as error:
+            said, line = str(error), error.line
+            profile = None
+    if profile is None:
+        assert said.isprintable()
+        assert len(said) < 2000
+        assert line is None or 1 <= line <= data.count(b"\n") + 1
+        return
+    assert digest(profile) == digest(parse(data, _PATH))
+    assert type(profile).model_validate(profile.model_dump()) == profile

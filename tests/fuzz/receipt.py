@@ -1,0 +1,35 @@
+"""Receipts: proved only as they were signed, byte for byte; else NotAReceipt with a reason."""
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from server.audit import chain
+from server.receipts import dsse, statement
+from server.receipts.dsse import NotAReceipt
+from server.receipts.verify import Proved, verify
+from tests.fuzz.harness import SEEDS, bounded
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+SIGNED = (SEEDS / "receipt" / "signed").read_bytes()[1:]
+_IDENTITY = dsse.key_id(KEY.public_key())
+
+
+def check(data: bytes) -> None:
+    """First byte: whether the rest is an envelope, or a payload that our own key signs."""
+    if not data:
+        return
+    content = data[1:]
+    if data[0] & 1:
+        content = chain.canonical(dsse.sign(content, KEY, _IDENTITY))
+    with bounded():
+        try:
+            proved: Proved | None = verify(content, KEY.public_key())
+        except NotAReceipt as refused:
+            said, proved = str(refused), None
+    if proved is None:
+        assert 0 < len(said) < 2000
+        return
+    assert proved.key_id == _IDENTITY
+    if data[0] & 1:
+        assert statement.parse(data[1:]) == proved.statement
+    else:
+        assert content.removesuffix(b"\n") == SIGNED.removesuffix(b"\n")
