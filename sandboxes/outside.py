@@ -67,9 +67,12 @@ def unseen(reason: str, compared: Mapping[str, tuple[Any, Any]] | None = None) -
 def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
     """The one child of a process that has one thread and is our child itself; None if there is not exactly one.
 
-    Its number cannot mean another process while its parent lives and has not waited for it.
+    Its number cannot mean another process while its parent lives and has not waited for it. None too where the mounted
+    proc(5) is that of another pid namespace, in which our numbers mean others.
     """
     try:
+        if os.readlink(f"{proc}/self") != str(os.getpid()):
+            return None
         listed = _read(f"{proc}/{pid}/task/{pid}/children").split()
     except OSError:  # it has ended; or a kernel without CONFIG_PROC_CHILDREN
         return None

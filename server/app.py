@@ -23,7 +23,6 @@ from server.errors import AuditUnavailable, InvalidArguments
 from server.policy import decide
 from server.receipts.keys import Signer
 from server.receipts.ledger import Office
-from server.receipts.statement import Server
 from server.settings import Settings
 from server.tools import TOOLS
 from server.tools.base import Tool
@@ -142,7 +141,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
             profiles=profiles,
             drivers=available,
             audit=audit,
-            receipts=Office(log=audit, signer=signer, server=Server(version=VERSION, id=server_id)),
+            receipts=Office(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
             workspace=settings.workspace.resolve(),
         )

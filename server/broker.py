@@ -134,7 +134,7 @@ class Broker:
                 files = [(each.name, content) for each, content in inputs]
                 outcome = await running.run(sandbox, link, plan, tool.job(call.arguments), inputs=files, hooks=hooks)
             delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
-        isolation = Isolation(driver=plan.driver, level=plan.level, verified=True, differences=())
+        isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
         finished = _finished(call, outcome, profile, gate)
         receipt = await log.close(finished)
         return answered(

@@ -28,7 +28,6 @@ from server.audit.log import AuditLog
 from server.calls import Decision, Principal, ToolCall
 from server.receipts.keys import Signer
 from server.receipts.ledger import Ledger, Office, Receipt
-from server.receipts.statement import Server
 from server.receipts.verify import of_call
 
 CALL_ID = "c_" + "0" * 26
@@ -121,7 +120,7 @@ def finished(call_id: str = CALL_ID) -> CallFinished:
 async def desk(directory: Path, key: Ed25519PrivateKey = KEY) -> AsyncIterator[Desk]:
     """A log in ``directory`` and an office that signs with ``key``."""
     async with AuditLog.open(directory, "g1") as audit:
-        yield Desk(audit, directory, Office(log=audit, signer=Signer(key), server=Server(version="1.2", id="g1")))
+        yield Desk(audit, directory, Office(log=audit, signer=Signer(key), version="1.2", server_id="g1"))
 
 
 def public() -> Ed25519PublicKey:

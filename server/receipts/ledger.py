@@ -27,7 +27,7 @@ from server.audit.events import (
 )
 from server.audit.log import Then
 from server.calls import ToolCall
-from server.receipts import statement as parts
+from server.receipts import names
 
 LastWord = CallFinished | CallCancelled | CallFailed
 
@@ -77,7 +77,10 @@ class Office:
 
     log: Log
     signer: Signs
-    server: parts.Server
+    version: str
+    """Version of Glovebox."""
+    server_id: str
+    """Id of the server process, as in its records."""
 
     def ledger(self, call: ToolCall, profile: Profile | None) -> "Ledger":
         """The ledger of one call."""
@@ -123,7 +126,7 @@ class Ledger:
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
 
     def _statement(self, last: LastWord) -> dict[str, Any]:
-        """The statement of ``parts.Statement``, all but the place of the last record."""
+        """The statement of ``statement.Statement``, all but the place of the last record."""
         told, profile = self._told, self._profile
         refused = {each["name"] for each in told.get(ArtifactRefused.kind, ())}
         files = [each for each in told.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
@@ -137,20 +140,20 @@ class Ledger:
                 for each in decided.get("inputs", ())
             ],
             "policy": {"profile": decided["profile_digest"], "rule": decided["rule"]},
-            "egress": [_picked(each, _CONNECTION) for each in connections[: parts.MAX_EGRESS]],
+            "egress": [_picked(each, _CONNECTION) for each in connections[: names.MAX_EGRESS]],
             "outcome": {"kind": last.kind, **_picked(ended, _OUTCOME)},
             "refused_files": len(told.get(ArtifactRefused.kind, ())),
-            "unlisted": sum(max(0, len(each) - most) for each, most in ((files, parts.MAX_SUBJECTS),
-                                                                        (connections, parts.MAX_EGRESS))),
+            "unlisted": sum(max(0, len(each) - most) for each, most in ((files, names.MAX_SUBJECTS),
+                                                                        (connections, names.MAX_EGRESS))),
             "withheld": withheld(profile) if profile else (),
-            "server": self._office.server.model_dump(),
+            "server": {"version": self._office.version, "id": self._office.server_id},
         }  # fmt: skip
         started = told.get(SandboxStarted.kind)
         if started and profile:
             predicate["isolation"] = _isolation(profile, started[0])
         listed = [
             {"name": f"artifact:{each['name']}", "digest": {"sha256": each["sha256"]}, "uri": each["uri"]}
-            for each in files[: parts.MAX_SUBJECTS]
+            for each in files[: names.MAX_SUBJECTS]
         ]
         outputs = [
             {"name": f"output:{each['name']}", "digest": {"sha256": each["digest"].removeprefix("sha256:")}}
@@ -158,9 +161,9 @@ class Ledger:
         ]
         asked = {"name": "arguments", "digest": {"sha256": decided["arguments_digest"].removeprefix("sha256:")}}
         return {
-            "_type": parts.STATEMENT_TYPE,
+            "_type": names.STATEMENT_TYPE,
             "subject": [*listed, *outputs, asked],
-            "predicateType": parts.PREDICATE_TYPE,
+            "predicateType": names.PREDICATE_TYPE,
             "predicate": predicate,
         }
 
@@ -205,8 +208,8 @@ def _isolation(profile: Profile, started: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _picked(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: data[name] for name in names if name in data}
+def _picked(data: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    return {name: data[name] for name in wanted if name in data}
 
 
 def _digest(content: bytes) -> str:

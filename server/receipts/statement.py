@@ -4,20 +4,12 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The model
 strict; a field that is None or empty is left out when written. Digests are ``sha256:`` and hex, but in ``subject``.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.receipts.dsse import NotAReceipt
-
-STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE: Final = "https://glovebox.dev/attestation/call/v1"
-"""A name, as in-toto demands: nothing is fetched from there. It changes when a field changes its meaning."""
-
-MAX_SUBJECTS = 512
-"""Files of a call that are listed one by one; a name may be 512 bytes long, and a receipt has to fit in one record."""
-MAX_EGRESS = 512
-"""Connections that are listed one by one: more than the shipped limits let a call attempt."""
+from server.receipts.names import PREDICATE_TYPE, STATEMENT_TYPE
 
 
 class _Part(BaseModel):
@@ -188,7 +180,7 @@ class Predicate(_Part):
     isolation: IsolationFound | None = None
     """Absent where no sandbox came to be measured."""
     egress: Annotated[tuple[Connection, ...], _Many]
-    """Every connection that was decided, in order; at most ``MAX_EGRESS``."""
+    """Every connection that was decided, in order; at most 512."""
     outcome: OutcomeTold
     refused_files: int = 0
     """Files that were written and not given back; the log names them."""

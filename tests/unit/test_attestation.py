@@ -180,9 +180,14 @@ def test_only_one_child_is_the_child(tmp_path: Path) -> None:
     """None or several: it is not known which."""
     place = tmp_path / "5" / "task" / "5"
     place.mkdir(parents=True)
+    (tmp_path / "self").symlink_to(str(os.getpid()))
     for text, expected in (("", None), ("7 ", 7), ("7 8 ", None)):
         (place / "children").write_text(text)
         assert only_child(5, tmp_path) == expected
+    (place / "children").write_text("7 ")
+    (tmp_path / "self").unlink()
+    (tmp_path / "self").symlink_to("1234567")  # the numbers here are those of another pid namespace
+    assert only_child(5, tmp_path) is None
 
 
 def test_limits_are_what_the_kernel_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

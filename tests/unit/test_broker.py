@@ -30,7 +30,6 @@ from server.calls import CallResult, Principal, ToolCall
 from server.errors import AuditUnavailable
 from server.receipts.keys import Signer
 from server.receipts.ledger import Office
-from server.receipts.statement import Server
 from server.tools import TOOLS
 from tests.artifact_stores import a_store
 from tests.channels import READY, Channel, Guest
@@ -197,7 +196,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
             profiles=load([SHIPPED], check_example=check_example),
             drivers=cast("Any", driver),
             audit=cast("Any", audit),
-            receipts=Office(log=cast("Any", audit), signer=SIGNER, server=Server(version="0", id="s")),
+            receipts=Office(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s"),
             artifacts=store,
             workspace=None,
         )

@@ -16,7 +16,7 @@ from server.audit.chain import canonical
 from server.audit.events import ArtifactCollected, CallCancelled, CallDecided, CallFailed, draft
 from server.calls import Decision
 from server.errors import AuditUnavailable
-from server.receipts import dsse, reference, statement
+from server.receipts import dsse, names, reference, statement
 from server.receipts.dsse import NotAReceipt
 from server.receipts.keys import public_pem
 from server.receipts.ledger import _asked
@@ -258,8 +258,8 @@ async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None
         await ledger.close(finished())
         content = office.content()
     told = said(content)
-    assert len(told["subject"]) == statement.MAX_SUBJECTS + 2
-    assert told["predicate"]["unlisted"] == 1024 - statement.MAX_SUBJECTS
+    assert len(told["subject"]) == names.MAX_SUBJECTS + 2
+    assert told["predicate"]["unlisted"] == 1024 - names.MAX_SUBJECTS
     assert len(content) < dsse.MAX_BYTES - 2048
 
 

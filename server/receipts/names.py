@@ -1,0 +1,13 @@
+"""Names and numbers that who writes a receipt and who reads one agree on. Imports nothing: a server starts with it."""
+
+from typing import Final
+
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+
+PREDICATE_TYPE: Final = "https://glovebox.dev/attestation/call/v1"
+"""A name, as in-toto demands: nothing is fetched from there. It changes when a field changes its meaning."""
+
+MAX_SUBJECTS: Final = 512
+"""Files of a call that are listed one by one; a name may be 512 bytes long, and a receipt has to fit in one record."""
+MAX_EGRESS: Final = 512
+"""Connections that are listed one by one: more than the shipped limits let a call attempt."""
