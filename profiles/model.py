@@ -163,7 +163,9 @@ _ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_]
 class Files(_Table):
     """What the call may read of files, and whether it may give some back."""
 
-    workspace: Annotated[Literal["none", "read"], BeforeValidator(partial(refuse_unsupported, "files.workspace"))] = "none"
+    workspace: Annotated[Literal["none", "read"], BeforeValidator(partial(refuse_unsupported, "files.workspace"))] = (
+        "none"
+    )
     """`read` mounts the workspace read-only at /workspace."""
     output: bool = False
     """Gives the program a write-only /output; what it writes there comes out as artifacts."""

@@ -79,7 +79,6 @@ class _Seen:
     uris: dict[str, str] = field(default_factory=dict)
     shared: list[str] = field(default_factory=list)
     """Names of artifacts that another caller could fetch."""
-    logs: Sequence[Mapping[str, Any]] = ()
     printed: str = ""
     left: tuple[str, ...] = ()
 
@@ -87,8 +86,9 @@ class _Seen:
 class Desk:
     """Where cases are tried: one server's parts, with a log and a store of their own. Open it with :func:`opened`."""
 
-    def __init__(self, app: App, host: Planted, directory: Path) -> None:
-        """Take the server's parts, what is planted, and a directory for profiles."""
+    def __init__(self, app: App, host: Planted, directory: Path, logs: Sequence[Mapping[str, Any]]) -> None:
+        """Take the server's parts, what is planted, a directory for profiles, and what the server logs from now on."""
+        self._logs = logs
         self._app = app
         self._host = host
         self._directory = directory
@@ -117,17 +117,15 @@ class Desk:
         seen = _Seen()
         names = {f"host {name}": str(value) for name, value in self._host.names.items()}
         names |= {f"artifact {name}": uri for name, uri in uris.items()}
-        with capture_logs() as logs:
-            try:
-                await self._make(call, driver, names, seen)
-            except (InvalidArguments, ValueError) as problem:
-                seen.how, seen.told = "invalid", str(problem)
-            except (SandboxUnavailable, UnsupportedSpec) as problem:
-                # As ``server.mcp`` tells them.
-                seen.how, seen.told = "unavailable", without_paths(str(problem))
-            except ProfileError as problem:
-                seen.how, seen.told = "profile_error", str(problem)
-        seen.logs = logs
+        try:
+            await self._make(call, driver, names, seen)
+        except (InvalidArguments, ValueError) as problem:
+            seen.how, seen.told = "invalid", str(problem)
+        except (SandboxUnavailable, UnsupportedSpec) as problem:
+            # As ``server.mcp`` tells them.
+            seen.how, seen.told = "unavailable", without_paths(str(problem))
+        except ProfileError as problem:
+            seen.how, seen.told = "profile_error", str(problem)
         if seen.call_id:
             seen.records = list(records_of(self._state / "audit", seen.call_id))
         for record in seen.records:
@@ -192,7 +190,7 @@ class Desk:
             told += [each.text for each in seen.result.content if isinstance(each, Text)]
             found += _incomplete(self._app.tools[seen.tool], seen.result)
         recorded = [json.dumps(record.data) for record in seen.records if record.kind != "receipt.signed"]
-        logged = [str(entry) for entry in seen.logs]
+        logged = [str(entry) for entry in self._logs]
         if any(os.environ[CANARY] in text for text in (*told, *recorded, *logged)):
             found.append("the server's secret is in what the caller, the record or the log got")
         data = self._app.settings.data_dir
@@ -243,8 +241,9 @@ async def opened(data: Path, host: Planted) -> AsyncIterator[Desk]:
         settings = Settings(
             workspace=host.workspace, profiles_dir=directory / "none", data_dir=data, state_dir=directory / "state"
         )
-        async with apps.opened(settings, "cli") as app:
-            yield Desk(app, host, directory / "profiles")
+        with capture_logs() as logs:
+            async with apps.opened(settings, "cli") as app:
+                yield Desk(app, host, directory / "profiles", logs)
 
 
 def _principal(caller: str) -> Principal:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from textwrap import indent
 from typing import Any
 
@@ -22,7 +23,7 @@ from sandboxes.base import Capabilities
 from sandboxes.conformance import call as calls
 from sandboxes.conformance import case as cases
 from sandboxes.conformance import host as hosts
-from sandboxes.conformance.prove import Finding, Proof, gap_names, host_facts, judged, prove
+from sandboxes.conformance.prove import Finding, Proof, gap_names, host_facts, judged, prove, together
 from server import call_trial
 from server.app import VERSION
 from server.exits import FAILED, OK, UNAVAILABLE
@@ -98,13 +99,14 @@ async def _with_calls(
 ) -> Proof:
     """The proof with what came of whole calls on the same driver."""
     started = anyio.current_time()
-    found = []
-    for case in whole:
+    names = gap_names(proof.capabilities)
+
+    async def judge(case: calls.CallCase) -> list[Finding]:
         began = anyio.current_time()
         verdict = await desk.judge(case, proof.capabilities.driver)
-        names = gap_names(proof.capabilities)
-        found.append(judged(case, verdict.problems, names, anyio.current_time() - began))
-        heard(found[-1])
+        return [judged(case, verdict.problems, names, anyio.current_time() - began)]
+
+    found = await together([partial(judge, case) for case in whole], heard)
     seconds = proof.seconds + anyio.current_time() - started
     return replace(proof, findings=(*proof.findings, *found), seconds=round(seconds, 3))
 

@@ -9,8 +9,9 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,9 @@ from sandboxes.seccomp import cases as calls
 
 Status = Literal["held", "failed", "gap", "closed", "skipped"]
 """``gap``: does not hold and is known not to; ``closed``: is said not to hold, and does; ``skipped``: not asked."""
+
+AT_ONCE = 2
+"""Sandboxes at a time: many cases only wait for a limit of time, and more would change what the others measure."""
 
 SYSTEM_CALLS = "system-calls"
 """The area of the claims in ``sandboxes/seccomp/cases.json``."""
@@ -66,6 +70,9 @@ class Finding:
     seconds: float = 0.0
 
 
+Job = Callable[[], Awaitable[list[Finding]]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """All findings about one driver."""
@@ -97,58 +104,78 @@ def judged(case: Claim, problems: tuple[str, ...], names: tuple[str, ...], secon
 
 
 def gap_names(capabilities: Capabilities) -> tuple[str, ...]:
-    """What the driver is called in the cases' gaps: ``rlimits`` besides, where limits hold per process only."""
+    """What the driver is called in the cases' gaps.
+
+    ``rlimits`` besides, where limits hold per process only; ``gvisor-docker``, where the Engine starts gVisor.
+    """
     per_process = "rlimit" in capabilities.limits.get("memory_bytes", "")
-    return (capabilities.driver, "rlimits") if per_process else (capabilities.driver,)
+    by_engine = capabilities.version.endswith("(runsc)")
+    return (capabilities.driver, *["rlimits"] * per_process, *["gvisor-docker"] * by_engine)
 
 
 async def prove(
     driver: Driver, cases: Iterable[Case], host: Planted, heard: Callable[[Finding], None] = lambda _: None
 ) -> Proof:
-    """Ask one driver for every claim, one after the other; ``heard`` is told each finding as it comes."""
+    """Ask one driver for every claim; ``heard`` is told each finding as it comes."""
     started = anyio.current_time()
-    found: list[Finding] = []
     watched = True
     names = gap_names(driver.capabilities)
 
-    def tell(finding: Finding) -> None:
-        found.append(finding)
-        heard(finding)
-
-    asked: list[Case] = []
-    for case in cases:
-        absent = next((why for name, why in host.absent.items() if name in _planted_names(case)), "")
-        if absent:
-            tell(_finding(case, "skipped", reason=absent))
-        else:
-            asked.append(case)
-    attempts = [case for case in asked if case.attempt is not None]
-    if attempts:
+    async def attempts(cases: Sequence[Case]) -> list[Finding]:
+        nonlocal watched
         began = anyio.current_time()
-        verdicts = await trial.judge_attempts(driver, attempts, host)
-        each = (anyio.current_time() - began) / len(attempts)
-        for verdict in verdicts:
-            tell(judged(verdict.case, verdict.problems, names, each))
-            watched &= verdict.watched
-    for finding in await system_calls(driver, host):
-        tell(finding)
-    for case in asked:
-        if case.program is None:
-            continue
+        verdicts = await trial.judge_attempts(driver, cases, host)
+        watched &= all(verdict.watched for verdict in verdicts)
+        each = (anyio.current_time() - began) / len(cases)
+        return [judged(verdict.case, verdict.problems, names, each) for verdict in verdicts]
+
+    async def program(case: Case) -> list[Finding]:
+        nonlocal watched
         began = anyio.current_time()
         try:
             verdict = await trial.judge(driver, case, host)
         except UnsupportedSpec as refused:
-            tell(_finding(case, "skipped", reason=f"the driver refuses to run it: {refused}"))
-            continue
-        tell(judged(verdict.case, verdict.problems, names, anyio.current_time() - began))
+            return [_finding(case, "skipped", reason=f"the driver refuses to run it: {refused}")]
         watched &= verdict.watched
+        return [judged(case, verdict.problems, names, anyio.current_time() - began)]
+
+    skipped: list[Finding] = []
+    asked: list[Case] = []
+    for case in cases:
+        absent = next((why for name, why in host.absent.items() if name in _planted_names(case)), "")
+        if absent:
+            skipped.append(_finding(case, "skipped", reason=absent))
+            heard(skipped[-1])
+        else:
+            asked.append(case)
+    tried = [case for case in asked if case.attempt is not None]
+    jobs: list[Job] = [partial(attempts, tried)] if tried else []
+    jobs += [partial(system_calls, driver, host)]
+    jobs += [partial(program, case) for case in asked if case.program is not None]
+    found = [*skipped, *await together(jobs, heard)]
     return Proof(
         capabilities=driver.capabilities,
         findings=tuple(found),
         notes=() if watched else (_UNWATCHED,),
         seconds=round(anyio.current_time() - started, 3),
     )
+
+
+async def together(jobs: Sequence[Job], heard: Callable[[Finding], None]) -> list[Finding]:
+    """Do all these, ``AT_ONCE`` at a time; the findings are in the order of the jobs, and ``heard`` as they come."""
+    found: list[list[Finding]] = [[] for _ in jobs]
+    turns = anyio.CapacityLimiter(AT_ONCE)
+
+    async def one(number: int, job: Job) -> None:
+        async with turns:
+            found[number] = await job()
+        for finding in found[number]:
+            heard(finding)
+
+    async with anyio.create_task_group() as tasks:
+        for number, job in enumerate(jobs):
+            tasks.start_soon(one, number, job)
+    return [finding for findings in found for finding in findings]
 
 
 async def system_calls(driver: Driver, host: Planted) -> list[Finding]:

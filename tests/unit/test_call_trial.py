@@ -1,0 +1,153 @@
+"""The judge of whole calls notices what it must: one call, judged right once and wrong in every way there is."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sandboxes.conformance import host
+from sandboxes.conformance.call import Call, CallCase, load
+from server import call_trial
+from server.artifacts.store import ArtifactStore
+from server.audit.read import records_of
+from server.call_trial import Desk
+from server.calls import Text
+from server.settings import Settings
+
+CASES = load()
+
+
+@asynccontextmanager
+async def desk() -> AsyncIterator[Desk]:
+    """A server's parts on a host with something to lose."""
+    async with host.planted() as planted, call_trial.opened(Settings().data_dir, planted) as opened:
+        yield opened
+
+
+def a_case(**more: Any) -> CallCase:
+    """A program that prints and writes one file."""
+    fields = {
+        "id": "call-x", "claim": "X.", "seeds": ("M8",), "proves": ("GB-LIFE-4",),
+        "arguments": {"code": "print('out')\nopen('/output/a.txt', 'w').write('one')"},
+    }  # fmt: skip
+    return CallCase.model_validate({**fields, **more})
+
+
+RIGHT: dict[str, Any] = {
+    "failed": False,
+    "result": {"stdout.text": "out\n"},
+    "text": "out",
+    "artifacts": {"a.txt": "one"},
+    "audit": "call.decided sandbox.started artifact.collected call.finished( receipt.signed)?",
+    "records": {"call.decided/effect": "allow"},
+}
+WRONG: list[dict[str, Any]] = [
+    {"failed": True},
+    {"result": {"stdout.text": "out"}},
+    {"result": {"stdout.none": ".+out"}},
+    {"text": "err"},
+    {"artifacts": {}},
+    {"artifacts": {"a.txt": "two"}},
+    {"audit": "call.decided"},
+    {"records": {"call.decided/effect": "deny"}},
+    {"refused": "limits.wall_seconds", "control": Call()},
+    {"invalid": "code", "control": Call()},
+    {"unavailable": "bwrap", "control": Call()},
+    {"profile_error": "network", "control": Call()},
+    {"cancel": "never printed"},
+]
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_every_expectation_is_noticed_when_it_is_not_met() -> None:
+    """The control of the judge."""
+    async with desk() as open_desk:
+        assert (await open_desk.judge(a_case(**RIGHT), "bubblewrap")).problems == ()
+        for wrong in WRONG:
+            found = await open_desk.judge(a_case(**wrong), "bubblewrap")
+            assert len(found.problems) == 1, (wrong, found.problems)
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_secret_or_a_path_that_gets_through_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M8, M12: a program that is told the canary and prints it stands for a server that leaks it."""
+    async with desk() as open_desk:
+        secret = os.environ[host.CANARY]
+        leaking = a_case(arguments={"code": f"print({secret!r}, {str(open_desk._host.root)!r})"})
+        found = (await open_desk.judge(leaking, "bubblewrap")).problems
+        assert "the server's secret is in what the caller, the record or the log got" in found
+        assert any("a host path is in what the caller got" in each for each in found)
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_changed_host_and_a_shared_artifact_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F4, F7: a write that gets through, and a store that gives everybody everything."""
+    real = ArtifactStore.open
+
+    def shared(self: ArtifactStore, uri: str, _principal: object) -> Any:
+        return real(self, uri, call_trial._principal("one"))
+
+    async with desk() as open_desk:
+        monkeypatch.setattr(ArtifactStore, "open", shared)
+        seen = open_desk._see
+
+        async def changing(*given: Any) -> Any:
+            (Path(open_desk._host.workspace) / "data.csv").write_text("changed")
+            return await seen(*given)
+
+        monkeypatch.setattr(open_desk, "_see", changing)
+        found = (await open_desk.judge(a_case(), "bubblewrap")).problems
+    assert found == ("another caller could fetch 'a.txt'", "files of the host were changed")
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_records_that_are_not_there_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that ended without its last record, or began without its first."""
+    lost = "call.finished"
+
+    def some(directory: Path, call_id: str) -> Any:
+        return [record for record in records_of(directory, call_id) if record.kind != lost]
+
+    monkeypatch.setattr(call_trial, "records_of", some)
+    async with desk() as open_desk:
+        found = (await open_desk.judge(a_case(), "bubblewrap")).problems
+        assert len(found) == 1
+        assert "there are 0 last records instead of 1" in found[0]
+        lost = "call.decided"
+        assert (await open_desk.judge(a_case(), "bubblewrap")).problems[0].startswith("the first record is")
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_result_that_is_not_whole_is_noticed() -> None:
+    """M8: text without what the structure says, and a structure the tool's model does not know."""
+    async with desk() as open_desk:
+        seen = await open_desk._see(a_case(), "bubblewrap", {})
+        tool = open_desk._app.tools["run_python"]
+        assert seen.result is not None
+        assert call_trial._incomplete(tool, seen.result) == []
+        assert call_trial._incomplete(tool, replace(seen.result, content=(Text(text=""),)))
+        assert call_trial._incomplete(tool, replace(seen.result, structured={"call_id": 1}))
+
+
+@pytest.mark.parametrize("wrong", [{"refused": "x"}, {"refused": "x", "control": Call(invalid="x")}, {"exit": 1}])
+def test_a_denial_without_a_control_is_no_case(wrong: dict[str, Any]) -> None:
+    """A refusal shows something only where the same call gets through without the guard."""
+    with pytest.raises(ValidationError):
+        a_case(**wrong)
+
+
+def test_there_are_enough_cases_and_each_is_a_sentence() -> None:
+    """With those of sandboxes more than 120; the checklist of agents' runtimes is in them by name."""
+    ids = {each.id for each in CASES}
+    assert all(each.claim.endswith(".") for each in CASES)
+    assert ids >= {
+        "call-read-only", "call-network-proxied", "call-timed-out", "call-cancelled", "call-child-left",
+        "call-artifacts", "call-finished", "call-exit-status", "call-set-up-failure",
+        "call-program-denied-host", "call-secrets",
+        "call-read-parent", "call-read-link-out",
+    }  # fmt: skip
