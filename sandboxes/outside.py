@@ -71,7 +71,7 @@ def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
     proc(5) is that of another pid namespace, in which our numbers mean others.
     """
     try:
-        if os.readlink(f"{proc}/self") != str(os.getpid()):
+        if (proc / "self").readlink().name != str(os.getpid()):
             return None
         listed = _read(f"{proc}/{pid}/task/{pid}/children").split()
     except OSError:  # it has ended; or a kernel without CONFIG_PROC_CHILDREN
