@@ -83,6 +83,9 @@ class DockerSandbox:
             "image": (self._action["Image"], found["Image"]),
             "runtime": (host["Runtime"], found["HostConfig"]["Runtime"]),
         }
+        if host["Runtime"] == "runsc":
+            limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups else {}
+            return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
         if not self._groups:
             # The number may be anybody's here.
             return unseen("the Engine's processes have other numbers here", back)
@@ -143,7 +146,7 @@ class DockerDriver:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls) -> AsyncIterator["DockerDriver"]:
+    async def connect(cls, runtime: plans.Runtime = "runc") -> AsyncIterator["DockerDriver"]:
         """Probe the Engine (``DOCKER_HOST`` or the usual socket), remove what dead servers left, and drive it.
 
         There is a driver also when there is no Engine: its capabilities say what is missing. On leaving, waits until
@@ -153,7 +156,7 @@ class DockerDriver:
             try:
                 engine = await anyio.to_thread.run_sync(Engine, host_from_environment())
                 stack.callback(engine.close)
-                capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine)
+                capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime)
                 mark = new_owner().mark()
                 janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}")
                 stack.push_async_callback(janitor.stop)
@@ -161,7 +164,7 @@ class DockerDriver:
                 await stack.enter_async_context(remover.running())
                 await remover.reap(OWNER_LABEL)
             except SandboxUnavailable as problem:
-                driver = cls(probe.unavailable(problem), None)
+                driver = cls(probe.unavailable(problem, runtime), None)
             else:
                 connection = _Connection(engine=engine, host=host, remover=remover, janitor=janitor, mark=mark)
                 driver = cls(capabilities, connection)
@@ -170,7 +173,7 @@ class DockerDriver:
     @property
     def name(self) -> str:
         """The word used in profiles."""
-        return "docker"
+        return self._capabilities.driver
 
     @property
     def capabilities(self) -> Capabilities:

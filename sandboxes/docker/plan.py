@@ -7,15 +7,20 @@ could weaken the sandbox written out, so that neither the image's nor the daemon
 import json
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from sandboxes import guest_tree
-from sandboxes.base import Plan
+from sandboxes import guest_tree, sentry
+from sandboxes.base import Level, Plan
 from sandboxes.errors import UnsupportedSpec
 from sandboxes.measure import NAMESPACES, Expected
 from sandboxes.spec import GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, Mount, SandboxSpec
 
+Runtime = Literal["runc", "runsc"]
+"""By which containers are started; with ``runsc``, gVisor's, they have a kernel of their own."""
+DRIVER: Mapping[Runtime, str] = {"runc": "docker", "runsc": "gvisor"}
+"""The word used in profiles, by the runtime."""
+LEVEL: Mapping[Runtime, Level] = {"runc": "container", "runsc": "userspace-kernel"}
 PYTHON = "/usr/bin/python3"
 """The interpreter inside our image."""
 PACKAGES = "/opt/packages"
@@ -56,6 +61,9 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 # by their modes; the masked files are /dev/null.
 _RUNTIME_WRITABLE = ("/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc", "/sys/fs/cgroup")  # noqa: S108 - inside
 
+_SENTRY_GROUPS = ("cpu", "cpuacct", "cpuset", "devices", "job", "memory", "pids")
+"""With runsc, what its kernel shows below /sys/fs/cgroup: its own, of root's, and without effect on the host."""
+
 _HOST_CONTROL = (
     "/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib/containerd", "/var/lib/docker", "/var/run",
 )  # fmt: skip
@@ -76,6 +84,7 @@ class Host:
     """Whether the Engine itself maps users (rootless, or userns-remap)."""
     socket: str = "/var/run/docker.sock"
     """The Engine's own socket on the host."""
+    runtime: Runtime = "runc"
 
 
 def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
@@ -94,7 +103,10 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         _check_mount(mount, host.socket)
     if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
         raise UnsupportedSpec("mounts", "two mounts have the same target", "Give each its own.")
+    own_kernel = host.runtime == "runsc"
+    command = sentry.command if own_kernel else guest_tree.command
     limits = spec.limits
+    outside = sentry.outside(limits) if own_kernel else limits
     writable = {SCRATCH: limits.scratch_bytes}
     if spec.inputs:
         writable[INPUT] = limits.scratch_bytes
@@ -105,7 +117,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     stripped = sorted(set(host.image_environment) - set(env))
     body: dict[str, Any] = {
         "Image": host.image,
-        "Entrypoint": list(guest_tree.command(PYTHON, spec, packages=(PACKAGES,), hidden=_SOCKETS)),
+        "Entrypoint": list(command(PYTHON, spec, packages=(PACKAGES,), hidden=_SOCKETS)),
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in sorted(env.items())] + stripped,
         "User": f"{GUEST_UID}:{GUEST_UID}",
@@ -126,7 +138,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         "NetworkDisabled": True,
         "HostConfig": {
             "NetworkMode": "none",
-            "Runtime": "runc",
+            "Runtime": host.runtime,
             "AutoRemove": True,
             "LogConfig": {"Type": "none", "Config": {}},
             "Privileged": False,
@@ -147,7 +159,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
             "Devices": [],
             "Memory": limits.memory_bytes,
             "MemorySwap": limits.memory_bytes,
-            "PidsLimit": limits.pids,
+            "PidsLimit": outside.pids,
             "NanoCpus": _CPUS * 1_000_000_000,
             # The host's own programs first: a sandbox is what the kernel should give up in a shortage.
             "OomScoreAdj": 500,
@@ -166,19 +178,34 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     }
     check_closed(body)
     return Plan(
-        driver="docker",
-        level="container",
+        driver=DRIVER[host.runtime],
+        level=LEVEL[host.runtime],
         spec=spec,
         action=body,
-        expected=Expected(
-            uid=GUEST_UID,
-            interfaces=("lo",),
-            writable=tuple(sorted((*_RUNTIME_WRITABLE, *_MASKED_FILES, *writable))),
-            # The image's own file system, the host name file that the Engine writes, and what the profile grants.
-            mounts=tuple(sorted(("/", "/etc/hostname", *(mount.target for mount in spec.mounts)))),
-            namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),
-            hidden=_SOCKETS,
-        ),
+        expected=_expected(spec, host, tuple(writable)),
+        rlimits=("pids",) if own_kernel else (),
+    )
+
+
+def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expected:
+    linux = Expected(
+        uid=GUEST_UID,
+        interfaces=("lo",),
+        writable=tuple(sorted((*_RUNTIME_WRITABLE, *_MASKED_FILES, *writable))),
+        # The image's own file system, the host name file that the Engine writes, and what the profile grants.
+        mounts=tuple(sorted(("/", "/etc/hostname", *(mount.target for mount in spec.mounts)))),
+        namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),
+        hidden=_SOCKETS,
+    )
+    if host.runtime == "runc":
+        return linux
+    return replace(
+        linux,
+        writable=tuple(sorted((*linux.writable, *(f"/sys/fs/cgroup/{name}" for name in _SENTRY_GROUPS)))),
+        namespaces=sentry.NAMESPACES,
+        landlock=False,
+        system="gvisor",
+        unmeasured=sentry.UNMEASURED,
     )
 
 

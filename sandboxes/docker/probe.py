@@ -11,7 +11,7 @@ from docker.errors import ImageNotFound
 
 from sandboxes.base import Capabilities, Missing
 from sandboxes.docker.engine import Engine, translated
-from sandboxes.docker.plan import Host
+from sandboxes.docker.plan import DRIVER, LEVEL, Host, Runtime
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.images import content
 
@@ -24,11 +24,15 @@ _CONTROLLERS = {
     "PidsLimit": ("pids", "pids"),
     "CpuCfsQuota": ("cpu", "cpu"),
 }
+_RUNTIME_FIX: Mapping[Runtime, str] = {
+    "runc": "Run `apt-get install runc`.",
+    "runsc": "Add gVisor's runsc to the Engine's runtimes as docs/drivers.md says, and restart it.",
+}
 _GROUP_FIX = "Enable it on the kernel's command line (cgroup_enable={0}) and restart the Engine."
 
 
-def probe(engine: Engine) -> tuple[Capabilities, Host]:
-    """Ask the Engine what it can do.
+def probe(engine: Engine, runtime: Runtime) -> tuple[Capabilities, Host]:
+    """Ask the Engine what it can do with one of its runtimes.
 
     Raises:
         SandboxUnavailable: it does not answer.
@@ -45,17 +49,22 @@ def probe(engine: Engine) -> tuple[Capabilities, Host]:
         apparmor="apparmor" in options,
         user_namespace="rootless" in options or "userns" in options,
         socket=engine.socket,
+        runtime=runtime,
     )
-    missing = (*_engine_gaps(info, version, options), *_image_gaps(image, configuration))
+    missing = (*_engine_gaps(info, version, options, runtime), *_image_gaps(image, configuration))
+    limits = _limits(info)
+    if runtime == "runsc":
+        # The group counts the threads of gVisor's kernel too.
+        limits = {**limits, "pids": "rlimit"}
     return Capabilities(
-        driver="docker", level="container", version=_version(version), limits=_limits(info), missing=missing
+        driver=DRIVER[runtime], level=LEVEL[runtime], version=_version(version, runtime), limits=limits, missing=missing
     ), host
 
 
-def unavailable(problem: SandboxUnavailable) -> Capabilities:
+def unavailable(problem: SandboxUnavailable, runtime: Runtime) -> Capabilities:
     """The capabilities of an Engine that does not answer."""
     missing = Missing(what=f"a Docker Engine that answers ({problem.reason})", fix=problem.fix, fatal=True)
-    return Capabilities(driver="docker", level="container", version="", limits={}, missing=(missing,))
+    return Capabilities(driver=DRIVER[runtime], level=LEVEL[runtime], version="", limits={}, missing=(missing,))
 
 
 def _image(engine: Engine) -> Mapping[str, Any] | None:
@@ -66,16 +75,20 @@ def _image(engine: Engine) -> Mapping[str, Any] | None:
     return found
 
 
-def _engine_gaps(info: Mapping[str, Any], version: Mapping[str, Any], options: list[str]) -> Iterator[Missing]:
+def _engine_gaps(
+    info: Mapping[str, Any], version: Mapping[str, Any], options: list[str], runtime: Runtime
+) -> Iterator[Missing]:
     api = tuple(int(part) for part in str(version.get("ApiVersion", "0")).split("."))
     if info.get("OSType") != "linux" or api < MINIMUM_API:
-        yield Missing(what="a Docker Engine 20.10 or newer for Linux", fix="Run `apt-get install docker.io`.", fatal=True)
+        yield Missing(
+            what="a Docker Engine 20.10 or newer for Linux", fix="Run `apt-get install docker.io`.", fatal=True
+        )
     if "seccomp" not in options:
         yield Missing(
             what="seccomp in the Docker Engine", fix="Use a kernel and an Engine built with seccomp.", fatal=True
         )
-    if "runc" not in (info.get("Runtimes") or {}):
-        yield Missing(what="the runtime runc in the Docker Engine", fix="Run `apt-get install runc`.", fatal=True)
+    if runtime not in (info.get("Runtimes") or {}):
+        yield Missing(what=f"the runtime {runtime} in the Docker Engine", fix=_RUNTIME_FIX[runtime], fatal=True)
     for field, (limit, controller) in _CONTROLLERS.items():
         if not info.get(field):
             yield Missing(
@@ -119,11 +132,13 @@ def _limits(info: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-def _version(version: Mapping[str, Any]) -> str:
-    """The Engine and its runtime: "20.10.24 (runc 1.1.5)"."""
+def _version(version: Mapping[str, Any], runtime: Runtime) -> str:
+    """The Engine and its runtime: "20.10.24 (runc 1.1.5)"; of a runtime but runc the Engine knows no version."""
     parts = {part.get("Name"): part.get("Version") for part in version.get("Components") or ()}
-    runtime = f" (runc {parts['runc']})" if parts.get("runc") else ""
-    return f"{version.get('Version', '')}{runtime}"
+    if runtime != "runc":
+        return f"{version.get('Version', '')} ({runtime})"
+    words = f" (runc {parts['runc']})" if parts.get("runc") else ""
+    return f"{version.get('Version', '')}{words}"
 
 
 def _host_has_swap() -> bool:

@@ -10,7 +10,8 @@ import anyio
 
 from sandboxes import bwrap, cgroup, retired
 from sandboxes import runtime as runtimes
-from sandboxes.base import Capabilities, Missing, Plan, Sandbox
+from sandboxes.base import Capabilities, Driver, Missing, Plan, Sandbox
+from sandboxes.docker.driver import DockerDriver
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.gvisor import plan as plans
 from sandboxes.janitor import Janitor
@@ -88,12 +89,19 @@ class Gvisor:
 
 
 @asynccontextmanager
-async def connect(data: Path, server_id: str) -> AsyncIterator[Gvisor]:
-    """The driver, for the length of the block; the control groups it needed are removed after it."""
+async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
+    """The driver, for the length of the block; nothing of it is left after it.
+
+    Where this host does not let us run runsc ourselves, the Docker Engine may: then it is asked to.
+    """
     driver = await detect(data, server_id)
     try:
-        with driver.holding():
-            yield driver
+        if driver.capabilities.usable:
+            with driver.holding():
+                yield driver
+        else:
+            async with DockerDriver.connect("runsc") as engine:
+                yield engine if engine.capabilities.usable else driver
     finally:
         with anyio.CancelScope(shield=True):
             await driver.close()

@@ -8,15 +8,14 @@ the OCI runtime specification, config.md.
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from sandboxes import bwrap, cgroup, guest_tree, seccomp
+from sandboxes import bwrap, cgroup, guest_tree, seccomp, sentry
 from sandboxes.base import Plan
 from sandboxes.bubblewrap import HIDDEN, INPUT_BYTES, SHM_BYTES
 from sandboxes.measure import Expected
 from sandboxes.runtime import PACKAGES, Runtime
-from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, Limits, SandboxSpec
+from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, SandboxSpec
 
 NAME = "gvisor"
 MINIMUM_MEMORY = 48 * 1024 * 1024
@@ -59,11 +58,6 @@ _FLAGS = (
 # What the sentry makes of its own: /dev with the usual nodes, pts, and its own view of itself in /proc.
 _KERNEL_WRITABLE = ("/dev", "/dev/pts", "/proc")
 
-_SENTRY_THREADS = 96
-"""Threads of runsc, gofer and sentry themselves, measured with a margin: Go makes some as it needs them."""
-_THREADS_PER_TASK = 4
-"""Of the host's for one of the program's: systrap's stub for it and its address space, and the sentry's own."""
-
 
 def make(
     spec: SandboxSpec,
@@ -91,7 +85,7 @@ def make(
         action={
             "argv": [program, *_wall(spec, runsc[0]), *gate, "--", _RUNSC, *_FLAGS, "run", "--bundle", _BUNDLE, "s"],
             "config": _config(spec, runtime),
-            "cgroup": dict(cgroup.settings(hierarchy.version, _outside(spec.limits))) if hierarchy else {},
+            "cgroup": dict(cgroup.settings(hierarchy.version, sentry.outside(spec.limits))) if hierarchy else {},
             "seccomp": seccomp.digest(),
             "runtime": runtime.digest,
             "runsc": runsc[1],
@@ -132,17 +126,7 @@ def _wall(spec: SandboxSpec, runsc: str) -> list[str]:
 
 def _config(spec: SandboxSpec, runtime: Runtime) -> dict[str, Any]:
     limits = spec.limits
-    command = guest_tree.command(
-        runtime.python,
-        spec,
-        packages=(PACKAGES,),
-        hidden=_HIDDEN,
-        landlock=False,
-        # By the guest: runsc itself would turn every refusal's errno into EPERM, where libc takes only ENOSYS for an
-        # answer (clone3) and goes on.
-        own_filter=seccomp.bpf_for_filtering(),
-        program_filter=seccomp.keep_from_process_1(),
-    )
+    command = sentry.command(runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN)
     mounts: list[Mapping[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
@@ -182,11 +166,6 @@ def _bind(source: str, target: str) -> Mapping[str, Any]:
     return {"destination": target, "type": "bind", "source": source, "options": ["bind", "ro", "nosuid", "nodev"]}
 
 
-def _outside(limits: Limits) -> Limits:
-    """What the control group around runsc holds: all memory, the sentry's included, and the sentry's threads too."""
-    return replace(limits, pids=_SENTRY_THREADS + _THREADS_PER_TASK * limits.pids)
-
-
 def _expected(spec: SandboxSpec) -> Expected:
     writable = [*_KERNEL_WRITABLE, "/dev/shm", SCRATCH]  # noqa: S108 - inside the sandbox
     writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs
@@ -195,10 +174,9 @@ def _expected(spec: SandboxSpec) -> Expected:
         interfaces=("lo",),
         writable=tuple(sorted(writable)),
         mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts)])),
-        # The sentry's own, not the host's: that they are is as true as that the kernel is the sentry.
-        namespaces=("ipc", "mnt", "net", "pid", "user", "uts"),
+        namespaces=sentry.NAMESPACES,
         landlock=False,
         hidden=_HIDDEN,
         system="gvisor",
-        unmeasured=("CapAmb", "namespace cgroup"),
+        unmeasured=sentry.UNMEASURED,
     )

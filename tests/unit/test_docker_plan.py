@@ -201,3 +201,21 @@ def test_a_body_that_opens_the_host_does_not_pass_the_last_look(name: str) -> No
 def test_the_body_itself_passes_the_last_look() -> None:
     """Control for the look."""
     check_closed(body())
+
+
+def test_with_gvisors_runtime_containers_have_a_kernel_of_their_own() -> None:
+    """The same container but for its runtime, the filters, and room for the threads of gVisor's kernel."""
+    plan = make(SPEC, replace(HOST, runtime="runsc"), SECCOMP)
+    assert (plan.driver, plan.level, plan.expected.system) == ("gvisor", "userspace-kernel", "gvisor")
+    assert plan.expected.landlock is False
+    assert plan.rlimits == ("pids",)
+    other, usual = copy.deepcopy(dict(plan.action)), body()
+    told = json.loads(other.pop("Entrypoint")[-1])
+    assert told["landlock"] is False
+    assert len(told["filter"]) > len(told["program_filter"]) > 0
+    usual.pop("Entrypoint")
+    assert other["HostConfig"].pop("Runtime") == "runsc"
+    assert usual["HostConfig"].pop("Runtime") == "runc"
+    assert other["HostConfig"].pop("PidsLimit") > usual["HostConfig"].pop("PidsLimit") == LIMITS.pids
+    assert other == usual
+    assert make(SPEC, HOST, SECCOMP).expected.system == "linux"
