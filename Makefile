@@ -1,6 +1,6 @@
 # Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench fuzz soak clean
 
 help: ## Show this
 	@echo "Glovebox: make TARGET"
@@ -29,6 +29,15 @@ bench: ## Measure whole calls against a bare python3 (BENCH='--json FILE' keeps 
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.perf.bench $(BENCH)
 
+fuzz: ## Search for inputs that break a reader (TARGET=wire, SECONDS=600; all targets, one after another)
+	@scripts/bootstrap check
+	@SECONDS_EACH=$(or $(SECONDS),600) scripts/fuzz $(TARGET)
+
+soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVER=bubblewrap)
+	@scripts/bootstrap demo
+	@.venv/bin/glovebox setup
+	@.venv/bin/python -m tests.soak.soak --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap)
+
 clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
+	rm -rf .venv .venv-fuzz .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -183,3 +183,27 @@ def test_the_page_for_reviewers_names_every_rule_and_call() -> None:
         assert f"| `{group.id}` | {calls} | {answer} | {group.why} [source]({group.link}) |" in rows
     for allowed in policy.allow:
         assert any(row.startswith(f"| `{allowed.id}` |") and row.endswith(f"| {allowed.needed_by} |") for row in rows)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b"1" * 5_000,
+        json.dumps({**json.loads(source()), "allow": 1}).encode(),
+        json.dumps({**json.loads(source()), "architectures": "x86_64"}).encode(),
+        json.dumps({**json.loads(source()), "otherwise": {}}).encode(),
+        source().replace(b'"argument": 0', b'"argument": 6'),
+        source().replace(b'"argument": 0', b'"argument": true'),
+        source().replace(b'"0x7e020000"', b'"0x1ffffffffffffffff"'),
+        source().replace(b'"0x7e020000"', b'"-1"'),
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_whatever_is_no_policy_is_refused_as_one(content: bytes) -> None:
+    """Found by fuzzing: other exceptions, and policies with letters for names or with numbers no kernel takes."""
+    with pytest.raises(PolicyError, match=r"policy\.json"):
+        parse(content)

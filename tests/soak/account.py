@@ -1,0 +1,96 @@
+"""Holds an audit log against what callers saw: each call once, with one end. No I/O."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from server.audit.chain import Record
+
+ENDS = ("call.finished", "call.cancelled", "call.failed")
+#: Seconds around a full disk in which a record may be missing: a call's last words wait for the log's writer.
+NEAR = 2.0
+MAX_TOLD = 10
+
+
+@dataclass(slots=True)
+class Account:
+    """Sums over all calls."""
+
+    sent: int = 0
+    recorded: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    """By the kind of the last record; ``denied`` for those that never ran."""
+    without_end_on_a_full_disk: int = 0
+    never_arrived: int = 0
+    """The caller left before the server had the call."""
+    not_recorded_on_a_full_disk: int = 0
+    """The caller was told so, and nothing ran."""
+    problems: list[str] = field(default_factory=list)
+
+
+def accounted(records: Sequence[Record], answers: Mapping[str, str], windows: Sequence[tuple[float, float]]) -> Account:
+    """Account for every call.
+
+    Args:
+        records: one server's records.
+        answers: by the first line of a call's program, how the call looked to its caller.
+        windows: when the disk was full, in seconds since the epoch.
+    """
+    account = Account(sent=len(answers))
+    of_call: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.call_id is not None:
+            of_call[record.call_id].append(record)
+    account.recorded = len(of_call)
+    ended: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    problems: list[str] = []
+    for call, found in of_call.items():
+        seen[_tag(found[0])] += 1
+        end = _end([record.kind for record in found], denied=found[0].data.get("effect") == "deny")
+        if end:
+            ended[end] += 1
+        elif not _has_end(found) and _overlaps(found, windows):
+            account.without_end_on_a_full_disk += 1
+        else:
+            caller = answers.get(_tag(found[0]), "")[:200]
+            problems.append(f"{call} has the records {[record.kind for record in found]}; its caller saw: {caller}")
+    problems += [f"{tag!r} is recorded {times} times" for tag, times in seen.items() if times > 1]
+    problems += [f"{tag!r} was never sent" for tag in seen if tag not in answers]
+    for tag in answers.keys() - seen.keys():
+        if answers[tag] == "left":
+            account.never_arrived += 1
+        elif "Audit unavailable" in answers[tag]:
+            account.not_recorded_on_a_full_disk += 1
+        else:
+            problems.append(f"{tag!r} is in no record; its caller saw: {answers[tag][:200]}")
+    account.ended = dict(ended)
+    account.problems = problems[:MAX_TOLD]
+    return account
+
+
+def _end(kinds: Sequence[str], *, denied: bool) -> str:
+    """How a call ended, from the kinds of its records; empty where these are not what one call leaves."""
+    if kinds.count("call.decided") != 1 or kinds[0] != "call.decided":
+        return ""
+    if denied:
+        return "denied" if len(kinds) == 1 else ""
+    ends = [kind for kind in kinds if kind in ENDS]
+    return ends[0] if len(ends) == 1 and list(kinds[-2:]) == [*ends, "receipt.signed"] else ""
+
+
+def _has_end(found: Sequence[Record]) -> bool:
+    return any(record.kind in ENDS for record in found)
+
+
+def _tag(decided: Record) -> str:
+    found = re.match(r"# -?\d+\n", str(decided.data.get("arguments", {}).get("code", "")))
+    return found[0] if found else ""
+
+
+def _overlaps(found: Sequence[Record], windows: Sequence[tuple[float, float]]) -> bool:
+    """Whether the disk was full after the call's last record: while its next one was due."""
+    last = datetime.fromisoformat(found[-1].time).timestamp()
+    return any(end + NEAR >= last and began - 12 <= last for began, end in windows)

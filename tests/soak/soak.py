@@ -1,0 +1,392 @@
+"""``make soak``: thousands of calls on one real server, most of them disturbed, and nothing of them left at the end.
+
+One ``glovebox serve`` over HTTP with its state on a small file system of its own. Which call meets which fault is drawn
+from a seed. Usage: ``python -m tests.soak.soak --calls 1000 --driver bubblewrap``; prints what it found as JSON; exit
+code 1 if anything was left, lost, recorded twice, or grew.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import signal
+import statistics
+import subprocess  # noqa: TID251 - a whole server process is what is tested
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from sandboxes.docker.engine import Engine, host_from_environment
+from server.audit.verify import verify
+from tests import leftovers
+from tests.brokered import profile
+from tests.soak.account import Account, accounted
+
+ROOT = Path(__file__).parents[2]
+BATCH = 50
+"""Calls between two looks at an idle server."""
+AT_ONCE = 6
+"""Calls under way: enough to overlap, few enough for two processors."""
+STATE_MIB = 64
+"""The state's file system before the log's own growth of at most RECORD_KIB for each call."""
+RECORD_KIB = 40
+FULL_SECONDS = 0.4
+"""How long the disk is full, once in each batch: several calls begin or end in it."""
+MAX_SLOPE_KIB = 4.0
+"""Growth of the server's resident memory for each call, over the last three quarters of the run."""
+MIN_SAMPLES = 6
+"""With fewer looks at the server a slope says nothing and is not judged."""
+#: Out of a hundred calls. The rest is left alone.
+FAULTS = {"gone": 10, "cancelled": 10, "killed guest": 10, "killed sandbox": 10, "slow reader": 8, "denied": 4}
+HEADERS = {
+    "Accept": "application/json, text/event-stream",
+    "Mcp-Protocol-Version": "2026-07-28",
+    "Mcp-Method": "tools/call",
+    "Mcp-Name": "run_python",
+}
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+SHORT = "open('/output/a.txt', 'w').write('kept')\nprint('hi')"
+LONG = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(3)"
+FLOOD = "print('x' * 60_000)"
+
+
+@dataclass(slots=True)
+class Sample:
+    """An idle server after so many calls."""
+
+    calls: int
+    rss_kib: int
+    descriptors: int
+    children: int
+    groups: int
+    containers: int
+    temporary: int
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run found."""
+
+    driver: str
+    calls: int
+    seed: int
+    seconds: float = 0.0
+    drawn: dict[str, int] = field(default_factory=dict)
+    full_disks: int = 0
+    kills: dict[str, int] = field(default_factory=dict)
+    account: Account | None = None
+    rss_kib_first_last: tuple[int, int] = (0, 0)
+    rss_slope_kib_per_call: float = 0.0
+    descriptors_first_last: tuple[int, int] = (0, 0)
+    chain_records: int = 0
+    chain_gaps: int = 0
+    kernel: str = platform.release()
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Soak:
+    """One run against one server."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    token: str
+    state: Path
+    temporary: Path
+    driver: str
+    chance: random.Random
+    legacy: Client
+    http: httpx2.AsyncClient
+    answers: dict[str, str] = field(default_factory=dict)
+    kills: Counter[str] = field(default_factory=Counter)
+    windows: list[tuple[float, float]] = field(default_factory=list)
+    family: set[leftovers.Process] = field(default_factory=set)
+
+    async def one(self, number: int, fault: str) -> None:
+        """One call and its fault; keeps in one word how it looked to the caller."""
+        tag = f"# {number}\n"
+        try:
+            with anyio.fail_after(90):
+                self.answers[tag] = await self._meet(tag, fault)
+        except Exception as problem:  # noqa: BLE001 - how a broken connection looks is the client library's affair
+            self.answers[tag] = f"error: {type(problem).__name__}: {str(problem)[:100]}"
+
+    async def _meet(self, tag: str, fault: str) -> str:
+        delay = self.chance.uniform(0.0, 0.6)
+        match fault:
+            case "cancelled" | "gone":
+                answer = "left"
+                with anyio.move_on_after(delay):
+                    answer = await (self._told(tag + LONG) if fault == "cancelled" else self._post(tag + LONG))
+            case "slow reader":
+                answer = await self._post(tag + FLOOD, pause=delay)
+            case "denied":
+                answer = await self._post(tag + SHORT, timeout_seconds=31)
+            case "killed guest" | "killed sandbox":
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._kill, fault, delay)
+                    answer = await self._post(tag + LONG)
+                    tasks.cancel_scope.cancel()
+            case _:
+                answer = await self._post(tag + SHORT)
+        return answer
+
+    async def _told(self, code: str) -> str:
+        """Through the SDK's client, which tells the server when it gives up."""
+        return str((await self.legacy.call_tool("run_python", {"code": code})).content)
+
+    async def _post(self, code: str, pause: float = 0.0, **more: Any) -> str:
+        params = {"name": "run_python", "arguments": {"code": code, **more}, "_meta": META}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        async with self.http.stream("POST", f"{self.url}/mcp", json=body, headers=HEADERS) as response:
+            await anyio.sleep(pause)
+            text = (await response.aread()).decode()
+        return f"{response.status_code} {text[-4000:]}"
+
+    async def _kill(self, fault: str, delay: float) -> None:
+        """Kill one of the sandboxes, whichever call it is of; try until there is one."""
+        await anyio.sleep(delay)
+        kill = self._kill_in_docker if self.driver == "docker" else self._kill_in_bubblewrap
+        while not await anyio.to_thread.run_sync(kill, fault):  # noqa: ASYNC110 - nobody announces sandboxes
+            await anyio.sleep(0.05)
+        self.kills[fault] += 1
+
+    def _kill_in_bubblewrap(self, fault: str) -> bool:
+        family = leftovers.family(self.process.pid)
+        self.family.update(family)
+        outer = {each.pid for each in family if each.name == "bwrap"}
+        inner = {each.pid for each in family if each.parent in outer} - outer
+        victims = sorted(outer if fault == "killed sandbox" else inner)
+        with suppress(ProcessLookupError):
+            for pid in self.chance.sample(victims, min(1, len(victims))):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    def _kill_in_docker(self, fault: str) -> bool:
+        engine = Engine(host_from_environment())
+        try:
+            for name in leftovers.containers(self.process.pid):
+                with suppress(Exception):  # it may not run yet, or have just ended
+                    if fault == "killed sandbox":
+                        engine.api.kill(name)
+                        return True
+                    pid: int = engine.api.inspect_container(name)["State"]["Pid"]
+                    if pid:
+                        os.kill(pid, signal.SIGKILL)
+                        return True
+        finally:
+            engine.close()
+        return False
+
+    async def fill_disk(self) -> None:
+        """Leave nothing free where the state is, for a moment."""
+        await anyio.sleep(self.chance.uniform(0.1, 1.0))
+        began = time.time()
+        ballast = self.state / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            for piece in (bytes(1 << 20), bytes(1 << 12)):
+                with suppress(OSError):
+                    while file.write(piece) == len(piece):
+                        pass
+        await anyio.sleep(FULL_SECONDS)
+        ballast.unlink()
+        self.windows.append((began, time.time()))
+
+    def sample(self, calls: int) -> Sample:
+        """Look at the server now."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+)", status)
+        assert found is not None
+        pid = self.process.pid
+        return Sample(
+            calls=calls,
+            rss_kib=int(found[1]),
+            descriptors=len(list(Path(f"/proc/{pid}/fd").iterdir())),
+            children=len(leftovers.family(pid)),
+            groups=sum(len(list(Path(each).glob("*/"))) for each in leftovers.groups(pid)),
+            containers=len(leftovers.containers(pid)) if self.driver == "docker" else 0,
+            temporary=len(list(self.temporary.iterdir())),
+        )
+
+    async def idle(self, calls: int, like: Sample | None) -> Sample:
+        """Look until nothing is left over from the calls, or for as long as a test is patient."""
+        with anyio.move_on_after(leftovers.PATIENCE):
+            while like is not None:
+                now = self.sample(calls)
+                if (now.children, now.groups, now.containers) == (like.children, like.groups, like.containers):
+                    break
+                await anyio.sleep(0.1)
+        return self.sample(calls)
+
+
+@contextmanager
+def small_disk(place: Path, mib: int) -> Iterator[None]:
+    """A file system of its own for the state; needs root."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=0700", "tmpfs", str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@asynccontextmanager
+async def serving(directory: Path, driver: str, chance: random.Random) -> AsyncIterator[Soak]:
+    """A server with one driver, and the clients of it."""
+    places = {name: directory / name for name in ("profiles", "workspace", "state", "temporary")}
+    for each in places.values():
+        each.mkdir(exist_ok=True, mode=0o755)
+    text = profile("run_python", driver).replace(
+        "[limits]", '[audit]\nkeep = ["arguments"]\n[files]\noutput = true\n[limits]'
+    )
+    (places["profiles"] / "run_python.toml").write_text(text)
+    log = directory / "log"
+    command = [sys.executable, "-m", "server.cli", "serve", "--transport", "http", "--port", "0"]
+    command += ["--profiles-dir", str(places["profiles"]), "--workspace", str(places["workspace"])]
+    command += ["--state-dir", str(places["state"])]
+    environment = {**os.environ, "TMPDIR": str(places["temporary"])}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(  # noqa: ASYNC220 - it starts at once, and nothing else runs yet
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=sink, env=environment
+        )
+    try:
+        await leftovers.until(lambda: re.search(rb"url=(\S+)", log.read_bytes()) is not None, 60)
+        found = re.search(r"url=(\S+)", log.read_text())
+        assert found is not None
+        token = (places["state"] / "tokens" / "default").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=90) as old,
+            httpx2.AsyncClient(headers=headers, timeout=90, limits=limits) as http,
+            Client(streamable_http_client(f"{found[1]}/mcp", http_client=old), mode="legacy") as legacy,
+        ):
+            yield Soak(
+                process=process, url=found[1], token=token, state=places["state"], temporary=places["temporary"],
+                driver=driver, chance=chance, legacy=legacy, http=http,
+            )  # fmt: skip
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def calls(soak: Soak, report: Report) -> list[Sample]:
+    """All calls, batch by batch; a look at the idle server after each."""
+    names, weights = list(FAULTS), list(FAULTS.values())
+    drawn = soak.chance.choices(["none", *names], [100 - sum(weights), *weights], k=report.calls)
+    report.drawn = dict(Counter(drawn))
+    # What is made at the first call (the janitor, threads) is no leak.
+    await soak.one(-1, "none")
+    first = await soak.idle(0, None)
+    samples = [first]
+    for start in range(0, report.calls, BATCH):
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+
+        async def held(number: int, limiter: anyio.CapacityLimiter = limiter) -> None:
+            async with limiter:
+                await soak.one(number, drawn[number])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(soak.fill_disk)
+            for number in range(start, min(start + BATCH, report.calls)):
+                tasks.start_soon(held, number)
+        samples.append(await soak.idle(min(start + BATCH, report.calls), first))
+        sys.stderr.write(f"{samples[-1]}\n")
+    return samples
+
+
+async def run(driver: str, count: int, seed: int, directory: Path) -> Report:
+    """One server, ``count`` calls; the report."""
+    report = Report(driver=driver, calls=count, seed=seed)
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    began, mounts = time.monotonic(), leftovers.mounts()
+    state = directory / "state"
+    state.mkdir()
+    with small_disk(state, STATE_MIB + count * RECORD_KIB // 1024):
+        inside = leftovers.mounts()
+        async with serving(directory, driver, chance) as soak:
+            samples = await calls(soak, report)
+            family = {*soak.family, *leftovers.family(soak.process.pid)}
+            soak.process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(60):
+                code = await anyio.to_thread.run_sync(soak.process.wait)
+            pid = soak.process.pid
+        first, last = samples[0], samples[-1]
+        report.full_disks, report.kills = len(soak.windows), dict(soak.kills)
+        report.account = accounted(leftovers.records(state, pid), soak.answers, soak.windows)
+        report.rss_kib_first_last = (first.rss_kib, last.rss_kib)
+        report.descriptors_first_last = (first.descriptors, last.descriptors)
+        later = samples[len(samples) // 4 :]
+        if len(later) >= MIN_SAMPLES:
+            slope = statistics.linear_regression([each.calls for each in later], [each.rss_kib for each in later]).slope
+            report.rss_slope_kib_per_call = round(slope, 2)
+        whole = verify(state / "audit")
+        report.chain_records, report.chain_gaps = whole.records, whole.gaps
+        started = [each for each in leftovers.records(state, pid) if each.kind == "sandbox.started"]
+        claims = {
+            f"the server ended with {code}": code == 0,
+            f"the log does not verify: {whole.problems}": whole.ok,
+            "memory grows": report.rss_slope_kib_per_call <= MAX_SLOPE_KIB,
+            f"descriptors: {first.descriptors} became {last.descriptors}": last.descriptors <= first.descriptors + 2,
+            f"left while idle: {last}": (last.children, last.groups) == (first.children, first.groups),
+            f"processes: {leftovers.alive(family)}": not leftovers.alive(family),
+            "processes in a sandbox": not inhabited({each.data["measured"]["namespaces"]["pid"] for each in started}),
+            f"control groups: {leftovers.groups(pid)}": not leftovers.groups(pid),
+            f"containers: {leftovers.containers(pid)}": not leftovers.containers(pid),
+            "mounts": leftovers.mounts() == inside,
+            f"temporary files: {list(soak.temporary.iterdir())[:5]}": not list(soak.temporary.iterdir()),
+        }
+        report.problems = [claim for claim, holds in claims.items() if not holds] + report.account.problems
+    if leftovers.mounts() != mounts:
+        report.problems.append("mounts after the run")
+    report.seconds = round(time.monotonic() - began, 1)
+    return report
+
+
+def inhabited(namespaces: set[int]) -> list[str]:
+    """Processes in one of these pid namespaces."""
+    wanted = {f"pid:[{each}]" for each in namespaces} - {str(Path("/proc/self/ns/pid").readlink())}
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdigit() and str((process / "ns/pid").readlink()) in wanted:
+                found.append(process.name)
+    return found
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--driver", choices=["bubblewrap", "docker"], default="bubblewrap")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.exit(2, "The state's small file system needs root to be mounted.\n")
+    with tempfile.TemporaryDirectory(prefix="soak-") as place:
+        directory = Path(place)
+        directory.chmod(0o755)  # as root, sandboxes run as another user
+        report = anyio.run(run, given.driver, given.calls, given.seed, directory)
+    sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
+    raise SystemExit(1 if report.problems else 0)
+
+
+if __name__ == "__main__":
+    main()
