@@ -5,7 +5,7 @@ client that does not read never slows a call. Only ``server.mcp`` imports this.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
 import anyio
@@ -148,10 +148,12 @@ async def _tell_until_end(
     ctx: Context, records: ObjectReceiveStream[Record | Missed], level: types.LoggingLevel, told: anyio.Event
 ) -> None:
     """Deliver a call's records up to its last one."""
-    async for item in records:
-        await tell(ctx, item, level)
-        if isinstance(item, Record) and is_last(item):
-            break
+    # Closed while we wait: the call is over and its last record never came, as on a full disk. The result says why.
+    with suppress(anyio.ClosedResourceError):
+        async for item in records:
+            await tell(ctx, item, level)
+            if isinstance(item, Record) and is_last(item):
+                break
     told.set()
 
 
