@@ -3,7 +3,6 @@
 import json
 import os
 
-import anyio
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,13 +15,13 @@ from server.settings import Settings
 from server.tools import TOOLS
 
 
-def run(settings: Settings, out: Console, *, as_json: bool) -> int:
+async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Print the manifest of this host and these profiles; see ``glovebox capabilities``.
 
     Raises:
         ProfileError: a profile is wrong.
     """
-    found = anyio.run(_find, settings)
+    found = await _find(settings)
     if as_json:
         out.file.write(json.dumps(found.as_json(), indent=2) + "\n")
     else:

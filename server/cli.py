@@ -128,10 +128,12 @@ def doctor(settings: Settings, prove: bool, names: tuple[str, ...], as_json: boo
 
         for name in proving.unknown(names):
             raise click.UsageError(f"There is no driver {name!r}; there are {proving.KNOWN}.")
-        sys.exit(proving.run(settings, _out, _err, names=names, as_json=as_json))
-    if names:
+    elif names:
         raise click.UsageError("--driver says what to prove; add --prove.")
     from server import commands  # noqa: PLC0415 - see the module's header
+
+    if prove:
+        sys.exit(commands.prove(settings, _out, _err, names=names, as_json=as_json))
 
     sys.exit(commands.doctor(settings, _out, as_json=as_json))
 
@@ -141,14 +143,9 @@ def doctor(settings: Settings, prove: bool, names: tuple[str, ...], as_json: boo
 @_directories
 def capabilities(settings: Settings, as_json: bool) -> None:
     """What can be had here before any call: drivers, limits, network modes, tools, digests, and what is refused."""
-    from profiles.errors import ProfileError  # noqa: PLC0415 - see the module's header
-    from server import capability_card  # noqa: PLC0415 - see the module's header
+    from server import commands  # noqa: PLC0415 - see the module's header
 
-    try:
-        sys.exit(capability_card.run(settings, _out, as_json=as_json))
-    except ProfileError as problem:
-        _err.print(str(problem), style="red", markup=False)
-        sys.exit(USAGE)
+    sys.exit(commands.capabilities(settings, _out, _err, as_json=as_json))
 
 
 @main.command()

@@ -126,6 +126,20 @@ def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
     return _run(lambda: looking.run(settings, out, as_json=as_json), out, as_json=as_json)
 
 
+def prove(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
+    """Try every claim on this host; see ``glovebox doctor --prove``."""
+    from server import proving  # noqa: PLC0415 - brings every driver and the cases
+
+    return _run(lambda: proving.run(settings, out, err, names=names, as_json=as_json), err, as_json=as_json)
+
+
+def capabilities(settings: Settings, out: Console, err: Console, *, as_json: bool) -> int:
+    """Say what a caller can have; see ``glovebox capabilities``."""
+    from server import capability_card  # noqa: PLC0415 - brings every driver and the SDK
+
+    return _run(lambda: capability_card.run(settings, out, as_json=as_json), err, as_json=as_json)
+
+
 def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None) -> int:
     """Write an artifact's content; see ``glovebox artifact``."""
 

@@ -38,7 +38,12 @@ FORMAT = 1
 """Of the JSON; a change that could break a reader raises it."""
 
 
-def run(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
+def unknown(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that are no driver's name."""
+    return tuple(name for name in names if name not in drivers.NAMES)
+
+
+async def run(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
     """Prove and print; see ``glovebox doctor --prove``. One exit code for a gate: 0, 1, or 4 where nothing can run.
 
     Args:
@@ -48,15 +53,6 @@ def run(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...
         names: drivers that must be proved; every usable one where it is empty.
         as_json: one JSON object instead of the scorecard.
     """
-    return anyio.run(_run, settings, out, err, names, as_json)
-
-
-def unknown(names: Iterable[str]) -> tuple[str, ...]:
-    """Those that are no driver's name."""
-    return tuple(name for name in names if name not in drivers.NAMES)
-
-
-async def _run(settings: Settings, out: Console, err: Console, names: tuple[str, ...], as_json: bool) -> int:
     suite = cases.load()
     whole = calls.load()
     began = datetime.now(UTC)

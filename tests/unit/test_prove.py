@@ -17,7 +17,8 @@ from sandboxes.conformance.case import Case, Control
 from sandboxes.conformance.host import Planted
 from sandboxes.errors import UnsupportedSpec
 from sandboxes.seccomp.cases import load_cases
-from server import call_trial, proving
+from server import call_trial, commands
+from server.errors import AuditUnavailable
 from server.exits import FAILED, OK, UNAVAILABLE
 from server.settings import Settings
 
@@ -221,10 +222,23 @@ def test_the_scorecard_names_what_failed_and_cannot_redraw_the_terminal(
 
 def _run(out: StringIO, *, names: tuple[str, ...] = (), as_json: bool = True) -> int:
     console = Console(file=out, width=200)
-    return proving.run(Settings(), console, Console(file=StringIO()), names=names, as_json=as_json)
+    return commands.prove(Settings(), console, Console(file=StringIO()), names=names, as_json=as_json)
 
 
 def test_system_calls_have_ids_of_their_own() -> None:
     """Stable, of letters, digits and hyphens, and no two the same."""
     found = [prove._call_finding(each.id, "", "held").id for each in load_cases("x86_64")]
     assert len(set(found)) == len(found)
+
+
+def test_our_own_failures_are_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch, judged: dict[str, tuple[str, ...] | Exception]
+) -> None:
+    """A host where the proof itself cannot be set up ends with the code for that, not with a traceback."""
+
+    def full(_data: Path, _host: Planted) -> None:
+        raise AuditUnavailable("Opening the log", "the disk is full", "Free space.")
+
+    _served(monkeypatch, bubblewrap=CAPABILITIES)
+    monkeypatch.setattr(call_trial, "opened", full)
+    assert _run(StringIO()) == UNAVAILABLE
