@@ -5,6 +5,7 @@ As root it first becomes an unprivileged user: a process of the host's uid 0 kee
 descriptors of a place it can reach (sandboxes/staging.py). See bwrap(1), user_namespaces(7).
 """
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
@@ -52,6 +53,7 @@ class Bubblewrap:
         self._runtime = runtime
         self._hierarchy = hierarchy
         self._janitor = janitor
+        self._kept_groups = _kept_groups()
         self._launcher = bwrap.Launcher(NAME, hierarchy, janitor)
 
     def plan(self, spec: SandboxSpec) -> Plan:
@@ -77,7 +79,7 @@ class Bubblewrap:
                 "seccomp": seccomp.digest(),
                 "runtime": self._runtime.digest,
             },
-            expected=_expected(spec),
+            expected=_expected(spec, self._kept_groups),
             rlimits=() if self._hierarchy else ("memory_bytes", "pids"),
         )
 
@@ -174,7 +176,18 @@ _TRIAL = ("--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(GU
           "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "/bin/true")  # fmt: skip
 
 
-def _expected(spec: SandboxSpec) -> Expected:
+_OVERFLOW_GID = Path("/proc/sys/kernel/overflowgid")
+"""What a group without a number inside is shown as, see user_namespaces(7)."""
+
+
+def _kept_groups() -> tuple[int, ...]:
+    """A user's own groups stay with what the user starts: setgroups(2) is for the privileged."""
+    if os.geteuid() == 0 or not set(os.getgroups()) - {os.getegid()}:
+        return ()
+    return (int(_OVERFLOW_GID.read_text()),)
+
+
+def _expected(spec: SandboxSpec, kept_groups: tuple[int, ...] = ()) -> Expected:
     writable = [*_DEVICES, "/dev/shm", SCRATCH]  # noqa: S108 - inside the sandbox
     writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs
     return Expected(
@@ -184,4 +197,5 @@ def _expected(spec: SandboxSpec) -> Expected:
         mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts)])),
         namespaces=NAMESPACES,
         hidden=HIDDEN,
+        kept_groups=kept_groups,
     )

@@ -42,6 +42,8 @@ class Expected:
     """What this kernel does not tell: these, and nothing else, may be missing from the measurement."""
     hidden: tuple[str, ...] = ()
     """Paths that must not exist inside, e.g. a daemon's socket."""
+    kept_groups: tuple[int, ...] = ()
+    """Supplementary groups, as seen from inside, that a server without privileges cannot take from its sandboxes."""
 
 
 class MeasuredMount(BaseModel):
@@ -168,8 +170,8 @@ def inside(
 
 
 def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:
-    """Supplementary groups beside the sandbox's own."""
-    return [group for group in groups if group != expected.uid]
+    """Supplementary groups beside the sandbox's own and those it could not be relieved of."""
+    return [group for group in groups if group not in (expected.uid, *expected.kept_groups)]
 
 
 def shared(expected: Expected, namespaces: Mapping[str, int], host_namespaces: Mapping[str, int]) -> list[str]:

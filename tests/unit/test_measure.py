@@ -1,13 +1,15 @@
 """Measured against planned: each way an isolation can fall short is found, and named."""
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from sandboxes import bubblewrap
 from sandboxes.attestation import attest
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.measure import NAMESPACES, Difference, Expected, parse
+from sandboxes.measure import NAMESPACES, Difference, Expected, more_groups, parse
 from sandboxes.outside import unseen
 
 HOST = {name: 100 + number for number, name in enumerate(NAMESPACES)}
@@ -169,3 +171,20 @@ def test_no_field_may_be_missing(field: str) -> None:
     """What was not measured is not as planned."""
     with pytest.raises(SandboxUnavailable, match=f"{field}: Field required"):
         parse({key: each for key, each in MEASURED.items() if key != field})
+
+
+def test_groups_that_cannot_be_given_up_are_expected() -> None:
+    """A user's sandbox keeps the user's groups, shown as the overflow group; any other one is still a difference."""
+    kept = replace(EXPECTED, kept_groups=(65534,))
+    assert more_groups(kept, [65532, 65534]) == []
+    assert more_groups(kept, [65532, 65534, 0]) == [0]
+    assert more_groups(EXPECTED, [65532, 65534]) == [65534], "control: where they could be given up, they must be"
+
+
+def test_only_an_unprivileged_server_keeps_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root gives them up (setpriv --clear-groups); a user with no group but his own has none to keep."""
+    for uid, groups, kept in ((1000, [1000, 27], (65534,)), (1000, [1000], ()), (0, [0, 27], ())):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        monkeypatch.setattr(os, "getegid", lambda uid=uid: uid)
+        monkeypatch.setattr(os, "getgroups", lambda groups=groups: groups)
+        assert bubblewrap._kept_groups() == kept
