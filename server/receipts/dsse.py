@@ -97,7 +97,9 @@ def check(envelope: Envelope, key: Ed25519PublicKey) -> None:
     """
     given = key_id(key)
     if envelope.key_id != given:
-        raise NotAReceipt(f"it was signed with another key: it names {envelope.key_id[:80]}, and yours is {given}")
+        # Nothing is proved yet, so the name is a stranger's text, and this is read in a terminal.
+        named = ascii(envelope.key_id[:80])[1:-1]
+        raise NotAReceipt(f"it was signed with another key: it names {named}, and yours is {given}")
     try:
         key.verify(envelope.signature, pae(PAYLOAD_TYPE, envelope.payload))
     except InvalidSignature:

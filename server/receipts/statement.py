@@ -216,5 +216,5 @@ def parse(payload: bytes) -> Statement:
         return Statement.model_validate_json(payload)
     except ValidationError as problem:
         first = problem.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise NotAReceipt(f"its statement cannot be read by this version: {where}: {first['msg']}") from None
+        where = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
+        raise NotAReceipt(f"its statement cannot be read by this version: {where}: {first['msg'][:300]}") from None

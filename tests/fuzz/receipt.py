@@ -26,7 +26,8 @@ def check(data: bytes) -> None:
         except NotAReceipt as refused:
             said, proved = str(refused), None
     if proved is None:
-        assert 0 < len(said) < 2000
+        assert 0 < len(said) < 3000
+        assert said.isprintable()
         return
     assert proved.key_id == _IDENTITY
     if data[0] & 1:

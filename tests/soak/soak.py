@@ -348,6 +348,13 @@ async def run(driver: str, count: int, seed: int, directory: Path) -> Report:
         whole = verify(state / "audit")
         report.chain_records, report.chain_gaps = whole.records, whole.gaps
         started = [each for each in leftovers.records(state, pid) if each.kind == "sandbox.started"]
+        # Numbers of namespaces are used again, also for sandboxes of others: what is left is what stays.
+        namespaces = {each.data["measured"]["namespaces"]["pid"] for each in started}
+        stayed = inhabited(namespaces)
+        with anyio.move_on_after(leftovers.PATIENCE):
+            while stayed:
+                await anyio.sleep(0.5)
+                stayed &= inhabited(namespaces)
         claims = {
             f"the server ended with {code}": code == 0,
             f"the log does not verify: {whole.problems}": whole.ok,
@@ -357,7 +364,7 @@ async def run(driver: str, count: int, seed: int, directory: Path) -> Report:
             f"descriptors: {warm.descriptors} became {last.descriptors}": last.descriptors <= warm.descriptors + 2,
             f"left while idle: {last}": (last.children, last.groups, last.containers) == (1, 0, 0),
             f"processes: {leftovers.alive(family)}": not leftovers.alive(family),
-            "processes in a sandbox": not inhabited({each.data["measured"]["namespaces"]["pid"] for each in started}),
+            f"processes in a sandbox: {stayed}": not stayed,
             f"control groups: {leftovers.groups(pid)}": not leftovers.groups(pid),
             f"containers: {leftovers.containers(pid)}": not leftovers.containers(pid),
             "mounts": leftovers.mounts() == inside,
@@ -370,14 +377,14 @@ async def run(driver: str, count: int, seed: int, directory: Path) -> Report:
     return report
 
 
-def inhabited(namespaces: set[int]) -> list[str]:
+def inhabited(namespaces: set[int]) -> set[str]:
     """Processes in one of these pid namespaces."""
     wanted = {f"pid:[{each}]" for each in namespaces} - {str(Path("/proc/self/ns/pid").readlink())}
-    found = []
+    found = set()
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             if process.name.isdigit() and str((process / "ns/pid").readlink()) in wanted:
-                found.append(process.name)
+                found.add(process.name)
     return found
 
 
