@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from profiles.model import Profile
-from sandboxes.spec import WORKSPACE, Limits, Mount, SandboxSpec
+from sandboxes.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
 
 
 def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
@@ -17,11 +17,12 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
     Raises:
         ValueError: The workspace is not an absolute path without ``..``.
     """
+    overlay = workspace is not None and profile.files.workspace == "overlay"
     mounts: tuple[Mount, ...] = ()
-    if workspace is not None and profile.files.workspace == "read":
+    if workspace is not None and profile.files.workspace != "none":
         if not workspace.is_absolute() or ".." in workspace.parts:
             raise ValueError(f"The workspace must be an absolute path without '..', not {workspace}.")
-        mounts = (Mount(source=str(workspace), target=WORKSPACE),)
+        mounts = (Mount(source=str(workspace), target=ORIGINAL if overlay else WORKSPACE),)
     limits = profile.limits
     return SandboxSpec(
         limits=Limits(
@@ -33,8 +34,11 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
             output_bytes=limits.output.bytes,
             output_files=limits.output.files,
             stream_bytes=limits.stream,
+            workspace_bytes=limits.workspace.bytes,
+            workspace_files=limits.workspace.files,
         ),
         mounts=mounts,
+        overlay=overlay,
         network=profile.network.mode,
         output=profile.files.output,
         inputs=profile.files.inputs,

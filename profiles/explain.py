@@ -44,7 +44,9 @@ def withheld(profile: Profile) -> tuple[str, ...]:
     limits, network = profile.limits, profile.network
     hosts = ", ".join(dict.fromkeys(rule.host for rule in network.allow))
     files = ["Files: of the host everything but the workspace, which could be read and not changed."]
-    if profile.files.workspace == "none":
+    if profile.files.workspace == "overlay":
+        files = ["Files: of the host everything but the workspace, of which a copy could be changed."]
+    elif profile.files.workspace == "none":
         files = ["Files: everything of the host, the workspace included."]
     files += [] if profile.files.inputs else ["Files: those of earlier calls."]
     files += [] if profile.files.output else ["Files: none could be given back."]
@@ -70,7 +72,7 @@ def _purpose(profile: Profile) -> tuple[str, ...]:
 def _read(profile: Profile) -> tuple[str, ...]:
     workspace = (
         "Every file in the workspace that the operator serves, at /workspace."
-        if profile.files.workspace == "read"
+        if profile.files.workspace != "none"
         else "Nothing of the workspace: it is not there."
     )
     inputs = (
@@ -84,10 +86,17 @@ def _read(profile: Profile) -> tuple[str, ...]:
 def _write(profile: Profile) -> tuple[str, ...]:
     limits = profile.limits
     scratch = f"A private /tmp of {words.size(limits.scratch)}, gone after the call."
+    kept: tuple[str, ...] = (scratch,)
+    if profile.files.workspace == "overlay":
+        copied = f"{limits.workspace.files} files and {words.size(limits.workspace.bytes)}"
+        kept += (
+            f"A copy of the workspace, if that is at most {copied}; gone after the call.",
+            f"What it changed there comes back as one patch of at most {words.size(limits.output.bytes)}.",
+        )
     if not profile.files.output:
-        return (scratch, "It gives no files back.")
+        return (*kept, "It gives no other files back." if len(kept) > 1 else "It gives no files back.")
     return (
-        scratch,
+        *kept,
         f"/output, from which at most {limits.output.files} files and {words.size(limits.output.bytes)} come back.",
         "Each file given back is checked, named by its content and kept apart from the workspace.",
     )

@@ -59,17 +59,10 @@ FEATURES: Final = (
     ),
     Feature(
         key="files.workspace",
-        value="overlay",
-        status="unsupported",
-        reason="writes cannot yet be kept in a layer of their own and given back as a patch",
-        instead='Use "read" and let the program write results to /output.',
-    ),
-    Feature(
-        key="files.workspace",
         value="write",
         status="unsupported",
         reason="nothing in a sandbox ever writes to the host",
-        instead='Use "read" and let the program write results to /output.',
+        instead='Use "overlay", which gives its changes back as a patch, or "read" and write results to /output.',
     ),
     Feature(
         key="isolation",

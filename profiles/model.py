@@ -42,6 +42,9 @@ PIDS: Final = (8, 4096)
 SCRATCH: Final = (MIB, 16 * GIB)
 OUTPUT_BYTES: Final = (MIB, GIB)
 OUTPUT_FILES: Final = (1, 1024)
+#: All of it is copied before the program starts, and lies in memory: more would be felt in every call.
+WORKSPACE_BYTES: Final = (MIB, GIB)
+WORKSPACE_FILES: Final = (64, 20_000)
 #: Twice this (stdout and stderr) is held in the broker's memory and put into the result for every call in progress.
 STREAM: Final = (4 * KIB, 4 * MIB)
 #: What is in memory of one response at a time; documentation pages rarely pass 2 MiB, package indexes 30.
@@ -163,10 +166,11 @@ _ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_]
 class Files(_Table):
     """What the call may read of files, and whether it may give some back."""
 
-    workspace: Annotated[Literal["none", "read"], BeforeValidator(partial(refuse_unsupported, "files.workspace"))] = (
-        "none"
-    )
-    """`read` mounts the workspace read-only at /workspace."""
+    workspace: Annotated[
+        Literal["none", "read", "overlay"], BeforeValidator(partial(refuse_unsupported, "files.workspace"))
+    ] = "none"
+    """`read` mounts the workspace read-only at /workspace. `overlay` puts a copy there that the program may change:
+    what it changed comes back as a patch, the copy is thrown away, and the workspace stays as it is."""
     output: bool = False
     """Gives the program a write-only /output; what it writes there comes out as artifacts."""
     inputs: bool = False
@@ -207,6 +211,15 @@ class Output(_Table):
     """Number of artifacts of one call."""
 
 
+class Workspace(_Table):
+    """How much may be copied where `files.workspace` is `overlay`; a larger workspace is refused before the program."""
+
+    bytes: Annotated[int, _Size, Field(ge=WORKSPACE_BYTES[0], le=WORKSPACE_BYTES[1])] = WORKSPACE_BYTES[0]
+    """Size of /workspace, in pages of 4 KiB, for the copy and what the program writes; it counts as memory."""
+    files: Annotated[int, Field(ge=WORKSPACE_FILES[0], le=WORKSPACE_FILES[1])] = WORKSPACE_FILES[0]
+    """Number of files, folders and links that are copied, and of changed files in the patch."""
+
+
 class Limits(_Table):
     """What one call may spend."""
 
@@ -220,6 +233,8 @@ class Limits(_Table):
     """Processes and threads at one time."""
     scratch: Annotated[int, _Size, Field(ge=SCRATCH[0], le=SCRATCH[1])] = SCRATCH[0]
     """Size of the private /tmp, gone after the call."""
+    workspace: Workspace = Workspace()
+    """How much of the workspace may be copied."""
     output: Output = Output()
     """How much may come out as artifacts."""
     stream: Annotated[int, _Size, Field(ge=STREAM[0], le=STREAM[1])] = STREAM[0]

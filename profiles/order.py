@@ -82,7 +82,7 @@ def _at_most(key: str) -> Dimension:
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(key="isolation", within=isolation_within, meet=isolation_meet),
     _ladder("approval", "ask", "none"),
-    _ladder("files.workspace", "none", "read"),
+    _ladder("files.workspace", "none", "read", "overlay"),
     _ladder("files.output", False, True),
     _ladder("files.inputs", False, True),
     _ladder("network.mode", "none", "egress"),
@@ -95,6 +95,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _at_most("limits.memory"),
     _at_most("limits.pids"),
     _at_most("limits.scratch"),
+    _at_most("limits.workspace.bytes"),
+    _at_most("limits.workspace.files"),
     _at_most("limits.output.bytes"),
     _at_most("limits.output.files"),
     _at_most("limits.stream"),

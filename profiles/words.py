@@ -25,6 +25,8 @@ LABELS = {
     "limits.memory": "Memory",
     "limits.pids": "Processes and threads at a time",
     "limits.scratch": "Scratch space in /tmp",
+    "limits.workspace.bytes": "Size of the workspace's copy",
+    "limits.workspace.files": "Files in the workspace's copy",
     "limits.output.bytes": "Size of all files given back",
     "limits.output.files": "Number of files given back",
     "limits.stream": "Kept of stdout and of stderr, each",
@@ -35,10 +37,11 @@ LABELS = {
 }
 """What each key is called in front of a reviewer."""
 
-_SIZES = {"network.max_bytes", "limits.memory", "limits.scratch", "limits.output.bytes", "limits.stream"}
+_SIZES = {"network.max_bytes", "limits.memory", "limits.scratch", "limits.workspace.bytes", "limits.output.bytes",
+          "limits.stream"}  # fmt: skip
 _CHOICES: dict[str, dict[Any, str]] = {
     "approval": {"ask": "asked for before every call", "none": "not asked for"},
-    "files.workspace": {"none": "not visible", "read": "readable"},
+    "files.workspace": {"none": "not visible", "read": "readable", "overlay": "readable, with writes kept apart"},
     "files.output": {False: "no", True: "yes"},
     "files.inputs": {False: "no", True: "yes"},
     "network.mode": {"none": "none at all", "egress": "the listed hosts only"},

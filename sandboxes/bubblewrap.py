@@ -20,7 +20,7 @@ from sandboxes.guest import landlock
 from sandboxes.janitor import Janitor
 from sandboxes.measure import NAMESPACES, Expected
 from sandboxes.runtime import PACKAGES, SETUP, Runtime
-from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, SandboxSpec
+from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
 
 NAME = "bubblewrap"
 SHM_BYTES = 16 * 1024 * 1024
@@ -103,6 +103,8 @@ class Bubblewrap:
             argv += bwrap.tmpfs(OUTPUT, limits.output_bytes)
         if spec.inputs:
             argv += bwrap.tmpfs(INPUT, INPUT_BYTES)
+        if spec.overlay:
+            argv += bwrap.tmpfs(WORKSPACE, limits.workspace_bytes)
         for number, mount in enumerate(spec.mounts):
             argv += ["--ro-bind-fd", f"{{mount{number}}}", mount.target]
         argv += ["--clearenv"]
@@ -189,7 +191,7 @@ def _kept_groups() -> tuple[int, ...]:
 
 def _expected(spec: SandboxSpec, kept_groups: tuple[int, ...] = ()) -> Expected:
     writable = [*_DEVICES, "/dev/shm", SCRATCH]  # noqa: S108 - inside the sandbox
-    writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs
+    writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs + [WORKSPACE] * spec.overlay
     return Expected(
         uid=GUEST_UID,
         interfaces=("lo",),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from sandboxes.spec import GUEST, INPUT, OUTPUT, SandboxSpec
+from sandboxes.spec import GUEST, INPUT, ORIGINAL, OUTPUT, WORKSPACE, SandboxSpec
 
 _PACKAGE = Path(__file__).parent
 
@@ -17,6 +17,8 @@ def files() -> Mapping[str, bytes]:
     found = {
         "__main__.py": (_PACKAGE / "guest" / "__main__.py").read_bytes(),
         "sandboxes/__init__.py": b"",
+        # A place to mount at, which is hidden while something is.
+        f"{ORIGINAL.removeprefix(GUEST + '/')}/README": b"The workspace, where the program has a copy of it.\n",
         "sandboxes/jsontext.py": (_PACKAGE / "jsontext.py").read_bytes(),
         "sandboxes/wire.py": (_PACKAGE / "wire.py").read_bytes(),
     }
@@ -68,6 +70,7 @@ def command(
         "preload": list(spec.preload),
         "input": INPUT if spec.inputs else "",
         "output": OUTPUT if spec.output else "",
+        "overlay": [ORIGINAL, WORKSPACE] if spec.overlay else [],
         "proxy": spec.network == "egress",
         "landlock": landlock,
         "filter": own_filter.hex(),

@@ -3,12 +3,12 @@
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sandboxes import wire
 from sandboxes.errors import SandboxUnavailable
@@ -21,6 +21,15 @@ _OUTBOX = 1024 * 1024
 _GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("a name is not plain text")
+    return name
+
+
+_Name = Annotated[str, Field(max_length=255), AfterValidator(_printable)]
+
+
 class GuestSkipped(BaseModel):
     """One thing in ``/output`` that the guest did not send."""
 
@@ -28,6 +37,19 @@ class GuestSkipped(BaseModel):
 
     name: str = Field(max_length=1024)
     reason: str = Field(max_length=200)
+
+
+class GuestChanges(BaseModel):
+    """What the program changed in its workspace."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    created: list[_Name] = Field(max_length=50)
+    changed: list[_Name] = Field(max_length=50)
+    deleted: list[_Name] = Field(max_length=50)
+    counts: dict[Literal["created", "changed", "deleted"], int]
+    skipped: list[GuestSkipped] = Field(max_length=26)
+    patch: bool
 
 
 class GuestOutcome(BaseModel):
@@ -41,6 +63,9 @@ class GuestOutcome(BaseModel):
     cpu_ms: float = Field(ge=0)
     memory_peak_bytes: int = Field(ge=0)
     skipped: list[GuestSkipped] = Field(max_length=64)
+    changes: GuestChanges | None = None
+    refused: str = Field(default="", max_length=300)
+    """Why the program was not started."""
 
 
 class Sink(Protocol):

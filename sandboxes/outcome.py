@@ -50,6 +50,24 @@ class SkippedFile:
     reason: str
 
 
+PATCH = "changes.patch"
+"""Name of the file that says what a program changed in its copy of the workspace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a program changed in its copy of the workspace, as far as the patch carries it."""
+
+    created: tuple[str, ...]
+    """Names, the first fifty; ``counts`` has all."""
+    changed: tuple[str, ...]
+    deleted: tuple[str, ...]
+    counts: Mapping[str, int]
+    """``created``, ``changed`` and ``deleted``."""
+    patch: bool
+    """Whether there is a patch: where nothing changed there is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What the job spent."""
@@ -77,5 +95,7 @@ class Outcome:
     blobs: tuple[Blob, ...]
     skipped: tuple[SkippedFile, ...]
     usage: Usage
+    changes: Changes | None = None
+    """None where the program had no workspace of its own to change."""
     problems: tuple[str, ...] = ()
     """What of the value and the pictures could not be taken, one sentence each."""

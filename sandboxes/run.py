@@ -14,14 +14,14 @@ import anyio
 from sandboxes.attestation import Attestation, attest
 from sandboxes.base import Facts, Plan, Sandbox
 from sandboxes.capture import HeadAndTail
-from sandboxes.errors import SandboxUnavailable
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.guest.measure import namespace_number
 from sandboxes.link import GuestOutcome, Link, Serve, Sink
 from sandboxes.measure import NAMESPACES, Measured
-from sandboxes.outcome import Ended, Job, Outcome, SkippedFile, Usage
+from sandboxes.outcome import PATCH, Changes, Ended, Job, Outcome, SkippedFile, Usage
 from sandboxes.plural import counted
 from sandboxes.result import ResultReader
-from sandboxes.spec import Limits
+from sandboxes.spec import WORKSPACE, Limits
 
 READY_SECONDS = 30.0
 """From start to ``ready``: well below a second, but for preloaded modules on a busy machine."""
@@ -80,10 +80,11 @@ async def run(
 
     Raises:
         SandboxUnavailable: the sandbox died under the program, or broke the protocol.
+        UnsupportedSpec: the workspace cannot be copied within the limits; the program was not started.
     """
     limits = plan.spec.limits
     wall = min(limits.wall_seconds, job.wall_seconds or limits.wall_seconds)
-    streams = _Streams(limits.stream_bytes, hooks)
+    streams = _Streams(limits.stream_bytes, hooks, overlay=plan.spec.overlay)
     told: GuestOutcome | None = None
     died = False
     started = anyio.current_time()
@@ -98,6 +99,8 @@ async def run(
     facts = await sandbox.facts()
     if died and not facts.out_of_memory:
         raise _unavailable(facts.detail or "the sandbox ended without an outcome")
+    if told is not None and told.refused:
+        raise _too_large(told.refused)
     ended, code, reason = _ending(plan, told, facts, wall, streams.result.value)
     return Outcome(
         ended=ended,
@@ -108,12 +111,40 @@ async def run(
         value=streams.result.value,
         blobs=tuple(streams.result.blobs),
         problems=tuple(streams.result.problems),
-        skipped=tuple(SkippedFile(name=each.name, reason=each.reason) for each in (told.skipped if told else ())),
+        skipped=_skipped(told),
+        changes=_changes(told, plan),
         usage=Usage(
             wall_ms=round(told.wall_ms if told else elapsed, _DIGITS),
             cpu_ms=_processor_ms(told, facts),
             memory_peak_bytes=facts.memory_peak_bytes or (told.memory_peak_bytes if told else 0),
         ),
+    )
+
+
+def _too_large(reason: str) -> UnsupportedSpec:
+    fix = 'Raise limits.workspace in the profile, serve a smaller directory (--workspace), or use workspace = "read".'
+    return UnsupportedSpec("files.workspace", f"the workspace cannot be copied: {reason}", fix)
+
+
+def _skipped(told: GuestOutcome | None) -> tuple[SkippedFile, ...]:
+    if told is None:
+        return ()
+    found = [SkippedFile(name=each.name, reason=each.reason) for each in told.skipped]
+    if told.changes is not None:
+        found += [SkippedFile(name=f"{WORKSPACE}/{each.name}", reason=each.reason) for each in told.changes.skipped]
+    return tuple(found)
+
+
+def _changes(told: GuestOutcome | None, plan: Plan) -> Changes | None:
+    if told is None or told.changes is None or not plan.spec.overlay:
+        return None
+    found = told.changes
+    return Changes(
+        created=tuple(found.created),
+        changed=tuple(found.changed),
+        deleted=tuple(found.deleted),
+        counts={str(kind): count for kind, count in found.counts.items()},
+        patch=found.patch,
     )
 
 
@@ -127,7 +158,8 @@ def _processor_ms(told: GuestOutcome | None, facts: Facts) -> float | None:
 def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
     limits = asdict(plan.spec.limits)
     per_process = ("cpu_seconds", "output_bytes", "output_files", *plan.rlimits)
-    guest = {name: limits[name] for name in per_process}
+    copied = ("workspace_bytes", "workspace_files") if plan.spec.overlay else ()
+    guest = {name: limits[name] for name in (*per_process, *copied)}
     guest["wall_seconds"] = wall
     guest["printed_bytes"] = limits["stream_bytes"] * PRINTED_FACTOR
     return {"kind": job.kind, "payload": dict(job.payload), "inputs": inputs, "limits": guest}
@@ -193,11 +225,12 @@ def _timed_out(wall: float) -> tuple[Ended, int | None, str]:
 class _Streams:
     """The guest's one-way streams by kind."""
 
-    def __init__(self, keep: int, hooks: Hooks) -> None:
+    def __init__(self, keep: int, hooks: Hooks, *, overlay: bool) -> None:
         self.stdout = HeadAndTail(keep)
         self.stderr = HeadAndTail(keep)
         self.result = ResultReader()
         self._hooks = hooks
+        self._overlay = overlay
 
     async def accept(self, kind: str, meta: Mapping[str, Any]) -> Sink | None:
         if kind == "stdout":
@@ -207,6 +240,8 @@ class _Streams:
         if kind == "result":
             return _Feed(self.result.feed)
         name, size = meta.get("name"), meta.get("bytes")
+        if kind == "patch" and self._overlay and type(size) is int:
+            return await self._hooks.file(PATCH, size)
         if kind == "file" and isinstance(name, str) and type(size) is int:
             return await self._hooks.file(name, size)
         return None

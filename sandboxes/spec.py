@@ -13,6 +13,9 @@ OUTPUT = "/output"
 INPUT = "/input"
 WORKSPACE = "/workspace"
 GUEST = "/guest"
+#: Where the workspace itself is, read-only, while a copy of it is at ``WORKSPACE``. In the guest's own tree: a place
+#: that every sandbox has, and that no program can write in.
+ORIGINAL = f"{GUEST}/workspace"
 
 #: The user and group every sandbox's processes have, seen from inside (distroless images call it "nonroot").
 GUEST_UID = 65532
@@ -38,6 +41,10 @@ class Limits:
     """Number of artifacts of one call."""
     stream_bytes: int
     """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
+    workspace_bytes: int = 0
+    """Size of the tmpfs at ``/workspace`` where writes are kept apart."""
+    workspace_files: int = 0
+    """Files, folders and links of the workspace that are copied there at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +65,8 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     network: Literal["none", "egress"] = "none"
     """``egress`` adds a proxy on the guest's own loopback; the network namespace is empty either way."""
+    overlay: bool = False
+    """Whether ``/workspace`` is a copy of ``ORIGINAL`` that may be changed, and the changes come out as a patch."""
     output: bool = False
     """Whether the program has a writable ``/output``."""
     inputs: bool = False

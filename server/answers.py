@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from sandboxes.outcome import Outcome
+from sandboxes.outcome import PATCH, Changes, Outcome
 from server.audit.chain import Head
 from server.calls import CallResult, Content, Decision, Text, ToolCall
 from server.collecting import Delivered
@@ -48,6 +48,7 @@ def answered(
     if tool.kind == "python":
         structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
         structured["images"] = [asdict(link) for link in delivered.figures]
+        structured["changes"] = _changes(outcome.changes, delivered)
         notes = [f"{each.name}: not collected, {each.reason}" for each in delivered.skipped]
         structured["notes"] = [*structured.get("notes", ()), *notes]
         content += [Text(text=f"[{note}]") for note in notes]
@@ -58,6 +59,19 @@ def answered(
         failed=answer.failed,
         meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
     )
+
+
+def _changes(changes: Changes | None, delivered: Delivered) -> dict[str, Any] | None:
+    if changes is None:
+        return None
+    # The guest sends the patch before any file of the program's, so a file of that name is the patch or was refused.
+    uris = [link.uri for link in delivered.artifacts if link.name == PATCH and changes.patch]
+    return {
+        "created": changes.created,
+        "changed": changes.changed,
+        "deleted": changes.deleted,
+        "patch_uri": uris[0] if uris else None,
+    }
 
 
 def _meta(call: ToolCall, decision: Decision, isolation: Isolation | None, head: Head) -> dict[str, Any]:

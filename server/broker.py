@@ -185,6 +185,8 @@ def _finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGa
         usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
         if gate.unrecorded:
             usage["egress_attempts_without_record"] = gate.unrecorded
+    if outcome.changes is not None:
+        usage |= {f"workspace_{kind}": count for kind, count in outcome.changes.counts.items()}
     outputs = [
         _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
         _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),

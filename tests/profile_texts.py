@@ -65,7 +65,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             "isolation": isolation,
             "approval": draw(st.sampled_from(["ask", "none"])),
             "files": {
-                "workspace": draw(st.sampled_from(["none", "read"])),
+                "workspace": draw(st.sampled_from(["none", "read", "overlay"])),
                 "output": draw(st.booleans()),
                 "inputs": draw(st.booleans()),
             },
@@ -82,6 +82,7 @@ def profiles(draw: st.DrawFn) -> Profile:
                 "memory": draw(st.sampled_from([64 * mib, 128 * mib])),
                 "pids": draw(st.integers(8, 9)),
                 "scratch": draw(st.sampled_from([mib, 2 * mib])),
+                "workspace": {"bytes": draw(st.sampled_from([mib, 2 * mib])), "files": draw(st.integers(64, 65))},
                 "output": {"bytes": draw(st.sampled_from([mib, 2 * mib])), "files": draw(st.integers(1, 2))},
                 "stream": draw(st.sampled_from([4096, 8192])),
                 "enforce": draw(st.sampled_from(["cgroup", "any"])),

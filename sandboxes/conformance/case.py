@@ -30,6 +30,8 @@ LIMITS = Limits(
     output_bytes=4 * 2**20,
     output_files=8,
     stream_bytes=64 * 2**10,
+    workspace_bytes=4 * 2**20,
+    workspace_files=200,
 )
 
 _Pattern = Annotated[str, Field(max_length=1000)]
@@ -84,6 +86,8 @@ class Case(Claim):
     before: str | None = None
     """A program that runs in an earlier sandbox."""
     program: str | None = None
+    overlay: bool = False
+    """Whether its program has a copy of the workspace that it may change."""
     limits: dict[str, float] = {}
     """Fields of ``Limits`` that differ from :data:`LIMITS`."""
     ended: Ended | tuple[Ended, ...] = "exited"

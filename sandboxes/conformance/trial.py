@@ -18,7 +18,7 @@ from sandboxes.conformance.host import EARLIER, Planted
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.link import Sink
 from sandboxes.outcome import Job, Outcome
-from sandboxes.spec import WORKSPACE, Limits, Mount, SandboxSpec
+from sandboxes.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
 
 _GONE_SECONDS = 10.0
 """For the last process of a sandbox to disappear after its context was left; it takes milliseconds."""
@@ -62,7 +62,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
         problems += _aftermath(earlier)
         if earlier.outcome is None or earlier.outcome.ended != "exited":
             problems.append(f"the program before it did not run: {earlier.outcome or earlier.unavailable}")
-    seen = await see(driver, case.program or "", case.in_force(), host)
+    seen = await see(driver, case.program or "", case.in_force(), host, overlay=case.overlay)
     problems += [*_inside(case, seen), *_aftermath(seen)]
     if case.repeated is not None:
         again = await see(driver, case.program or "", case.in_force(), host)
@@ -95,16 +95,16 @@ async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -
     return verdicts
 
 
-def spec(limits: Limits, workspace: Path) -> SandboxSpec:
+def spec(limits: Limits, workspace: Path, *, overlay: bool = False) -> SandboxSpec:
     """What every case runs in: everything a profile can grant but network, so that nothing is safe by its absence."""
-    mounts = (Mount(source=str(workspace), target=WORKSPACE),)
-    return SandboxSpec(limits=limits, mounts=mounts, output=True, inputs=True)
+    mounts = (Mount(source=str(workspace), target=ORIGINAL if overlay else WORKSPACE),)
+    return SandboxSpec(limits=limits, mounts=mounts, overlay=overlay, output=True, inputs=True)
 
 
-async def see(driver: Driver, program: str, limits: Limits, host: Planted) -> Seen:
+async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, overlay: bool = False) -> Seen:
     """Run one program in a sandbox of its own and look at it from inside and outside; raises UnsupportedSpec."""
     seen = Seen()
-    plan = driver.plan(spec(limits, host.workspace))
+    plan = driver.plan(spec(limits, host.workspace, overlay=overlay))
     text = layout.program(program, layout.INSIDE, host.names)
 
     async def file(name: str, size: int) -> Sink:

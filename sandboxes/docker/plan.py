@@ -14,7 +14,7 @@ from sandboxes import guest_tree, sentry
 from sandboxes.base import Level, Plan
 from sandboxes.errors import UnsupportedSpec
 from sandboxes.measure import NAMESPACES, Expected
-from sandboxes.spec import GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, Mount, SandboxSpec
+from sandboxes.spec import GUEST_UID, INPUT, ORIGINAL, OUTPUT, SCRATCH, WORKSPACE, Mount, SandboxSpec
 
 Runtime = Literal["runc", "runsc"]
 """By which containers are started; with ``runsc``, gVisor's, they have a kernel of their own."""
@@ -112,6 +112,8 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         writable[INPUT] = limits.scratch_bytes
     if spec.output:
         writable[OUTPUT] = limits.output_bytes
+    if spec.overlay:
+        writable[WORKSPACE] = limits.workspace_bytes
     env = guest_tree.ENVIRONMENT
     # A name without "=" takes the image's variable away instead of leaving it empty.
     stripped = sorted(set(host.image_environment) - set(env))
@@ -264,6 +266,7 @@ def _check_limits(spec: SandboxSpec) -> None:
         "cpu_seconds": (limits.cpu_seconds, 1),
         "scratch_bytes": (limits.scratch_bytes, MINIMUM_TMPFS),
         "output_bytes": (limits.output_bytes, MINIMUM_TMPFS if spec.output else 0),
+        "workspace_bytes": (limits.workspace_bytes, MINIMUM_TMPFS if spec.overlay else 0),
     }
     for field, (value, minimum) in least.items():
         if value < minimum:
@@ -278,7 +281,7 @@ def _check_mount(mount: Mount, socket: str) -> None:
     for field, path in (("source", mount.source), ("target", mount.target)):
         if not path.startswith("/") or path != posixpath.normpath(path) or "\0" in path:
             raise UnsupportedSpec(f"mounts.{field}", f"{path!r} is not a plain absolute path", "Write it out in full.")
-    if mount.target != WORKSPACE:
+    if mount.target not in (WORKSPACE, ORIGINAL):
         raise UnsupportedSpec("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
     check_source(mount.source, socket)
 

@@ -81,7 +81,7 @@ def abi_version() -> int:
         return 0
 
 
-def restrict_output_write_only(output: str = "/output") -> int:
+def restrict_output_write_only(output: str = "/output", *, also_writable: tuple[str, ...] = ()) -> int:
     """Take reading beneath ``output``, and writing outside of it and scratch, from this thread and its future children.
 
     For good. Afterwards, beneath ``output``, files can be created, written, truncated, renamed and removed, and
@@ -97,6 +97,7 @@ def restrict_output_write_only(output: str = "/output") -> int:
 
     Args:
         output: a top-level directory, ``/name``. Where it does not exist, there is nothing to keep from being read.
+        also_writable: directories, beside scratch, where the mounts decide.
 
     Returns:
         The Landlock version reached. From 6 on, signals and abstract sockets outside this process's descendants are
@@ -107,6 +108,7 @@ def restrict_output_write_only(output: str = "/output") -> int:
             untrusted may run.
     """
     abi = _version()
+    writable = (*_WRITABLE, *also_writable)
     move = _REFER if abi >= _ABI_REFER else 0
     write = _WRITE | (_TRUNCATE if abi >= _ABI_TRUNCATE else 0)
     ruleset = _create_ruleset(_READ | write | _MAKE | move, abi)
@@ -116,9 +118,9 @@ def restrict_output_write_only(output: str = "/output") -> int:
                 _grant(ruleset, path, write | move)
             elif path == "/dev":
                 _grant(ruleset, path, _READ_DIR)
-            elif path not in _WRITABLE:
+            elif path not in writable:
                 _grant(ruleset, path, _READ)
-        for path in filter(os.path.exists, (*_WRITABLE, *_DEVICES)):
+        for path in filter(os.path.exists, (*writable, *_DEVICES)):
             _grant(ruleset, path, _READ | write | _MAKE | move)
         set_no_new_privs()
         syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, _QUIET if abi >= _ABI_LOGS else 0)

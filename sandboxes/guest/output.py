@@ -24,9 +24,9 @@ _CHUNK = 256 * 1024
 class _Sender(StreamHandler):
     """Sends one file; waits for credit in between."""
 
-    def __init__(self, loop: Loop, descriptor: int, name: str, size: int) -> None:
+    def __init__(self, loop: Loop, descriptor: int, name: str, size: int, *, kind: str = "file") -> None:
         self._over = False
-        stream = loop.open("file", {"name": name, "bytes": size}, self)
+        stream = loop.open(kind, {"name": name, "bytes": size}, self)
         remaining = size
         while remaining and not self._over:
             credit = loop.wire.credit(stream)
@@ -44,6 +44,19 @@ class _Sender(StreamHandler):
     def on_reset(self, body: object) -> None:  # noqa: ARG002 - the host knows why
         """The host refuses the file."""
         self._over = True
+
+
+def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
+    """Send what is not a file of the program's, as a stream of its own kind."""
+    descriptor = os.memfd_create(kind, os.MFD_CLOEXEC)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        _Sender(loop, descriptor, "", len(content), kind=kind)
+    finally:
+        os.close(descriptor)
 
 
 def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[dict[str, str]]:

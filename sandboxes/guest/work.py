@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from sandboxes.guest.overlay import Original
+
 _DRAIN_SECONDS = 2.0
 """After the last process is dead its pipes hold at most 64 KiB each: this is for a host that is slow to take them."""
 
@@ -64,9 +66,26 @@ class Inputs:
 def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
     """Do the job; returns the outcome's body (see ``sandboxes.link.GuestOutcome``)."""
     started = monotonic()
-    deadline = started + job["limits"]["wall_seconds"]
     while inputs.received < job["inputs"]:
         loop.step(None)
+    if not config["overlay"]:
+        return _done(loop, job, config, started, None)
+    from sandboxes.guest import overlay
+
+    limits = job["limits"]
+    try:
+        original = overlay.copy(
+            *config["overlay"], max_files=limits["workspace_files"], max_bytes=limits["workspace_bytes"]
+        )
+    except (overlay.TooLarge, OSError) as problem:
+        return _not_started(str(problem))
+    return _done(loop, job, config, started, original)
+
+
+def _done(
+    loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], started: float, original: Original | None
+) -> dict[str, Any]:
+    deadline = started + job["limits"]["wall_seconds"]
     payload = dict(job["payload"])
     if job["kind"] == "fetch":
         from sandboxes.guest.fetch import fetch
@@ -104,10 +123,7 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: 
         loop.step(drained)
     for relay in relays:
         relay.close()
-    skipped: list[dict[str, str]] = []
-    if config["output"]:
-        limits = job["limits"]
-        skipped = collect(loop, config["output"], max_files=limits["output_files"], max_bytes=limits["output_bytes"])
+    skipped, changes = _collected(loop, job["limits"], config, original)
     return {
         "stopped": stopped,
         "status": status,
@@ -115,7 +131,35 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: 
         "cpu_ms": _reaped_ms(),
         "memory_peak_bytes": usage.ru_maxrss * 1024,
         "skipped": skipped,
+        "changes": changes,
+        "refused": "",
     }
+
+
+def _collected(
+    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Original | None
+) -> tuple[list[dict[str, str]], dict[str, object] | None]:
+    """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
+    room, files = limits["output_bytes"], limits["output_files"]
+    changes = None
+    if original is not None:
+        from sandboxes.guest.changes import compare
+        from sandboxes.guest.output import send_bytes
+
+        changes, patch = compare(original, *config["overlay"], max_files=limits["workspace_files"], room=room)
+        changes["patch"] = bool(patch)
+        if patch:
+            # Before the program's own files: none of them can take its name.
+            send_bytes(loop, "patch", patch)
+            room, files = room - len(patch), files - 1
+    skipped = collect(loop, config["output"], max_files=files, max_bytes=room) if config["output"] else []
+    return skipped, changes
+
+
+def _not_started(reason: str) -> dict[str, Any]:
+    """The outcome of a job that was not begun."""
+    nothing = {"wall_ms": 0.0, "cpu_ms": 0.0, "memory_peak_bytes": 0, "skipped": [], "changes": None}
+    return {"stopped": "", "status": 0, **nothing, "refused": reason[:300]}
 
 
 def _reaped_ms() -> float:
@@ -203,7 +247,7 @@ def _confine(config: Mapping[str, Any]) -> None:
     if config["landlock"]:
         from sandboxes.guest import landlock, writing
 
-        landlock.restrict_output_write_only()
+        landlock.restrict_output_write_only(also_writable=tuple(config["overlay"][1:]))
         writing.open_without_reading()
     if config["program_filter"]:
         from sandboxes.guest.kernel import add_filter

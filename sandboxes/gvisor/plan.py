@@ -15,7 +15,7 @@ from sandboxes.base import Plan
 from sandboxes.bubblewrap import HIDDEN, INPUT_BYTES, SHM_BYTES
 from sandboxes.measure import Expected
 from sandboxes.runtime import PACKAGES, Runtime
-from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, SandboxSpec
+from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
 
 NAME = "gvisor"
 MINIMUM_MEMORY = 48 * 1024 * 1024
@@ -136,6 +136,7 @@ def _config(spec: SandboxSpec, runtime: Runtime) -> dict[str, Any]:
         _bind(GUEST, GUEST),
     ]
     mounts += [_tmpfs(OUTPUT, limits.output_bytes)] * spec.output + [_tmpfs(INPUT, INPUT_BYTES)] * spec.inputs
+    mounts += [_tmpfs(WORKSPACE, limits.workspace_bytes)] * spec.overlay
     mounts += [_bind(f"/mounts/{number}", mount.target) for number, mount in enumerate(spec.mounts)]
     return {
         "ociVersion": "1.0.2",
@@ -168,7 +169,7 @@ def _bind(source: str, target: str) -> Mapping[str, Any]:
 
 def _expected(spec: SandboxSpec) -> Expected:
     writable = [*_KERNEL_WRITABLE, "/dev/shm", SCRATCH]  # noqa: S108 - inside the sandbox
-    writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs
+    writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs + [WORKSPACE] * spec.overlay
     return Expected(
         uid=GUEST_UID,
         interfaces=("lo",),

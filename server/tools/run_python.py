@@ -58,6 +58,15 @@ class Usage(BaseModel):
     memory_peak_bytes: int
 
 
+class Changes(BaseModel):
+    """What the program changed in its copy of the workspace."""
+
+    created: tuple[str, ...]
+    changed: tuple[str, ...]
+    deleted: tuple[str, ...]
+    patch_uri: str | None
+
+
 class RunPythonResult(Result):
     """Result of ``run_python``."""
 
@@ -68,6 +77,7 @@ class RunPythonResult(Result):
     value: str | None = None
     images: tuple[File, ...] = ()
     artifacts: tuple[File, ...] = ()
+    changes: Changes | None = None
     notes: tuple[str, ...] = ()
     usage: Usage | None = None
 
@@ -94,6 +104,10 @@ def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
     omitted = _count(value.get("figures_omitted"), MAX_FIGURES)
     if omitted is not None:
         notes.append(f"{omitted} more figures were open and are not shown; close those you do not need.")
+    if outcome.changes is not None:
+        counts = outcome.changes.counts
+        told = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
+        notes.append(f"Workspace: {told}; the host's files are as they were.")
     content: list[Content] = []
     for name, text in (("", outcome.stdout.text), ("[stderr]\n", outcome.stderr.text)):
         if text:
@@ -150,9 +164,10 @@ RUN_PYTHON = Tool(
     name="run_python",
     title="Run Python",
     description=(
-        "Run a Python 3 program (numpy, pandas, matplotlib) in a fresh sandbox. The workspace is read-only in "
-        "/workspace, the current directory. The last expression's value and open matplotlib figures come back; files "
-        "written to /output come back as artifacts. No network, no packages to install, no state kept between calls."
+        "Run a Python 3 program (numpy, pandas, matplotlib) in a fresh sandbox. The workspace is in /workspace, the "
+        "current directory: read-only, or a copy whose changes come back as a patch. The last expression's value and "
+        "open matplotlib figures come back; files written to /output come back as artifacts. No network, no packages "
+        "to install, no state kept between calls."
     ),
     arguments=RunPythonArguments,
     result=RunPythonResult,

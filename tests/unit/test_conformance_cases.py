@@ -92,9 +92,9 @@ async def test_changes_of_the_host_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     async with _bubblewrap() as driver, host.planted() as planted:
         real = trial.see
 
-        async def changed(*given: object) -> trial.Seen:
+        async def changed(*given: object, overlay: bool) -> trial.Seen:
             (planted.workspace / "data.csv").write_text("changed")
-            return await real(*given)  # type: ignore[arg-type]
+            return await real(*given, overlay=overlay)  # type: ignore[arg-type]
 
         monkeypatch.setattr(trial, "see", changed)
         found = await trial.judge(driver, _wrong(), planted)

@@ -68,7 +68,7 @@ def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int)
         ),
         ("[[example]]\ncal = {}\nexpect='allow'", 6, "example[0].cal", "unknown key", '"example.call"'),
         ("[python]\nzzz = 1", 6, "python.zzz", "unknown key", "Valid keys here: preload"),
-        ("[files]\nworkspace = 'overlay'", 6, "files.workspace", "not supported by this version", "docs/profiles"),
+        ("[files]\nworkspace = 'write'", 6, "files.workspace", "not supported by this version", "docs/profiles"),
         ("[files]\noutput = 1", 6, "files.output", "boolean", "docs/profiles"),
         ("[limits]\npids = true", 6, "limits.pids", "integer", "docs/profiles"),
         ("[limits]\npids = 8.0", 6, "limits.pids", "integer", "docs/profiles"),

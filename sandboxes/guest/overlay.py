@@ -1,0 +1,161 @@
+"""A workspace that can be written: copied before the program, compared with the original after it.
+
+The original stays mounted read-only; the copy lies in a tmpfs and is gone with the sandbox. What differs leaves as a
+patch in git's format (``changes``). Names, sizes and contents of both are hostile. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from _blake2 import blake2b
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_DEPTH = 32
+"""Folders within folders: deeper trees are made to hurt whoever walks them."""
+MAX_LOOK = 50_000
+"""Entries that are counted before giving up: enough to say by how much a workspace is too large."""
+PAGE = 4096
+"""Bytes. What a tmpfs spends on an entry at least; sizes are counted in it."""
+_CHUNK = 1 << 20
+
+
+class TooLarge(Exception):  # noqa: N818 - it names what was found
+    """The workspace does not fit within the profile's limits; the text says what was counted."""
+
+
+class Original:
+    """What was copied, and what could not be."""
+
+    __slots__ = ("absent", "files")
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[str, bool, bytes, int]] = {}
+        """Name → ``file`` or ``link``, whether its owner may run it, digest of the content (or target), size."""
+        self.absent: dict[str, str] = {}
+        """Name → why it has no copy. Nothing in its place is a change of it."""
+
+
+def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Original:
+    """Copy every folder, regular file and symbolic link below ``source``; links as links, never followed.
+
+    Carried are contents, times, and whether a file's owner may run it. What is neither, and what cannot be read, has no
+    copy.
+
+    Raises:
+        TooLarge: there are more entries or bytes than may be copied; nothing was.
+        OSError: the copy could not be written.
+    """
+    found = list(_counted(source, max_files, max_bytes))
+    original = Original()
+    for name, status in found:
+        path, place = os.path.join(source, name), os.path.join(target, name)
+        try:
+            if os.path.dirname(name) in original.absent:
+                original.absent[name] = "its folder cannot be read"
+            elif stat.S_ISDIR(status.st_mode):
+                os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+                os.mkdir(place, 0o755)
+            elif stat.S_ISLNK(status.st_mode):
+                link = os.readlink(path)
+                os.symlink(link, place)
+                original.files[name] = ("link", False, os.fsencode(link), 0)
+            elif stat.S_ISREG(status.st_mode):
+                runs = bool(status.st_mode & stat.S_IXUSR)
+                original.files[name] = ("file", runs, *_copy_file(path, place, status, runs=runs))
+            else:
+                original.absent[name] = "it is not a regular file"
+        except PermissionError:
+            original.absent[name] = "it cannot be read"
+        except FileNotFoundError:
+            original.absent[name] = "it went away meanwhile"
+    return original
+
+
+def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Every entry, folders before what is in them, once it is clear that all may be copied."""
+    found = []
+    size = 0
+    for name, status in walk(source):
+        found.append((name, status))
+        if stat.S_ISREG(status.st_mode):
+            size += -(-status.st_size // PAGE) * PAGE or PAGE
+        else:
+            size += PAGE
+        if len(found) >= MAX_LOOK:
+            break
+        if name.count("/") >= MAX_DEPTH:
+            raise TooLarge(f"it has folders more than {MAX_DEPTH} deep")
+    if len(found) > max_files or size > max_bytes:
+        least = "at least " if len(found) >= MAX_LOOK else ""
+        raise TooLarge(
+            f"it holds {least}{len(found)} files and folders with {size} bytes (in pages of {PAGE}), "
+            f"and {max_files} with {max_bytes} bytes may be copied"
+        )
+    yield from found
+
+
+def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Name and status of every entry below ``root``, by name; links are not followed, unreadable folders are empty."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(os.path.join(root, folder)) as entries:
+                names = []
+                for entry in entries:
+                    names.append(entry.name)
+                    if len(names) > MAX_LOOK:
+                        break
+        except OSError:
+            continue
+        folders = []
+        for each in sorted(names):
+            name = os.path.join(folder, each)
+            try:
+                status = os.lstat(os.path.join(root, name))
+            except OSError:
+                continue
+            yield name, status
+            if stat.S_ISDIR(status.st_mode) and name.count("/") <= MAX_DEPTH:
+                folders.append(name)
+        waiting.extend(reversed(folders))
+
+
+def _copy_file(path: str, place: str, status: os.stat_result, *, runs: bool) -> tuple[bytes, int]:
+    # Not one byte more than was counted, whatever the host does to the file meanwhile.
+    remaining = status.st_size
+    digest = blake2b()
+    # O_NONBLOCK: opening what has become a FIFO must not wait for a writer.
+    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            while remaining and (data := os.read(source, min(remaining, _CHUNK))):
+                remaining -= len(data)
+                digest.update(data)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(target, view) :]
+            os.fchmod(target, 0o755 if runs else 0o644)
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+    return digest.digest(), status.st_size - remaining
+
+
+def digest_of(path: str) -> bytes:
+    """Digest of a regular file's content. Raises OSError."""
+    digest = blake2b()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while data := os.read(descriptor, _CHUNK):
+            digest.update(data)
+    finally:
+        os.close(descriptor)
+    return digest.digest()
