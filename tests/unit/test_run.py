@@ -14,6 +14,7 @@ from sandboxes.errors import SandboxUnavailable
 from sandboxes.link import GuestOutcome, Link
 from sandboxes.measure import Expected
 from sandboxes.outcome import Ended, Job, Outcome
+from sandboxes.outside import Outside, unseen
 from sandboxes.run import Hooks, prove, run
 from sandboxes.spec import Limits, SandboxSpec
 from tests.channels import OUTCOME, READY, Channel, Guest
@@ -101,6 +102,10 @@ class Sandbox:
     async def facts(self) -> Facts:
         """What the host saw."""
         return self._facts
+
+    async def outside(self) -> Outside:
+        """Nothing: there is no process."""
+        return unseen("there is no process")
 
 
 @asynccontextmanager
