@@ -114,7 +114,7 @@ async def test_a_missing_image_is_told_with_the_command_that_builds_it(monkeypat
     async with DockerDriver.connect() as driver:
         with pytest.raises(SandboxUnavailable, match="lacks the image") as refusal:
             driver.plan(spec())
-    assert refusal.value.fix == "glovebox setup --docker"
+    assert refusal.value.fix == "Run `glovebox setup --docker`."
 
 
 async def test_an_image_that_goes_away_is_told_the_same(monkeypatch: pytest.MonkeyPatch, derive: Derive) -> None:
