@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
@@ -17,6 +17,7 @@ import anyio.to_thread
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
+from docker.transport import unixconn
 
 from sandboxes.errors import SandboxUnavailable
 
@@ -39,6 +40,21 @@ _NOT_FOUND, _CONFLICT = 404, 409
 def host_from_environment() -> str:
     """Where the Engine is: ``DOCKER_HOST``, or the usual socket."""
     return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+
+
+class _Connection(unixconn.UnixHTTPConnection):
+    """The SDK's connection, which leaves its socket to the garbage collector where the Engine does not answer."""
+
+    def connect(self) -> None:
+        with ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX))
+            sock.settimeout(self.timeout)
+            sock.connect(self.unix_socket)
+            undo.pop_all()
+        self.sock = sock
+
+
+unixconn.UnixHTTPConnection = _Connection  # type: ignore[misc]  # the SDK's pool makes connections by this name
 
 
 class Engine:
