@@ -7,7 +7,8 @@ descriptors of a place it can reach (sandboxes/staging.py). See bwrap(1), user_n
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -21,6 +22,7 @@ from sandboxes.janitor import Janitor
 from sandboxes.measure import NAMESPACES, Expected
 from sandboxes.runtime import PACKAGES, SETUP, Runtime
 from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
+from sandboxes.zygote import Zygote
 
 NAME = "bubblewrap"
 SHM_BYTES = 16 * 1024 * 1024
@@ -54,7 +56,8 @@ class Bubblewrap:
         self._hierarchy = hierarchy
         self._janitor = janitor
         self._kept_groups = _kept_groups()
-        self._launcher = bwrap.Launcher(NAME, hierarchy, janitor)
+        self._launcher = bwrap.Launcher(NAME, hierarchy, janitor, one_socket=True)
+        self._zygotes: dict[str, Zygote] = {}
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
@@ -74,7 +77,8 @@ class Bubblewrap:
             level="namespaces",
             spec=spec,
             action={
-                "argv": list(self._argv(spec, self._runtime)),
+                "argv": list(self._argv(spec, self._runtime, zygote=False)),
+                "zygote": list(self._argv(spec, self._runtime, zygote=True)),
                 "cgroup": wanted,
                 "seccomp": seccomp.digest(),
                 "runtime": self._runtime.digest,
@@ -83,42 +87,67 @@ class Bubblewrap:
             rlimits=() if self._hierarchy else ("memory_bytes", "pids"),
         )
 
-    def _argv(self, spec: SandboxSpec, runtime: Runtime) -> tuple[str, ...]:
+    def _argv(self, spec: SandboxSpec, runtime: Runtime, *, zygote: bool) -> tuple[str, ...]:
         """The whole command. ``{root}`` and the like stand for descriptors that differ from call to call."""
-        limits = spec.limits
+        own = _own_mounts(spec)
         argv = [
             self._program,
             "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
-            "--disable-userns", "--uid", str(GUEST_UID), "--gid", str(GUEST_UID), "--hostname", "sandbox",
+            "--uid", str(GUEST_UID), "--gid", str(GUEST_UID), "--hostname", "sandbox",
             "--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL",
             "--ro-bind-fd", "{root}", "/",
             "--ro-bind-fd", "{guest}", GUEST,
             "--proc", "/proc",
             "--dev", "/dev",
-            *bwrap.tmpfs("/dev/shm", SHM_BYTES),  # noqa: S108 - inside the sandbox
-            "--remount-ro", "/dev",
-            *bwrap.tmpfs(SCRATCH, limits.scratch_bytes),
         ]  # fmt: skip
-        if spec.output:
-            argv += bwrap.tmpfs(OUTPUT, limits.output_bytes)
-        if spec.inputs:
-            argv += bwrap.tmpfs(INPUT, INPUT_BYTES)
-        if spec.overlay:
-            argv += bwrap.tmpfs(WORKSPACE, limits.workspace_bytes)
+        if not zygote:
+            for target, size in own:
+                argv += bwrap.tmpfs(target, size)
+            argv += ["--disable-userns"]
+        argv += ["--remount-ro", "/dev"]
         for number, mount in enumerate(spec.mounts):
             argv += ["--ro-bind-fd", f"{{mount{number}}}", mount.target]
         argv += ["--clearenv"]
         for key, value in guest_tree.ENVIRONMENT.items():
             argv += ["--setenv", key, value]
         argv += ["--seccomp", "{seccomp}", *self._launcher.gate, "--"]
-        argv += guest_tree.command(runtime.python, spec, packages=(PACKAGES,), hidden=HIDDEN)
+        argv += guest_tree.command(
+            runtime.python,
+            spec,
+            packages=(PACKAGES,),
+            hidden=HIDDEN,
+            own_filter=seccomp.bpf() if zygote else b"",
+            zygote={"tmpfs": own} if zygote else None,
+        )
         return tuple(argv)
+
+    async def warm(self, plan: Plan) -> None:
+        """Have a zygote for this plan from now on: what ``open`` does is then forked from it."""
+        if plan.digest in self._zygotes:
+            return
+        runtime = self._usable()
+        directories = {"root": runtime.root, "guest": runtime.guest}
+        zygote_plan = replace(plan, action={**plan.action, "argv": plan.action["zygote"]})
+        stack = AsyncExitStack()
+        sandbox = await stack.enter_async_context(
+            self._launcher.open(zygote_plan, directories, {"seccomp": seccomp.bpf_for_zygote()})
+        )
+        zygote = Zygote(sandbox, sandbox.channel)
+        await zygote.ready()
+        self._zygotes[plan.digest] = zygote
+        self._stack = stack
+
+    def _usable(self) -> Runtime:
+        if self._runtime is None:
+            raise SandboxUnavailable("Starting a bubblewrap sandbox", "there is no runtime", SETUP)
+        return self._runtime
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Driver.open``."""
-        runtime = self._runtime
-        if runtime is None:
-            raise SandboxUnavailable("Starting a bubblewrap sandbox", "there is no runtime", SETUP)
+        zygote = self._zygotes.get(plan.digest)
+        if zygote is not None:
+            return self._launcher.fork(plan, zygote)
+        runtime = self._usable()
         directories = {"root": runtime.root, "guest": runtime.guest}
         return self._launcher.open(plan, directories, {"seccomp": seccomp.bpf()})
 
@@ -187,6 +216,16 @@ def _kept_groups() -> tuple[int, ...]:
     if os.geteuid() == 0 or not set(os.getgroups()) - {os.getegid()}:
         return ()
     return (int(_OVERFLOW_GID.read_text()),)
+
+
+def _own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:
+    """Every tmpfs of a sandbox, and its size in bytes."""
+    limits = spec.limits
+    found = [("/dev/shm", SHM_BYTES), (SCRATCH, limits.scratch_bytes)]  # noqa: S108 - inside the sandbox
+    found += [(OUTPUT, limits.output_bytes)] * spec.output
+    found += [(INPUT, INPUT_BYTES)] * spec.inputs
+    found += [(WORKSPACE, limits.workspace_bytes)] * spec.overlay
+    return found
 
 
 def _expected(spec: SandboxSpec, kept_groups: tuple[int, ...] = ()) -> Expected:

@@ -23,6 +23,7 @@ from sandboxes.janitor import Janitor, reap
 from sandboxes.outside import Outside, look, only_child, unseen
 from sandboxes.owner import new_owner
 from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
+from sandboxes.zygote import Zygote
 
 MINIMUM = (0, 8, 0)
 """First version with --disable-userns and --size."""
@@ -111,22 +112,12 @@ class Launcher:
         Raises:
             SandboxUnavailable: it could not be started.
         """
-        name = f"s{secrets.token_hex(8)}"
         async with AsyncExitStack() as stack:
             try:
-                group = None
-                if self._hierarchy is not None:
-                    if self._janitor is not None:
-                        self._janitor.start()
-                    group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
-                    stack.push_async_callback(_shielded, group.remove)
+                waiting = self._wait(plan, stack)
                 with _Descriptors() as held:
                     places = await self._open_all(plan, directories, held)
                     places |= {key: held.memory(content) for key, content in files.items()}
-                    detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-                    stack.callback(os.close, detail)
-                    _bound(detail)
-                    waiting = _Waiting(name=name, group=group, detail=detail)
                     sandbox = await self._start(plan.action["argv"], places, held, waiting)
             except OSError as problem:  # no descriptor left, or bwrap ended at the gate
                 raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
@@ -135,6 +126,43 @@ class Launcher:
             finally:
                 with anyio.CancelScope(shield=True):
                     await sandbox.kill()
+
+    @asynccontextmanager
+    async def fork(self, plan: Plan, zygote: Zygote) -> AsyncIterator["BwrapSandbox"]:
+        """Have a zygote of this plan fork a sandbox, for the length of the block.
+
+        Raises:
+            SandboxUnavailable: it could not be forked.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                waiting = self._wait(plan, stack)
+                process = await zygote.fork(waiting.detail, waiting.group.entrances if waiting.group else ())
+            except OSError as problem:
+                raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
+            if process is None:
+                words = _words(waiting.detail) or "its zygote has ended"
+                raise self._unavailable(words)
+            sandbox = BwrapSandbox(waiting.name, process, waiting.group, waiting.detail, forked=True)
+            try:
+                yield sandbox
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.kill()
+
+    def _wait(self, plan: Plan, stack: AsyncExitStack) -> "_Waiting":
+        """What a sandbox has before its first process; ``stack`` removes it."""
+        name = f"s{secrets.token_hex(8)}"
+        group = None
+        if self._hierarchy is not None:
+            if self._janitor is not None:
+                self._janitor.start()
+            group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
+            stack.push_async_callback(_shielded, group.remove)
+        detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        stack.callback(os.close, detail)
+        _bound(detail)
+        return _Waiting(name=name, group=group, detail=detail)
 
     async def _start(
         self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_Waiting"
@@ -210,9 +238,13 @@ class _Waiting:
 class BwrapSandbox:
     """One running bwrap."""
 
-    def __init__(self, name: str, process: Process, group: cgroup.Cgroup | None, detail: int) -> None:
+    def __init__(
+        self, name: str, process: Process, group: cgroup.Cgroup | None, detail: int, *, forked: bool = False
+    ) -> None:
+        """Take over a process: bwrap itself, or what a zygote ``forked``, which is the sandbox's first."""
         self.id = name
         self.channel: anyio.abc.ByteStream = process.stream
+        self._forked = forked
         self._process = process
         self._group = group
         self._detail = detail
@@ -225,7 +257,7 @@ class BwrapSandbox:
 
     async def outside(self) -> Outside:
         """See ``Sandbox.outside``."""
-        first = only_child(self._process.pid)
+        first = self._process.pid if self._forked else only_child(self._process.pid)
         if first is None:
             limits = self._group.read_back(None) if self._group else {}
             return unseen("bwrap's child cannot be found in /proc", limits)
@@ -246,7 +278,7 @@ class BwrapSandbox:
 
     async def facts(self) -> Facts:
         """See ``Sandbox.facts``."""
-        words = os.pread(self._detail, _DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
+        words = _words(self._detail)
         if self._group is None:
             return Facts(detail=words[-2000:])
         return Facts(
@@ -311,6 +343,11 @@ def _bound(descriptor: int) -> None:
 
     os.ftruncate(descriptor, _DETAIL_BYTES)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+
+
+def _words(detail: int) -> str:
+    """What was written to a memory file of ``_bound``."""
+    return os.pread(detail, _DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
 
 
 async def _read_info(descriptor: int) -> int | None:

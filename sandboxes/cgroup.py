@@ -178,6 +178,11 @@ class Cgroup:
         """On v1, the files by which a thread enters the group itself, at no cost; v2 has no such way."""
         return tuple(directory / "tasks" for directory in self._directories if (directory / "tasks").exists())
 
+    @property
+    def entrances(self) -> tuple[Path, ...]:
+        """The files by which a process enters the group itself, with a 0, once it holds them open."""
+        return self.tasks or tuple(directory / "cgroup.procs" for directory in self._directories)
+
     def add(self, pid: int) -> None:
         """Move a process into the group; its later children follow. Raises OSError."""
         for directory in self._directories:

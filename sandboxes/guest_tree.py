@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sandboxes.spec import GUEST, INPUT, ORIGINAL, OUTPUT, WORKSPACE, SandboxSpec
 
@@ -51,6 +52,7 @@ def command(
     landlock: bool = True,
     own_filter: bytes = b"",
     program_filter: bytes = b"",
+    zygote: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Argument vector that starts the guest inside a sandbox.
 
@@ -63,6 +65,7 @@ def command(
             kernel that has none.
         own_filter: a seccomp filter the guest puts on itself, where whoever starts it cannot.
         program_filter: a further one for the program alone.
+        zygote: start what guests are forked from, with what each of them has to mount: see ``sandboxes.guest.zygote``.
     """
     config = {
         "path": list(packages),
@@ -75,6 +78,7 @@ def command(
         "landlock": landlock,
         "filter": own_filter.hex(),
         "program_filter": program_filter.hex(),
+        "zygote": zygote,
     }
     # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
     return (
@@ -85,13 +89,13 @@ def command(
         "-X",
         "utf8",
         "-c",
-        _START,
+        _START.format(module="zygote" if zygote else "main"),
         json.dumps(config, sort_keys=True, separators=(",", ":")),
     )
 
 
 # Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself.
-_START = f"import sys; sys.path.insert(0, {GUEST!r}); from sandboxes.guest.main import main; main()"
+_START = f"import sys; sys.path.insert(0, {GUEST!r}); from sandboxes.guest.{{module}} import main; main()"
 
 #: Environment of every guest, and so of every program: nothing of the host's.
 ENVIRONMENT: Mapping[str, str] = {

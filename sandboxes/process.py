@@ -12,6 +12,7 @@ import functools
 import os
 import queue
 import secrets
+import select
 import signal
 import socket
 import subprocess  # noqa: TID251 - this is the module the ban points to
@@ -107,6 +108,36 @@ class PipeStream(anyio.abc.ByteStream):
             except (BrokenPipeError, ConnectionResetError):
                 raise anyio.BrokenResourceError from None
 
+    async def send_descriptors(self, item: bytes, descriptors: Sequence[int]) -> None:
+        """Send a short message with open descriptors, where the child's end is a socket; see unix(7)."""
+        with socket.socket(fileno=os.dup(self._write)) as end:
+            end.setblocking(False)
+            while True:
+                if self._closed:
+                    raise anyio.ClosedResourceError
+                try:
+                    socket.send_fds(end, [item], descriptors)
+                except BlockingIOError:
+                    await anyio.wait_writable(self._write)
+                except (BrokenPipeError, ConnectionResetError):
+                    raise anyio.BrokenResourceError from None
+                else:
+                    return
+
+    async def receive_descriptor(self) -> int | None:
+        """A descriptor that comes with one byte, where the child's end is a socket; None if it was closed instead."""
+        with socket.socket(fileno=os.dup(self._read)) as end:
+            end.setblocking(False)
+            while True:
+                try:
+                    _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+                except BlockingIOError:
+                    await anyio.wait_readable(self._read)
+                except ConnectionResetError:
+                    return None
+                else:
+                    return descriptors[0] if descriptors else None
+
     async def send_eof(self) -> None:
         """Not needed: the wire says itself when it ends."""
         raise NotImplementedError
@@ -114,21 +145,32 @@ class PipeStream(anyio.abc.ByteStream):
     async def aclose(self) -> None:
         """Close both ends."""
         if not self._closed:
-            self._closed = True
             for descriptor in (self._write, self._read):
                 anyio.notify_closing(descriptor)
-                os.close(descriptor)
+            self.close()
+
+    def close(self) -> None:
+        """Close both ends, which nobody waits for."""
+        if not self._closed:
+            self._closed = True
+            _close((self._write, self._read))
 
 
 class Process:
     """A child process. Its end is seen through a pidfd, so its number cannot mean another process meanwhile."""
 
-    def __init__(self, started: "Started") -> None:
-        """Take over the running child."""
+    def __init__(self, started: "Started", *, ours: bool = True) -> None:
+        """Take over the running process; ``ours`` is False for a child of a child, which its own parent reaps."""
         self.pid = started.pid
-        self.stream = PipeStream(started.write, started.read)
+        self.stream = started.stream
         self._pidfd = started.pidfd
+        self._ours = ours
         self._over = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended: its number means it and nothing else."""
+        return not self._over and not select.select([self._pidfd], [], [], 0)[0]
 
     def kill(self) -> None:
         """Send SIGKILL; fine if it has ended."""
@@ -142,7 +184,8 @@ class Process:
             await anyio.wait_readable(self._pidfd)  # see pidfd_open(2)
             self._over = True
             os.close(self._pidfd)
-            os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: nothing is waited for
+            if self._ours:
+                os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: nothing is waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +194,7 @@ class Started:
 
     pid: int
     pidfd: int
-    write: int
-    read: int
+    stream: PipeStream
 
 
 class Spawner:
@@ -275,7 +317,7 @@ class Spawner:
                 read = os.dup(receiving.fileno())
             undo.pop_all()
         child.returncode = 0  # reaped by Process: Popen must not look for it again
-        return Started(pid=child.pid, pidfd=pidfd, write=write, read=read)
+        return Started(pid=child.pid, pidfd=pidfd, stream=PipeStream(write, read))
 
     def _serve(self) -> None:
         self._stage = Stage()
@@ -319,7 +361,8 @@ def helper(argv: Sequence[str]) -> tuple[int, int]:
 def _end(started: Started) -> None:
     """Nobody waits for it any more."""
     signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
-    _close((started.write, started.read, started.pidfd))
+    started.stream.close()
+    os.close(started.pidfd)
     os.waitpid(started.pid, 0)
 
 

@@ -15,6 +15,13 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
+_PR_CAPBSET_READ = 23
+_PR_CAPBSET_DROP = 24
+_EINVAL = 22
+_CAPABILITY_HEADER = struct.pack("=Ii", 0x2008_0522, 0)
+"""Version 3 of capset(2), for the calling thread."""
+_NO_CAPABILITIES = bytes(24)
+"""Effective, permitted and inheritable, two words each."""
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_GET_NO_NEW_PRIVS = 39
 
@@ -26,14 +33,26 @@ class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - n
     _type_ = "l"
 
 
-class _Function(_ctypes.CFuncPtr):
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
+    _type_ = "i"
+
+
+class _LongFunction(_ctypes.CFuncPtr):
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = _Long
 
 
+class _Function(_ctypes.CFuncPtr):
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Int
+
+
 _self = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself
-_syscall = _Function(_ctypes.dlsym(_self, "syscall"))
+_syscall = _LongFunction(_ctypes.dlsym(_self, "syscall"))
 _prctl = _Function(_ctypes.dlsym(_self, "prctl"))
+_unshare = _Function(_ctypes.dlsym(_self, "unshare"))
+_mount = _Function(_ctypes.dlsym(_self, "mount"))
+_capset = _Function(_ctypes.dlsym(_self, "capset"))
 
 
 def syscall(what: str, number: int, *arguments: int | bytes | None) -> int:
@@ -65,6 +84,31 @@ def get_no_new_privs() -> int:
     return _checked("prctl(PR_GET_NO_NEW_PRIVS)", _prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
 
 
+def unshare(flags: int) -> None:
+    """Move into new namespaces, see unshare(2). Raises OSError."""
+    _checked(f"unshare({flags:#x})", _unshare(flags))
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """Mount a file system, see mount(2). Raises OSError."""
+    words = (source.encode(), target.encode(), kind.encode(), flags, data.encode())
+    _checked(f"mount({kind or flags} at {target})", _mount(*words))
+
+
+def drop_capabilities() -> None:
+    """Empty all five capability sets of this process, for good, see capabilities(7). Raises OSError."""
+    capability = 0
+    # The kernel says how many there are by refusing the first that it does not know.
+    while (held := _prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) != -1:
+        if held:
+            _checked(f"prctl(PR_CAPBSET_DROP, {capability})", _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
+        capability += 1
+    if _ctypes.get_errno() != _EINVAL:
+        raise OSError(_ctypes.get_errno(), "prctl(PR_CAPBSET_READ)")
+    # Without an inheritable set there is no ambient one either.
+    _checked("capset(2)", _capset(_CAPABILITY_HEADER, _NO_CAPABILITIES))
+
+
 def add_filter(program: bytes) -> None:
     """Put one more seccomp filter on this process and its future children, for good.
 
@@ -83,7 +127,7 @@ def add_filter(program: bytes) -> None:
 
 
 def _checked(what: str, result: int) -> int:
-    # A `long` is returned as it is; -1 is the C library's word for failure.
+    # -1 is the C library's word for failure, of the function's own width: read as wider, it is none.
     if result == -1:
         number = _ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -15,14 +15,23 @@ from sandboxes.guest.loop import HostGone, Loop
 from sandboxes.guest.measure import measure
 from sandboxes.jsontext import loads
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
 _WIRE = 10
 """Lowest number for the wire's descriptors: away from 0 to 3, which a child gives a meaning of its own."""
 
 
 def main() -> None:
-    """Run one job and exit. The configuration is the last argument, JSON: see ``sandboxes.guest_tree.config``."""
+    """Run one job and exit. The configuration is the last argument, JSON: see ``sandboxes.guest_tree.command``."""
     config = loads(sys.argv[-1])
     sys.path.extend(config["path"])
+    serve(config)
+
+
+def serve(config: dict[str, Any]) -> NoReturn:
+    """Be the guest of the sandbox this process is the first of, on descriptors 0 and 1, and exit."""
     if os.getpid() != 1:
         # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else everybody.
         sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")

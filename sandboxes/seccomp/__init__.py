@@ -4,8 +4,8 @@
 Nothing here may import a driver, a profile or the server.
 """
 
-from sandboxes.seccomp.filters import bpf, bpf_for_filtering, docker_profile
+from sandboxes.seccomp.filters import bpf, bpf_for_filtering, bpf_for_zygote, docker_profile
 from sandboxes.seccomp.policy import digest, load
 from sandboxes.seccomp.process1 import keep_from_process_1
 
-__all__ = ["bpf", "bpf_for_filtering", "digest", "docker_profile", "keep_from_process_1", "load"]
+__all__ = ["bpf", "bpf_for_filtering", "bpf_for_zygote", "digest", "docker_profile", "keep_from_process_1", "load"]

@@ -138,6 +138,31 @@ def bpf_for_filtering() -> bytes:
     return compile_policy(replace(policy, allow=(*policy.allow, narrowing)), platform.machine())
 
 
+@cache
+def bpf_for_zygote() -> bytes:
+    """:func:`bpf` for what forks sandboxes: it may make namespaces and mounts, and put :func:`bpf` on what it forks.
+
+    Raises:
+        SandboxUnavailable: As :func:`compile_policy`.
+    """
+    policy = load()
+    made = Allow(id="zygote", needed_by="the zygote", syscalls=("unshare", "mount"), when=())
+    prctl = (("PR_SET_SECCOMP", 22), ("PR_CAPBSET_DROP", 24))
+    rights = Allow(
+        id="zygote-rights",
+        needed_by="the zygote",
+        syscalls=("prctl",),
+        when=(Condition(argument=0, mask=0xFFFF_FFFF, values=prctl),),
+    )
+    loopback = Allow(
+        id="zygote-loopback",
+        needed_by="the zygote",
+        syscalls=("ioctl",),
+        when=(Condition(argument=1, mask=0xFFFF_FFFF, values=(("SIOCSIFFLAGS", 0x8914),)),),
+    )
+    return compile_policy(replace(policy, allow=(*policy.allow, made, rights, loopback)), platform.machine())
+
+
 def number(name: str, machine: str) -> int | None:
     """Number of a system call on ``machine``; None where it does not exist or this libseccomp does not know it.
 

@@ -1,0 +1,185 @@
+"""A guest that is never given a job: it imports what programs need once, and forks a sandbox of its own for each call.
+
+It is process 1 of an outer sandbox and takes orders from the host alone. No byte that a program produced ever reaches
+it: what it forks moves into namespaces of its own before it is a guest, and from there talks to the host over a wire of
+its own. Never imported by what runs untrusted code.
+
+Steps of a fork, each in a function below: into its control groups, into a user of its own, into new namespaces; then
+a second fork, because a new pid namespace begins with the next child; mounts; no capabilities; filter; guest.
+See user_namespaces(7), pid_namespaces(7), mount_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
+import _socket
+import gc
+import os
+import sys
+
+from sandboxes.guest import kernel
+from sandboxes.guest.main import serve
+from sandboxes.guest.work import warm_up
+from sandboxes.jsontext import loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_ORDER_BYTES = 4096
+"""One order of the host's: a line of JSON."""
+_ORDER_DESCRIPTORS = 8
+"""Wire, standard error, and a file for each of at most three control groups."""
+_INT_BYTES = 4
+_NEW_NAMESPACES = (
+    0x1000_0000  # CLONE_NEWUSER: the others belong to it, and nobody outside is anybody in it
+    | 0x0002_0000  # CLONE_NEWNS
+    | 0x2000_0000  # CLONE_NEWPID
+    | 0x4000_0000  # CLONE_NEWNET
+    | 0x0800_0000  # CLONE_NEWIPC
+    | 0x0400_0000  # CLONE_NEWUTS
+    | 0x0200_0000  # CLONE_NEWCGROUP
+)
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+
+def main() -> None:
+    """Import, say ``ready``, and fork once for every order until the host closes the socket."""
+    config = loads(sys.argv[-1])
+    sys.path.extend(config["path"])
+    orders = _socket.socket(fileno=0)
+    # Nobody waits for what is forked: the host sees its end by a pidfd.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        for name in config["preload"]:
+            __import__(name)
+    except BaseException as problem:  # noqa: BLE001 - a module's own code; the host says what it was
+        orders.sendall(f"{name}: {type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
+        sys.exit(1)
+    warm_up()
+    # Objects that are there now are in every fork; the collector would write to each of their pages.
+    gc.collect()
+    gc.freeze()
+    orders.sendall(b"ready")
+    while True:
+        order, descriptors = _next(orders)
+        if not order:
+            return
+        if os.fork() == 0:
+            orders.detach()
+            _leave(loads(order.decode()), descriptors, config)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _next(orders: _socket.socket) -> tuple[bytes, list[int]]:
+    """The next order and the descriptors that came with it; empty when the host has closed the socket."""
+    from array import array
+
+    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, _socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
+    descriptors = array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % _INT_BYTES])
+    return order, list(descriptors)
+
+
+def _leave(order: dict[str, Any], descriptors: list[int], config: dict[str, Any]) -> NoReturn:
+    """In the forked process: out of everything it shares with the zygote, then be a guest. Never returns."""
+    wire, detail, *groups = descriptors
+    try:
+        os.dup2(wire, 0)
+        os.dup2(wire, 1)
+        os.dup2(detail, 2)
+        for group in groups:
+            # 0 is the writer: a process that moves itself makes nobody wait, see cgroups(7).
+            os.write(group, b"0")
+        os.closerange(3, max(descriptors) + 1)
+        _become(order["uid"])
+        first = os.fork()
+        if first:
+            os._exit(0)
+        _announce()
+        _isolate(config["zygote"])
+        _forget()
+        serve(config)
+    except BaseException as problem:  # noqa: BLE001 - it must never return into the zygote's loop
+        os.write(2, f"{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
+    finally:
+        os._exit(1)
+
+
+def _become(uid: int | None) -> None:
+    """Be another user of the host where the zygote has several; then be nobody's outside of new namespaces."""
+    inside = os.getuid()
+    if uid is not None:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    outside = os.getuid(), os.getgid()
+    # The files below /proc/self belong to root for a process that is not dumpable.
+    kernel.set_dumpable(1)
+    kernel.unshare(_NEW_NAMESPACES)
+    kernel.set_dumpable(1)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{inside} {outside[0]} 1")
+    _write("/proc/self/gid_map", f"{inside} {outside[1]} 1")
+
+
+def _announce() -> None:
+    """Hand the host a pidfd of this process: to look at it, to end it and to see its end, whatever its number."""
+    from array import array
+
+    pidfd = os.pidfd_open(os.getpid())
+    wire = _socket.socket(fileno=1)
+    wire.sendmsg([b"0"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", [pidfd]))])
+    wire.detach()
+    os.close(pidfd)
+
+
+def _isolate(own: dict[str, Any]) -> None:
+    """File systems, network and rights of this sandbox alone."""
+    os.setsid()
+    kernel.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    for target, size in own["tmpfs"]:
+        kernel.mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={size}")
+    _raise_loopback()
+    # No namespaces below this one, whatever the filter says.
+    _write("/proc/sys/user/max_user_namespaces", "0")
+    kernel.drop_capabilities()
+
+
+def _raise_loopback() -> None:
+    import fcntl
+
+    network = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    # struct ifreq, see netdevice(7): a name of 16 bytes, and here 16 bits of flags.
+    request = fcntl.ioctl(network.fileno(), _SIOCGIFFLAGS, b"lo".ljust(40, b"\0"))
+    flags = int.from_bytes(request[16:18], sys.byteorder) | _IFF_UP
+    fcntl.ioctl(network.fileno(), _SIOCSIFFLAGS, request[:16] + flags.to_bytes(2, sys.byteorder) + request[18:])
+    network.close()
+
+
+def _forget() -> None:
+    """Draw anew what all forks of one process would have in common.
+
+    Python's own ``random`` does so by itself after a fork. The hash seed and the addresses stay the same.
+    """
+    seed = os.urandom(32)
+    if "_ssl" in sys.modules:
+        # OpenSSL knows a fork by another process number, and here both are 1.
+        sys.modules["_ssl"].RAND_add(seed, float(len(seed)))
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = seed
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,93 @@
+"""A zygote on the host's side: orders out, sandboxes in. What it does is in ``sandboxes.guest.zygote``.
+
+It forks whatever it is asked to and is told nothing else. Nothing of a driver or of the server here.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+
+from sandboxes.base import Sandbox
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.process import START_SECONDS, PipeStream, Process, Started
+
+IMPORT_SECONDS = 60.0
+"""For everything a profile preloads: half a second for pandas, on a machine that is not busy."""
+_MAX_WORDS = 4096
+
+
+class Zygote:
+    """One running zygote."""
+
+    def __init__(self, sandbox: Sandbox, channel: PipeStream) -> None:
+        """Take a started one; ``ready`` must be awaited before anything else."""
+        self._sandbox = sandbox
+        self._channel = channel
+
+    async def ready(self) -> None:
+        """Wait until it has imported what it was to import.
+
+        Raises:
+            SandboxUnavailable: a module cannot be imported; says why.
+        """
+        attempted = "Preparing sandboxes"
+        fix = "Correct python.preload in the profile, or run `glovebox doctor`."
+        try:
+            with anyio.fail_after(IMPORT_SECONDS):
+                words = (await self._channel.receive(_MAX_WORDS)).decode(errors="replace")
+        except TimeoutError:
+            raise SandboxUnavailable(attempted, f"its imports took longer than {IMPORT_SECONDS:.0f} s", fix) from None
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            await self._sandbox.kill()
+            facts = await self._sandbox.facts()
+            raise SandboxUnavailable(attempted, facts.detail or "the zygote ended before it was ready", fix) from None
+        if words != "ready":
+            raise SandboxUnavailable(attempted, f"a module cannot be imported: {words}", fix)
+
+    async def fork(self, detail: int, entrances: Sequence[Path], uid: int | None = None) -> Process | None:
+        """Have it fork a sandbox; None if what it forked ended before it was one.
+
+        Args:
+            detail: descriptor that becomes its standard error.
+            entrances: files by which it enters its control groups.
+            uid: who it is to be, as the zygote counts users; None for the zygote's own.
+
+        Raises:
+            OSError: something could not be opened, or the zygote is gone.
+        """
+        with ExitStack() as held:
+            ours, theirs = socket.socketpair()
+            held.callback(theirs.close)
+            stream = PipeStream(os.dup(ours.fileno()), ours.detach())
+            try:
+                descriptors = [theirs.fileno(), detail]
+                for entrance in entrances:
+                    descriptors.append(os.open(entrance, os.O_WRONLY | os.O_CLOEXEC))
+                    held.callback(os.close, descriptors[-1])
+                await self._channel.send_descriptors(json.dumps({"uid": uid}).encode(), descriptors)
+                held.close()
+                with anyio.fail_after(START_SECONDS):
+                    pidfd = await stream.receive_descriptor()
+                if pidfd is None:
+                    await stream.aclose()
+                    return None
+                return _process(pidfd, stream)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as problem:
+                await stream.aclose()
+                raise BrokenPipeError(0, "the zygote is gone") from problem
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+                raise
+
+
+def _process(pidfd: int, stream: PipeStream) -> Process:
+    # proc(5), /proc/pid/fdinfo: the number the process has for us.
+    lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+    pid = next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+    return Process(Started(pid=pid, pidfd=pidfd, stream=stream), ours=False)
