@@ -105,6 +105,21 @@ class Sandbox(Protocol):
         """What the host saw so far; complete once the sandbox is dead."""
 
 
+class Source(Protocol):
+    """Where sandboxes of one plan come from that are prepared before their calls."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether ``open`` is quicker here than the driver's own."""
+
+    @property
+    def bytes_each(self) -> int:
+        """About how much memory one of them takes while it waits."""
+
+    def open(self) -> AbstractAsyncContextManager[Sandbox]:
+        """As ``Driver.open``."""
+
+
 class Driver(Protocol):
     """One kind of isolation."""
 
@@ -125,6 +140,13 @@ class Driver(Protocol):
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """Do it. On leaving the context nothing of the sandbox is left, on whichever way it is left.
+
+        Raises:
+            SandboxUnavailable: it could not be started.
+        """
+
+    def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
+        """Where prepared sandboxes come from, for the length of the block; all of them must be closed before it ends.
 
         Raises:
             SandboxUnavailable: it could not be started.

@@ -7,15 +7,15 @@ descriptors of a place it can reach (sandboxes/staging.py). See bwrap(1), user_n
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
 
 from sandboxes import bwrap, cgroup, guest_tree, retired, seccomp
 from sandboxes import runtime as runtimes
-from sandboxes.base import Capabilities, Missing, Plan, Sandbox
+from sandboxes.base import Capabilities, Missing, Plan, Sandbox, Source
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.guest import landlock
 from sandboxes.janitor import Janitor
@@ -29,6 +29,8 @@ SHM_BYTES = 16 * 1024 * 1024
 """Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
 INPUT_BYTES = 64 * 1024 * 1024
 """Size of /input: the broker sends no more than this of earlier artifacts."""
+FORK_BYTES = 4 * 1024 * 1024
+"""About what a forked sandbox takes while it waits, beside what it shares with its zygote."""
 
 # Device nodes bwrap's --dev binds from the host, and the kernel's own file systems: writable, and harmless.
 _DEVICES = ("/dev/full", "/dev/null", "/dev/pts", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/proc")
@@ -57,7 +59,6 @@ class Bubblewrap:
         self._janitor = janitor
         self._kept_groups = _kept_groups()
         self._launcher = bwrap.Launcher(NAME, hierarchy, janitor, one_socket=True)
-        self._zygotes: dict[str, Zygote] = {}
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
@@ -100,9 +101,11 @@ class Bubblewrap:
             "--proc", "/proc",
             "--dev", "/dev",
         ]  # fmt: skip
-        if not zygote:
-            for target, size in own:
+        # A zygote needs no more than a place for what modules write when they are imported.
+        for target, size in own:
+            if not zygote or target == SCRATCH:
                 argv += bwrap.tmpfs(target, size)
+        if not zygote:
             argv += ["--disable-userns"]
         argv += ["--remount-ro", "/dev"]
         for number, mount in enumerate(spec.mounts):
@@ -121,35 +124,28 @@ class Bubblewrap:
         )
         return tuple(argv)
 
-    async def warm(self, plan: Plan) -> None:
-        """Have a zygote for this plan from now on: what ``open`` does is then forked from it."""
-        if plan.digest in self._zygotes:
-            return
-        runtime = self._usable()
-        directories = {"root": runtime.root, "guest": runtime.guest}
-        zygote_plan = replace(plan, action={**plan.action, "argv": plan.action["zygote"]})
-        stack = AsyncExitStack()
-        sandbox = await stack.enter_async_context(
-            self._launcher.open(zygote_plan, directories, {"seccomp": seccomp.bpf_for_zygote()})
-        )
-        zygote = Zygote(sandbox, sandbox.channel)
-        await zygote.ready()
-        self._zygotes[plan.digest] = zygote
-        self._stack = stack
-
-    def _usable(self) -> Runtime:
+    def _directories(self) -> dict[str, Path]:
         if self._runtime is None:
             raise SandboxUnavailable("Starting a bubblewrap sandbox", "there is no runtime", SETUP)
-        return self._runtime
+        return {"root": self._runtime.root, "guest": self._runtime.guest}
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Driver.open``."""
-        zygote = self._zygotes.get(plan.digest)
-        if zygote is not None:
-            return self._launcher.fork(plan, zygote)
-        runtime = self._usable()
-        directories = {"root": runtime.root, "guest": runtime.guest}
-        return self._launcher.open(plan, directories, {"seccomp": seccomp.bpf()})
+        return self._launcher.open(plan, self._directories(), {"seccomp": seccomp.bpf()})
+
+    @asynccontextmanager
+    async def source(self, plan: Plan) -> AsyncIterator[Source]:
+        """See ``Driver.source``: a zygote of this plan."""
+        outer = replace(plan, action={**plan.action, "argv": plan.action["zygote"]})
+        async with self._launcher.open(outer, self._directories(), {"seccomp": seccomp.bpf_for_zygote()}) as sandbox:
+            zygote = Zygote(sandbox.channel)
+            try:
+                await zygote.ready()
+            except anyio.EndOfStream:
+                await sandbox.kill()
+                words = (await sandbox.facts()).detail or "it ended without a word"
+                raise SandboxUnavailable("Starting a zygote", words, "Run `glovebox doctor`.") from None
+            yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote)
 
     def holding(self) -> AbstractContextManager[None]:
         """Keep our guest from being removed by the setup of another version, for the length of the block."""
@@ -158,6 +154,21 @@ class Bubblewrap:
     async def close(self) -> None:
         """End what starts sandboxes, and remove this server's control groups."""
         await self._launcher.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forking:
+    """The source whose sandboxes are forked from one zygote."""
+
+    launcher: bwrap.Launcher
+    plan: Plan
+    zygote: Zygote
+    quick: bool = True
+    bytes_each: int = FORK_BYTES
+
+    def open(self) -> AbstractAsyncContextManager[Sandbox]:
+        """See ``Source.open``."""
+        return self.launcher.fork(self.plan, self.zygote)
 
 
 @asynccontextmanager

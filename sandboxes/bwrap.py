@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Self
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 
 from sandboxes import cgroup, mounts, userns
@@ -243,7 +242,7 @@ class BwrapSandbox:
     ) -> None:
         """Take over a process: bwrap itself, or what a zygote ``forked``, which is the sandbox's first."""
         self.id = name
-        self.channel: anyio.abc.ByteStream = process.stream
+        self.channel = process.stream
         self._forked = forked
         self._process = process
         self._group = group

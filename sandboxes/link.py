@@ -227,6 +227,11 @@ class Link:
                 self._sent = anyio.Event()
                 await self._channel.send(frames)
 
+    async def quiet(self) -> None:
+        """Return when a guest that was asked nothing has ended, or has spoken all the same: it is of no use then."""
+        with suppress(*_GONE):
+            await self._channel.receive(_READ)
+
     async def ready(self) -> Measured:
         """Wait until the guest is ready; returns what it measured.
 

@@ -54,7 +54,18 @@ def host_namespaces() -> Mapping[str, int]:
     return {name: namespace_number(str(Path(f"/proc/self/ns/{name}").readlink())) for name in NAMESPACES}
 
 
-async def prove(sandbox: Sandbox, plan: Plan) -> tuple[Link, Measured, Attestation]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proved:
+    """A sandbox whose guest is ready, and what was measured of it."""
+
+    sandbox: Sandbox
+    plan: Plan
+    link: Link
+    measured: Measured
+    attestation: Attestation
+
+
+async def prove(sandbox: Sandbox, plan: Plan) -> Proved:
     """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
 
     Raises:
@@ -70,18 +81,18 @@ async def prove(sandbox: Sandbox, plan: Plan) -> tuple[Link, Measured, Attestati
         await sandbox.kill()
         facts = await sandbox.facts()
         raise _unavailable(facts.detail or "the guest ended before it was ready") from None
-    return link, measured, attest(plan.expected, measured, await sandbox.outside(), host_namespaces())
+    attestation = attest(plan.expected, measured, await sandbox.outside(), host_namespaces())
+    return Proved(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
 
 
-async def run(
-    sandbox: Sandbox, link: Link, plan: Plan, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks
-) -> Outcome:
+async def run(proved: Proved, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks) -> Outcome:
     """Run one job to its end, or until its time is up.
 
     Raises:
         SandboxUnavailable: the sandbox died under the program, or broke the protocol.
         UnsupportedSpec: the workspace cannot be copied within the limits; the program was not started.
     """
+    sandbox, link, plan = proved.sandbox, proved.link, proved.plan
     limits = plan.spec.limits
     wall = min(limits.wall_seconds, job.wall_seconds or limits.wall_seconds)
     streams = _Streams(limits.stream_bytes, hooks, overlay=plan.spec.overlay)

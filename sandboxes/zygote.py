@@ -12,7 +12,6 @@ from pathlib import Path
 
 import anyio
 
-from sandboxes.base import Sandbox
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.process import START_SECONDS, PipeStream, Process, Started
 
@@ -24,9 +23,8 @@ _MAX_WORDS = 4096
 class Zygote:
     """One running zygote."""
 
-    def __init__(self, sandbox: Sandbox, channel: PipeStream) -> None:
-        """Take a started one; ``ready`` must be awaited before anything else."""
-        self._sandbox = sandbox
+    def __init__(self, channel: PipeStream) -> None:
+        """Take the socket to a started one; ``ready`` must be awaited before anything else."""
         self._channel = channel
 
     async def ready(self) -> None:
@@ -34,20 +32,17 @@ class Zygote:
 
         Raises:
             SandboxUnavailable: a module cannot be imported; says why.
+            anyio.EndOfStream: it ended without a word.
         """
-        attempted = "Preparing sandboxes"
-        fix = "Correct python.preload in the profile, or run `glovebox doctor`."
+        attempted = "Importing what a profile preloads"
+        fix = "Correct python.preload in the profile, or install the module in the sandboxes' Python."
         try:
             with anyio.fail_after(IMPORT_SECONDS):
                 words = (await self._channel.receive(_MAX_WORDS)).decode(errors="replace")
         except TimeoutError:
-            raise SandboxUnavailable(attempted, f"its imports took longer than {IMPORT_SECONDS:.0f} s", fix) from None
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            await self._sandbox.kill()
-            facts = await self._sandbox.facts()
-            raise SandboxUnavailable(attempted, facts.detail or "the zygote ended before it was ready", fix) from None
+            raise SandboxUnavailable(attempted, f"it took longer than {IMPORT_SECONDS:.0f} seconds", fix) from None
         if words != "ready":
-            raise SandboxUnavailable(attempted, f"a module cannot be imported: {words}", fix)
+            raise SandboxUnavailable(attempted, words, fix)
 
     async def fork(self, detail: int, entrances: Sequence[Path], uid: int | None = None) -> Process | None:
         """Have it fork a sandbox; None if what it forked ended before it was one.

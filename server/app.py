@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import anyio
 from profiles.loader import SHIPPED, ProfileSet, load
 from profiles.model import Effect, Profile
 from sandboxes import drivers
+from sandboxes import pool as pools
 from sandboxes.owner import new_owner
 from server.arguments import validated
 from server.artifacts.store import ArtifactStore
-from server.audit.events import ProfileLoaded, ServerStarted, ServerStopped
+from server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from server.audit.log import AuditLog
 from server.broker import Broker
 from server.errors import AuditUnavailable, InvalidArguments
@@ -121,6 +123,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
         AuditLog.open(settings.state_dir / "audit", server_id) as audit,
         store,
         drivers.opened(settings.data_dir, server_id) as available,
+        pools.opened(partial(_record, audit)) as pool,
         anyio.create_task_group() as tasks,
     ):
         await audit.append(
@@ -140,6 +143,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
             tools=TOOLS,
             profiles=profiles,
             drivers=available,
+            pool=pool,
             audit=audit,
             receipts=Office(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
@@ -166,3 +170,9 @@ async def _sweep(store: ArtifactStore) -> None:
     while True:
         await anyio.sleep(_SWEEP_SECONDS)
         await store.sweep()
+
+
+async def _record(audit: AuditLog, event: pools.PoolEvent) -> None:
+    # What calls need of the log they write themselves, and hear of it there.
+    with suppress(AuditUnavailable):
+        await audit.append(PoolChanged(**asdict(event)))

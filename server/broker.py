@@ -18,12 +18,13 @@ from profiles.loader import ProfileSet
 from profiles.model import Profile
 from sandboxes import run as running
 from sandboxes.attestation import made_with
-from sandboxes.base import Driver, Plan, Sandbox
+from sandboxes.base import Driver
 from sandboxes.drivers import Drivers
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
-from sandboxes.link import Link
 from sandboxes.measure import told
 from sandboxes.outcome import Outcome
+from sandboxes.pool import Pool
+from sandboxes.run import Proved
 from server.answers import answered, refused
 from server.artifacts.record import ArtifactsUnavailable
 from server.artifacts.store import ArtifactStore
@@ -51,6 +52,7 @@ class Broker:
     tools: Mapping[str, Tool]
     profiles: ProfileSet
     drivers: Drivers
+    pool: Pool
     audit: AuditLog
     receipts: Office
     artifacts: ArtifactStore
@@ -114,17 +116,18 @@ class Broker:
         inputs: list[tuple[Input, bytes]],
         listener: Listener,
     ) -> CallResult:
-        # A sandbox made for a call that waits must not import what the program may not need: that is for prepared ones.
-        spec = replace(to_spec(profile, workspace=self.workspace), preload=())
+        spec = to_spec(profile, workspace=self.workspace)
         driver, plan = await self.drivers.choose(profile.isolation, spec)
+        # A sandbox made for a call that waits must not import what the program may not need: that is for prepared ones.
+        _, cold = await self.drivers.choose((driver.name,), replace(spec, preload=())) if spec.preload else (driver, plan)
         listener.progress(f"Starting a {driver.name} sandbox")
         async with (
             self.artifacts.collect(call, spec.limits) as collection,
             Collector(collection, log, call) as collector,
         ):
             gate = gate_for(profile, log, call)
-            async with driver.open(plan) as sandbox:
-                link = await _proved(log, call, driver, plan, sandbox)
+            async with self.pool.take(driver, plan, cold) as proved:
+                await _announce(log, call, driver, proved)
                 listener.progress("Running")
                 hooks = running.Hooks(
                     file=collector.accept,
@@ -132,7 +135,7 @@ class Broker:
                     printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
                 )
                 files = [(each.name, content) for each, content in inputs]
-                outcome = await running.run(sandbox, link, plan, tool.job(call.arguments), inputs=files, hooks=hooks)
+                outcome = await running.run(proved, tool.job(call.arguments), inputs=files, hooks=hooks)
             delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
         isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
         finished = _finished(call, outcome, profile, gate)
@@ -143,19 +146,18 @@ class Broker:
         )  # fmt: skip
 
 
-async def _proved(log: Ledger, call: ToolCall, driver: Driver, plan: Plan, sandbox: Sandbox) -> Link:
-    """The link to a guest whose isolation is what was planned; the record of it is on disk."""
-    link, measured, attestation = await running.prove(sandbox, plan)
-    differences = attestation.differences
+async def _announce(log: Ledger, call: ToolCall, driver: Driver, proved: Proved) -> None:
+    """Put on disk which sandbox the call gets, and refuse one whose isolation is not what was planned."""
+    plan, differences = proved.plan, proved.attestation.differences
     await log.append(
         SandboxStarted(
             call_id=call.id,
-            sandbox_id=sandbox.id,
+            sandbox_id=proved.sandbox.id,
             driver=plan.driver,
             level=plan.level,
             plan_digest=plan.digest,
-            fields=attestation.rows,
-            measured=measured.model_dump(mode="json"),
+            fields=proved.attestation.rows,
+            measured=proved.measured.model_dump(mode="json"),
             host=made_with(driver, plan),
             verified=not differences,
         )
@@ -166,7 +168,6 @@ async def _proved(log: Ledger, call: ToolCall, driver: Driver, plan: Plan, sandb
             f"it is not what was planned ({told(differences)})",
             "Run `glovebox doctor`.",
         )
-    return link
 
 
 async def _last_word(log: Ledger, event: LastWord) -> None:

@@ -54,10 +54,10 @@ async def program(
     """Run one Python program as a call would."""
     plan = plan or driver.plan(spec())
     async with driver.open(plan) as sandbox:
-        link, _, attestation = await run.prove(sandbox, plan)
+        proved = await run.prove(sandbox, plan)
         job = Job(kind="python", payload={"code": code})
-        outcome = await run.run(sandbox, link, plan, job, inputs=[], hooks=run.Hooks(file=no_files))
-        return outcome, await sandbox.facts(), attestation.differences
+        outcome = await run.run(proved, job, inputs=[], hooks=run.Hooks(file=no_files))
+        return outcome, await sandbox.facts(), proved.attestation.differences
 
 
 def instead_of_guest(plan: Plan, argv: Sequence[str], change: Callable[[dict[str, Any]], object] | None = None) -> Plan:

@@ -116,15 +116,15 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
     try:
         async with driver.open(plan) as sandbox:
             identity = sandbox.id
-            link, measured, attestation = await run.prove(sandbox, plan)
-            namespaces = measured.namespaces
+            proved = await run.prove(sandbox, plan)
+            namespaces = proved.measured.namespaces
             # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
             seen.watched = bool(processes(namespaces) or _groups(identity))
-            if attestation.differences:
-                seen.unavailable = f"the isolation is not what was planned: {attestation.differences}"
+            if differences := proved.attestation.differences:
+                seen.unavailable = f"the isolation is not what was planned: {differences}"
             else:
                 job = Job(kind="python", payload={"code": text})
-                seen.outcome = await run.run(sandbox, link, plan, job, inputs=[EARLIER], hooks=run.Hooks(file=file))
+                seen.outcome = await run.run(proved, job, inputs=[EARLIER], hooks=run.Hooks(file=file))
     except SandboxUnavailable as problem:
         seen.unavailable = str(problem)
     seen.left = await left(namespaces, identity)

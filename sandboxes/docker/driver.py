@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from sandboxes.base import Capabilities, Facts, Plan
+from sandboxes.base import Capabilities, Facts, Plan, Source
 from sandboxes.docker import plan as plans
 from sandboxes.docker import probe, usage
 from sandboxes.docker.engine import Engine, host_from_environment
@@ -23,8 +23,13 @@ from sandboxes.errors import SandboxUnavailable
 from sandboxes.outside import Outside, look, unseen
 from sandboxes.owner import new_owner
 from sandboxes.seccomp import docker_profile
+from sandboxes.source import starting
 from sandboxes.spec import SandboxSpec
 
+READY_BYTES = 12 * 1024 * 1024
+"""About what a container takes while it waits."""
+PRELOADED_BYTES = 40 * 1024 * 1024
+"""The same of imported modules, pandas for instance."""
 OWNER_LABEL = plans.LABEL + "owner"
 """On every container: which server process made it (see ``sandboxes.owner``)."""
 SANDBOX_LABEL = plans.LABEL + "sandbox"
@@ -227,6 +232,10 @@ class DockerDriver:
                     await stream.aclose()
         finally:
             await connection.remover.take(name)
+
+    def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
+        """See ``Driver.source``."""
+        return starting(self.open, plan, READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload))
 
     def _connected(self) -> _Connection:
         fatal = next((missing for missing in self._capabilities.missing if missing.fatal), None)

@@ -18,6 +18,7 @@ _INSTRUCTION_BYTES = 8
 _PR_CAPBSET_READ = 23
 _PR_CAPBSET_DROP = 24
 _EINVAL = 22
+_MADV_COLLAPSE = 25
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x2008_0522, 0)
 """Version 3 of capset(2), for the calling thread."""
 _NO_CAPABILITIES = bytes(24)
@@ -37,6 +38,14 @@ class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - no
     _type_ = "i"
 
 
+class _Pointer(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
+    _type_ = "P"
+
+
+class _Size(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
+    _type_ = "L"
+
+
 class _LongFunction(_ctypes.CFuncPtr):
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = _Long
@@ -52,6 +61,7 @@ _syscall = _LongFunction(_ctypes.dlsym(_self, "syscall"))
 _prctl = _Function(_ctypes.dlsym(_self, "prctl"))
 _unshare = _Function(_ctypes.dlsym(_self, "unshare"))
 _mount = _Function(_ctypes.dlsym(_self, "mount"))
+_madvise = _Function(_ctypes.dlsym(_self, "madvise"))
 _capset = _Function(_ctypes.dlsym(_self, "capset"))
 
 
@@ -93,6 +103,11 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
     """Mount a file system, see mount(2). Raises OSError."""
     words = (source.encode(), target.encode(), kind.encode(), flags, data.encode())
     _checked(f"mount({kind or flags} at {target})", _mount(*words))
+
+
+def collapse(address: int, size: int) -> bool:
+    """Ask the kernel to put memory into huge pages now; whether it did."""
+    return _madvise(_Pointer(address), _Size(size), _MADV_COLLAPSE) == 0
 
 
 def drop_capabilities() -> None:

@@ -31,6 +31,8 @@ _ORDER_BYTES = 4096
 _ORDER_DESCRIPTORS = 8
 """Wire, standard error, and a file for each of at most three control groups."""
 _INT_BYTES = 4
+_HUGE = 2 * 1024 * 1024
+"""Bytes of a huge page."""
 _NEW_NAMESPACES = (
     0x1000_0000  # CLONE_NEWUSER: the others belong to it, and nobody outside is anybody in it
     | 0x0002_0000  # CLONE_NEWNS
@@ -61,6 +63,7 @@ def main() -> None:
     # Objects that are there now are in every fork; the collector would write to each of their pages.
     gc.collect()
     gc.freeze()
+    _collapse()
     orders.sendall(b"ready")
     while True:
         order, descriptors = _next(orders)
@@ -71,6 +74,21 @@ def main() -> None:
             _leave(loads(order.decode()), descriptors, config)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _collapse() -> None:
+    """Put what is in memory into huge pages: a fork then copies one entry where it would copy 512.
+
+    See madvise(2), MADV_COLLAPSE; a kernel that has none leaves everything as it is.
+    """
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
+        maps = [line.split() for line in lines]
+    for where, rights, *_ in maps:
+        if rights.startswith("rw"):
+            first, last = (int(each, 16) for each in where.split("-"))
+            first, last = -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
+            if first < last:
+                kernel.collapse(first, last - first)
 
 
 def _next(orders: _socket.socket) -> tuple[bytes, list[int]]:

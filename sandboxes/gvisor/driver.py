@@ -10,15 +10,20 @@ import anyio
 
 from sandboxes import bwrap, cgroup, retired
 from sandboxes import runtime as runtimes
-from sandboxes.base import Capabilities, Driver, Missing, Plan, Sandbox
+from sandboxes.base import Capabilities, Driver, Missing, Plan, Sandbox, Source
 from sandboxes.docker.driver import DockerDriver
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.gvisor import plan as plans
 from sandboxes.janitor import Janitor
 from sandboxes.link import Link
 from sandboxes.runtime import SETUP, Runtime
+from sandboxes.source import starting
 from sandboxes.spec import Limits, SandboxSpec
 
+READY_BYTES = 36 * 1024 * 1024
+"""About what a sandbox takes while it waits, its kernel included."""
+PRELOADED_BYTES = 40 * 1024 * 1024
+"""The same of imported modules, pandas for instance."""
 MINIMUM = 20240729
 """The release this was tried with, Debian 13's; one of 2022 (Debian 12's) starts programs in other ways."""
 
@@ -78,6 +83,10 @@ class Gvisor:
             raise SandboxUnavailable("Starting a gvisor sandbox", "there is no runtime", SETUP)
         directories = {"root": runtime.root, "guest": runtime.guest}
         return self._launcher.open(plan, directories, {"config": plans.config_file(plan)})
+
+    def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
+        """See ``Driver.source``."""
+        return starting(self.open, plan, READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload))
 
     def holding(self) -> AbstractContextManager[None]:
         """Keep our guest from being removed by the setup of another version, for the length of the block."""

@@ -70,7 +70,7 @@ def _any(_: Line) -> bool:
 def _of_a_call(line: Line) -> bool:
     """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
     kind = line.record.kind if line.record else ""
-    return not kind.startswith("server.") and kind != "profile.loaded"
+    return not kind.startswith(("server.", "profile.", "pool."))
 
 
 def _reach(directory: Path, count: int, wanted: _Wanted) -> int:

@@ -76,6 +76,26 @@ class ProfileLoaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolChanged(Event):
+    """Sandboxes of a plan are prepared ahead of their calls, or no longer."""
+
+    kind: ClassVar[str] = "pool.changed"
+
+    what: str
+    """``opened``, ``limited`` (by the host's memory), ``failed``, ``recovered`` or ``cleared``."""
+    driver: str
+    """The driver that prepares them."""
+    plan_digest: str
+    """Digest of their plan."""
+    ready: int
+    """How many wait."""
+    most: int
+    """How many may."""
+    reason: str = ""
+    """Why, where that is not plain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One artifact of an earlier call that this call was given."""
 
@@ -326,6 +346,7 @@ EVENTS: Mapping[str, type[Event]] = {
         ServerStarted,
         ServerStopped,
         ProfileLoaded,
+        PoolChanged,
         CallDecided,
         SandboxStarted,
         EgressDecided,

@@ -67,7 +67,7 @@ async def test_a_weaker_container_is_noticed(
         host = {**plan.action["HostConfig"], field: value}
         weaker = replace(plan, action={**plan.action, "HostConfig": host, "NetworkDisabled": field != "NetworkMode"})
         async with driver.open(weaker) as sandbox:
-            _, _, attestation = await run.prove(sandbox, weaker)
+            attestation = (await run.prove(sandbox, weaker)).attestation
     assert difference in {each.field for each in attestation.differences}
 
 
@@ -83,7 +83,7 @@ async def test_a_limit_that_the_engine_did_not_set_is_noticed(field: str, value:
             other = replace(plan, action={**plan.action, "HostConfig": changed})
             async with driver.open(other) as sandbox:
                 sandbox._action = plan.action
-                _, _, attestation = await run.prove(sandbox, plan)
+                attestation = (await run.prove(sandbox, plan)).attestation
             assert {each.field for each in attestation.differences} == expected
 
 

@@ -1,0 +1,319 @@
+"""Sandboxes prepared ahead of their calls: each is proved while it waits, used once, and gone after it.
+
+One shelf for each plan that is in use. How many wait on it follows demand, below a ceiling that follows the host's
+memory; what cannot be prepared is started for its call as if there were no pool. Nothing of the server here.
+"""
+
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.abc
+import structlog
+
+from sandboxes import mounts
+from sandboxes.base import Driver, Plan, Source
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.measure import told
+from sandboxes.run import Proved, prove
+
+MOST_READY = 16
+"""On one shelf: as many as calls run at one time, so a full turn of them finds its sandboxes waiting."""
+MEMORY_SHARE = 8
+"""At most one part in so many of the memory the host has left is given to sandboxes that wait, for each shelf."""
+LOOK_SECONDS = 10.0
+"""Between two looks at demand, memory and age."""
+IDLE_SECONDS = 600.0
+"""A shelf nobody takes from is cleared: a pause for thought keeps it, a night does not."""
+RENEW_SECONDS = 1800.0
+"""A source is started anew after this: what its forks share (addresses, hash seed) is shared no longer than that."""
+RETRY_SECONDS = (1.0, 30.0)
+"""After a source failed it is tried again when it is next wanted: at first after the first, at last after the second."""
+MAKERS = 2 * (os.cpu_count() or 1)
+"""Sandboxes being started at one time, for the pool and for calls that found nothing ready: more would only be slower."""
+
+What = Literal["opened", "limited", "failed", "recovered", "cleared"]
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvent:
+    """A change of the pool that a reader of the log may ask about."""
+
+    what: What
+    driver: str
+    plan_digest: str
+    ready: int
+    """Sandboxes that wait."""
+    most: int
+    """How many may."""
+    reason: str = ""
+
+
+Tell = Callable[[PoolEvent], Awaitable[None]]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiting:
+    """A prepared sandbox on its shelf."""
+
+    proved: Proved
+    places: tuple[object, ...]
+    watch: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    unwatched: anyio.Event = field(default_factory=anyio.Event)
+    returned: anyio.Event = field(default_factory=anyio.Event)
+    taken: bool = False
+    ended: bool = False
+
+
+class _Shelf:
+    """The sandboxes of one plan."""
+
+    def __init__(self, driver: Driver, plan: Plan) -> None:
+        self.driver = driver
+        self.plan = plan
+        self.waiting: deque[_Waiting] = deque()
+        self.preparing = 0
+        self.wanted = 1
+        self.most = MOST_READY
+        self.misses = 0
+        self.lowest = 0
+        self.used = anyio.current_time()
+        self.source: Source | None = None
+        self.tended = False
+        self.failures = 0
+        self.not_before = 0.0
+        self.problem: SandboxUnavailable | None = None
+        self.changed = anyio.Event()
+
+    @property
+    def room(self) -> int:
+        """How many more are to be prepared now."""
+        return min(self.wanted, self.most) - len(self.waiting) - self.preparing
+
+    def wake(self) -> None:
+        """Have whoever tends it look at it."""
+        self.changed.set()
+
+    def pop(self) -> _Waiting | None:
+        """The one that has waited longest and is still what was asked for."""
+        self.used = anyio.current_time()
+        found = None
+        places = _places(self.plan) if self.waiting else ()
+        while self.waiting and found is None:
+            first = self.waiting.popleft()
+            first.taken = first.places == places
+            first.watch.cancel()
+            found = first if first.taken else None
+        if found is None:
+            # Twice as many, so that a burst is met in a few steps; fewer again when they are not taken.
+            self.misses += 1
+            self.wanted = min(self.wanted * 2, MOST_READY)
+        self.lowest = min(self.lowest, len(self.waiting))
+        self.wake()
+        return found
+
+
+class Pool:
+    """The prepared sandboxes of one server. Open it with ``opened``."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell) -> None:
+        """Take the task group everything lives in, and who hears of changes."""
+        self._tasks = tasks
+        self._tell = tell
+        self._shelves: dict[tuple[str, str], _Shelf] = {}
+        self._makers = anyio.CapacityLimiter(MAKERS)
+
+    def prepare(self, driver: Driver, plan: Plan) -> None:
+        """Have sandboxes of this plan ready from now on, as long as they are used."""
+        self._tended(driver, plan)
+
+    @asynccontextmanager
+    async def take(self, driver: Driver, plan: Plan, cold: Plan) -> AsyncIterator[Proved]:
+        """A proved sandbox for one call: one that waits, else one that is started now.
+
+        Args:
+            driver: whose it is.
+            plan: what is prepared ahead.
+            cold: the plan of a sandbox that is started for this call alone, where nothing could be prepared.
+
+        Raises:
+            SandboxUnavailable: it could not be started, or did not get ready.
+        """
+        shelf = self._tended(driver, plan)
+        while (found := shelf.pop()) is not None:
+            try:
+                await found.unwatched.wait()
+                if not found.ended:
+                    yield found.proved
+                    return
+            finally:
+                found.returned.set()
+        async with AsyncExitStack() as stack:
+            async with self._makers:
+                proved = await self._make(shelf, stack, cold)
+            yield proved
+
+    async def _make(self, shelf: _Shelf, stack: AsyncExitStack, cold: Plan) -> Proved:
+        if shelf.source is not None and shelf.source.quick:
+            try:
+                sandbox = await stack.enter_async_context(shelf.source.open())
+                return await prove(sandbox, shelf.plan)
+            except SandboxUnavailable as problem:
+                _log.warning("a zygote failed; the call gets a sandbox of its own", reason=problem.reason)
+        return await prove(await stack.enter_async_context(shelf.driver.open(cold)), cold)
+
+    def _tended(self, driver: Driver, plan: Plan) -> _Shelf:
+        key = (driver.name, plan.digest)
+        shelf = self._shelves.get(key)
+        if shelf is None or shelf.driver is not driver:
+            shelf = self._shelves[key] = _Shelf(driver, plan)
+        if not shelf.tended and anyio.current_time() >= shelf.not_before:
+            shelf.tended = True
+            self._tasks.start_soon(self._tend, shelf)
+        return shelf
+
+    async def _tend(self, shelf: _Shelf) -> None:
+        """Keep a shelf filled until nobody takes from it any more, or until its source fails."""
+        shelf.problem = None
+        try:
+            async with shelf.driver.source(shelf.plan) as source, anyio.create_task_group() as keepers:
+                await self._say("recovered" if shelf.failures else "opened", shelf)
+                shelf.source = source
+                try:
+                    await self._fill(shelf, source, keepers)
+                finally:
+                    # From here on the shelf may be tended anew, while calls still use what they took from this source.
+                    self._leave(shelf)
+        except SandboxUnavailable as problem:
+            shelf.problem = problem
+            self._leave(shelf)
+        if shelf.problem is None:
+            shelf.failures = 0
+            await self._say("cleared", shelf, "nobody took from it for a while, or it is started anew")
+            return
+        shelf.failures += 1
+        shelf.not_before = anyio.current_time() + min(RETRY_SECONDS[0] * 2**shelf.failures, RETRY_SECONDS[1])
+        if shelf.failures == 1:
+            await self._say("failed", shelf, f"{shelf.problem.attempted}: {shelf.problem.reason}")
+
+    def _leave(self, shelf: _Shelf) -> None:
+        shelf.source = None
+        shelf.tended = False
+        while shelf.waiting:
+            shelf.waiting.pop().watch.cancel()
+
+    async def _fill(self, shelf: _Shelf, source: Source, keepers: anyio.abc.TaskGroup) -> None:
+        began = looked = anyio.current_time()
+        shelf.most = _most(source)
+        while shelf.problem is None and not _over(shelf, began):
+            shelf.changed = anyio.Event()
+            for _ in range(shelf.room):
+                shelf.preparing += 1
+                keepers.start_soon(self._keep, shelf, source)
+            with anyio.move_on_after(max(0.0, looked + LOOK_SECONDS - anyio.current_time())):
+                await shelf.changed.wait()
+                continue
+            looked = anyio.current_time()
+            await self._look(shelf, source)
+
+    async def _look(self, shelf: _Shelf, source: Source) -> None:
+        """Follow demand and memory."""
+        if not shelf.misses and shelf.lowest > 0 and shelf.wanted > 1:
+            shelf.wanted -= 1
+        shelf.misses, shelf.lowest = 0, len(shelf.waiting)
+        before, shelf.most = shelf.most, _most(source)
+        if shelf.most < shelf.wanted and shelf.most < before:
+            await self._say("limited", shelf, "the host has little memory left")
+        while len(shelf.waiting) > min(shelf.wanted, shelf.most):
+            shelf.waiting.pop().watch.cancel()
+
+    async def _keep(self, shelf: _Shelf, source: Source) -> None:
+        """Prepare one sandbox, and hold it until it has been used, or is of no use."""
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    async with self._makers:
+                        places = _places(shelf.plan)
+                        proved = await prove(await stack.enter_async_context(source.open()), shelf.plan)
+                finally:
+                    shelf.preparing -= 1
+                if proved.attestation.differences:
+                    words = told(proved.attestation.differences)
+                    raise SandboxUnavailable("Preparing a sandbox", f"it is not what was planned ({words})", "")
+                await _held(shelf, _Waiting(proved=proved, places=places))
+        except SandboxUnavailable as problem:
+            # Not raised: calls are using what others of this shelf hold.
+            shelf.problem = problem
+            shelf.wake()
+
+    async def _say(self, what: What, shelf: _Shelf, reason: str = "") -> None:
+        await self._tell(
+            PoolEvent(
+                what=what,
+                driver=shelf.driver.name,
+                plan_digest=shelf.plan.digest,
+                ready=len(shelf.waiting),
+                most=shelf.most,
+                reason=reason,
+            )
+        )
+
+
+@asynccontextmanager
+async def opened(tell: Tell) -> AsyncIterator[Pool]:
+    """A pool, for the length of the block; nothing of it is left after it."""
+    async with anyio.create_task_group() as tasks:
+        yield Pool(tasks, tell)
+        tasks.cancel_scope.cancel()
+
+
+async def _held(shelf: _Shelf, waiting: _Waiting) -> None:
+    """Let one wait on its shelf until it is taken and given back, or of no use to anybody."""
+    shelf.waiting.append(waiting)
+    with waiting.watch:
+        await waiting.proved.link.quiet()
+        waiting.ended = True
+    if waiting.taken:
+        waiting.unwatched.set()
+        await waiting.returned.wait()
+    elif waiting in shelf.waiting:
+        # It has ended, or spoke unasked. Whatever it is, nobody gets it.
+        shelf.waiting.remove(waiting)
+        shelf.wake()
+
+
+def _over(shelf: _Shelf, began: float) -> bool:
+    now = anyio.current_time()
+    return now - shelf.used >= IDLE_SECONDS or now - began >= RENEW_SECONDS
+
+
+def _places(plan: Plan) -> tuple[object, ...]:
+    """What the plan's mounts lead to now: a directory that was replaced since is not what is mounted."""
+    found: list[object] = []
+    for mount in plan.spec.mounts:
+        try:
+            status = os.stat(mount.source)  # noqa: PTH116 - of a few microseconds each counts
+        except OSError as problem:
+            found.append(problem.errno)
+        else:
+            found.append((status.st_dev, status.st_ino, tuple(mounts.inside(mount.source))))
+    return tuple(found)
+
+
+def _most(source: Source) -> int:
+    return min(MOST_READY, _available_bytes() // MEMORY_SHARE // source.bytes_each)
+
+
+def _available_bytes() -> int:
+    """What the host can give without swapping, see proc_meminfo(5)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
