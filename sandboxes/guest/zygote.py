@@ -4,8 +4,8 @@ It is process 1 of an outer sandbox and takes orders from the host alone. No byt
 it: what it forks moves into namespaces of its own before it is a guest, and from there talks to the host over a wire of
 its own. Never imported by what runs untrusted code.
 
-Steps of a fork, each in a function below: into its control groups, into a user of its own, into new namespaces; then
-a second fork, because a new pid namespace begins with the next child; mounts; no capabilities; filter; guest.
+Steps of a fork, below in this order: who it is to be; new namespaces, with the fork itself; its control groups; what it
+mounts; no capabilities; nothing drawn by chance that others have too; then it is a guest like any other.
 See user_namespaces(7), pid_namespaces(7), mount_namespaces(7).
 """
 
@@ -40,8 +40,8 @@ _NEW_NAMESPACES = (
     | 0x4000_0000  # CLONE_NEWNET
     | 0x0800_0000  # CLONE_NEWIPC
     | 0x0400_0000  # CLONE_NEWUTS
-    | 0x0200_0000  # CLONE_NEWCGROUP
 )
+_CLONE_NEWCGROUP = 0x0200_0000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
@@ -51,6 +51,7 @@ def main() -> None:
     config = loads(sys.argv[-1])
     sys.path.extend(config["path"])
     orders = _socket.socket(fileno=0)
+    own = os.getuid()
     # Nobody waits for what is forked: the host sees its end by a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -69,11 +70,23 @@ def main() -> None:
         order, descriptors = _next(orders)
         if not order:
             return
-        if os.fork() == 0:
+        outside = loads(order.decode())["uid"] or own
+        _be(outside)
+        if kernel.fork_into(_NEW_NAMESPACES) == 0:
             orders.detach()
-            _leave(loads(order.decode()), descriptors, config)
+            _leave(descriptors, own, outside, config)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _be(uid: int) -> None:
+    """Be the user of the host that the next sandbox is to be, where this zygote has several."""
+    if uid != os.getuid():
+        # What is saved is what this process may become again; it is not root in any namespace, so it keeps its rights.
+        os.setresgid(uid, uid, -1)
+        os.setresuid(uid, uid, -1)
+        # The files below /proc/self belong to root for a process that is not dumpable.
+        kernel.set_dumpable(1)
 
 
 def _collapse() -> None:
@@ -103,8 +116,8 @@ def _next(orders: _socket.socket) -> tuple[bytes, list[int]]:
     return order, list(descriptors)
 
 
-def _leave(order: dict[str, Any], descriptors: list[int], config: dict[str, Any]) -> NoReturn:
-    """In the forked process: out of everything it shares with the zygote, then be a guest. Never returns."""
+def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
+    """In the forked process: out of what it shares with the zygote, then be a guest. Never returns."""
     wire, detail, *groups = descriptors
     try:
         os.dup2(wire, 0)
@@ -114,11 +127,10 @@ def _leave(order: dict[str, Any], descriptors: list[int], config: dict[str, Any]
             # 0 is the writer: a process that moves itself makes nobody wait, see cgroups(7).
             os.write(group, b"0")
         os.closerange(3, max(descriptors) + 1)
-        _become(order["uid"])
-        first = os.fork()
-        if first:
-            os._exit(0)
+        # Now, and not with the others: its root is the group one is in.
+        kernel.unshare(_CLONE_NEWCGROUP)
         _announce()
+        _map_user(inside, outside)
         _isolate(config["zygote"])
         _forget()
         serve(config)
@@ -128,20 +140,11 @@ def _leave(order: dict[str, Any], descriptors: list[int], config: dict[str, Any]
         os._exit(1)
 
 
-def _become(uid: int | None) -> None:
-    """Be another user of the host where the zygote has several; then be nobody's outside of new namespaces."""
-    inside = os.getuid()
-    if uid is not None:
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    outside = os.getuid(), os.getgid()
-    # The files below /proc/self belong to root for a process that is not dumpable.
-    kernel.set_dumpable(1)
-    kernel.unshare(_NEW_NAMESPACES)
-    kernel.set_dumpable(1)
+def _map_user(inside: int, outside: int) -> None:
+    """Have a number in the new user namespace, see user_namespaces(7)."""
     _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{inside} {outside[0]} 1")
-    _write("/proc/self/gid_map", f"{inside} {outside[1]} 1")
+    _write("/proc/self/uid_map", f"{inside} {outside} 1")
+    _write("/proc/self/gid_map", f"{inside} {outside} 1")
 
 
 def _announce() -> None:

@@ -146,7 +146,7 @@ def bpf_for_zygote() -> bytes:
         SandboxUnavailable: As :func:`compile_policy`.
     """
     policy = load()
-    made = Allow(id="zygote", needed_by="the zygote", syscalls=("unshare", "mount"), when=())
+    made = Allow(id="zygote", needed_by="the zygote", syscalls=("clone", "unshare", "mount"), when=())
     prctl = (("PR_SET_SECCOMP", 22), ("PR_CAPBSET_DROP", 24))
     rights = Allow(
         id="zygote-rights",
