@@ -1,6 +1,7 @@
 """The process untrusted code runs in: forked from the guest, with nothing of the guest's in its hands.
 
-It has pipes of its own for output and result, no other descriptor, no way to look into the guest (which is not
+It is forked before there is a job, so that a call does not wait for it: until then it waits for its order, which comes
+from the guest alone. It has pipes of its own for output and result, no other descriptor, no way to look into the guest (which is not
 dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot raise.
 """
 
@@ -11,73 +12,100 @@ import os
 import sys
 
 from sandboxes.guest.kernel import set_dumpable
+from sandboxes.jsontext import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from sandboxes.guest.emit import Emit
 
-    Task = Callable[[dict[str, Any], Emit], int | None]
+    Task = Callable[[Mapping[str, Any], Emit], int | None]
 
 RESULT = 3
 """Descriptor of the result pipe in the child."""
+_ORDER = 4
+"""Descriptor the child waits on; closed before the program starts."""
+_READ = 1024 * 1024
 MAX_OPEN_FILES = 1024
 """The usual soft limit of a login shell; a sandbox needs no more."""
 
 
 class Child:
-    """A running task: its process and the reading ends of its pipes."""
+    """A process that waits for its task, or runs it: its number and the reading ends of its pipes."""
 
-    __slots__ = ("pid", "result", "stderr", "stdout")
+    __slots__ = ("_order", "pid", "result", "stderr", "stdout")
 
-    def __init__(self, pid: int, stdout: int, stderr: int, result: int) -> None:
+    def __init__(self, pid: int, order: int, stdout: int, stderr: int, result: int) -> None:
         self.pid = pid
+        self._order = order
         self.stdout = stdout
         self.stderr = stderr
         self.result = result
 
+    def begin(self, order: Mapping[str, Any]) -> None:
+        """Let it do this, once. Where it is dead already, its end tells."""
+        view = memoryview(dumps(order))
+        try:
+            while view:
+                view = view[os.write(self._order, view) :]
+        except BrokenPipeError:
+            pass
+        os.close(self._order)
 
-def start(task: Task, payload: dict[str, Any], limits: dict[str, int], *, confine: Callable[[], None]) -> Child:
-    """Fork and run ``task(payload, emit)`` in the child; its return value is the exit status (None for 0).
+
+def fork(work: Callable[[dict[str, Any]], Task], *, warm_up: Callable[[], object]) -> Child:
+    """Fork a process that waits for its order, with standard input empty and output in pipes.
 
     Args:
-        task: runs in the child with standard input empty and output in pipes.
-        payload: given to the task.
-        limits: ``cpu_seconds``, and where no cgroup enforces them ``memory_bytes`` and ``pids``.
-        confine: called in the child after everything else is in place, to give up what the task must not have.
+        work: given the order in the child, when it is out of everything it must not have but for the last; returns
+            what to run with the order's ``payload``. The order's ``limits`` are ``cpu_seconds``, and where no control
+            group enforces them ``memory_bytes`` and ``pids``.
+        warm_up: called in the child while it waits, for what every program needs.
     """
+    orders, order = os.pipe()
     ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
     pid = os.fork()
     if pid == 0:
         status = 70  # EX_SOFTWARE: the harness itself failed, which only a bug of ours or lack of memory explains
         try:
-            _become_child(theirs, limits)
-            confine()
-            status = _run(task, payload)
+            _become_child(orders, theirs)
+            warm_up()
+            wanted = _wait(_ORDER)
+            _limit(wanted["limits"])
+            task = work(wanted)
+            status = _run(task, wanted["payload"])
         except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
             _report_failure()
         finally:
             os._exit(status)
-    for descriptor in theirs:
+    for descriptor in (orders, *theirs):
         os.close(descriptor)
-    return Child(pid, *ours)
+    return Child(pid, order, *ours)
 
 
-def _become_child(pipes: tuple[int, ...], limits: dict[str, int]) -> None:
+def _wait(order: int) -> dict[str, Any]:
+    """The order, once it is complete. The guest's end, if it comes first, ends this process as well."""
+    parts = []
+    while part := os.read(order, _READ):
+        parts.append(part)
+    os.close(order)
+    return loads(b"".join(parts).decode())
+
+
+def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     os.setsid()
-    # First out of the way of 0 to 3, then into place: a pipe may itself be numbered 0 to 3.
-    high = [_above(RESULT, descriptor) for descriptor in pipes]
+    # First out of the way of 0 to 4, then into place: a pipe may itself be numbered 0 to 4.
+    high = [_above(_ORDER, descriptor) for descriptor in (*pipes, order)]
     null = os.open("/dev/null", os.O_RDONLY)
     for target, source in enumerate([null, *high]):
         os.dup2(source, target, inheritable=target <= 2)
-    os.closerange(RESULT + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(_ORDER + 1, os.sysconf("SC_OPEN_MAX"))
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _limit(limits)
 
 
 def _above(lowest: int, descriptor: int) -> int:
@@ -108,7 +136,7 @@ def _limit(limits: dict[str, int]) -> None:
         score.write("1000")
 
 
-def _run(task: Task, payload: dict[str, Any]) -> int:
+def _run(task: Task, payload: Mapping[str, Any]) -> int:
     from sandboxes.guest.emit import Emit
 
     # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees what is printed

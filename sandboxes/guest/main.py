@@ -57,15 +57,16 @@ def serve(config: dict[str, Any]) -> NoReturn:
     try:
         loop.send(loop.wire.message("ready", ready))
         # Imported while the host compares and records what was measured, so that nobody waits for it.
-        from sandboxes.guest.work import Inputs, warm_up, work
+        from sandboxes.guest.work import Inputs, ready_child, warm_up, work
 
         # Before the job is read: the host sends it and the first inputs in one go.
         inputs = Inputs(config["input"])
         loop.on_open = inputs.accept
         warm_up()
+        child = ready_child(config)
         while loop.job is None:
             loop.step(None)
-        outcome = work(loop, loop.job, config, inputs)
+        outcome = work(loop, child, loop.job, config, inputs)
         loop.send(loop.wire.message("outcome", outcome))
         # The host reads what the sandbox has used before it ends it; with process 1 the counters would be gone.
         while os.read(wire_in, 4096):

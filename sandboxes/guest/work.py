@@ -63,13 +63,15 @@ class Inputs:
         return _InputFile(self, event.meta["name"])
 
 
-def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Do the job; returns the outcome's body (see ``sandboxes.link.GuestOutcome``)."""
+def work(
+    loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], inputs: Inputs
+) -> dict[str, Any]:
+    """Have the child do the job; returns the outcome's body (see ``sandboxes.link.GuestOutcome``)."""
     started = monotonic()
     while inputs.received < job["inputs"]:
         loop.step(None)
     if not config["overlay"]:
-        return _done(loop, job, config, started, None)
+        return _done(loop, child, job, config, started, None)
     from sandboxes.guest import overlay
 
     limits = job["limits"]
@@ -79,11 +81,16 @@ def work(loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], inputs: 
         )
     except (overlay.TooLarge, OSError) as problem:
         return _not_started(str(problem))
-    return _done(loop, job, config, started, original)
+    return _done(loop, child, job, config, started, original)
 
 
 def _done(
-    loop: Loop, job: Mapping[str, Any], config: Mapping[str, Any], started: float, original: Original | None
+    loop: Loop,
+    child: children.Child,
+    job: Mapping[str, Any],
+    config: Mapping[str, Any],
+    started: float,
+    original: Original | None,
 ) -> dict[str, Any]:
     deadline = started + job["limits"]["wall_seconds"]
     payload = dict(job["payload"])
@@ -101,12 +108,8 @@ def _done(
         proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
         environment = ENVIRONMENT
 
-    def prepare() -> None:
-        os.environ.update(environment)
-        _confine(config)
-
     started = monotonic()
-    child = children.start(_task(job["kind"]), payload, job["limits"], confine=prepare)
+    child.begin({"kind": job["kind"], "payload": payload, "limits": job["limits"], "environment": environment})
     printed = job["limits"]["printed_bytes"]
     relays += [
         Relay(loop, child.stdout, "stdout", printed),
@@ -227,6 +230,20 @@ def warm_up() -> None:
     from sandboxes.guest.jobs import python
 
     del _ast, resource, emit, landlock, writing, python
+
+
+def ready_child(config: Mapping[str, Any]) -> children.Child:
+    """A process for the job, before there is one."""
+    from sandboxes.guest.jobs import python
+
+    def work(order: Mapping[str, Any]) -> children.Task:
+        os.environ.update(order["environment"])
+        task = _task(order["kind"])
+        _confine(config)
+        return task
+
+    # Running a little program touches what any other will: memory it would have had to wait for.
+    return children.fork(work, warm_up=python.warm_up)
 
 
 def _task(kind: str) -> children.Task:

@@ -8,6 +8,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from sandboxes.guest.emit import Emit
@@ -23,7 +24,7 @@ _EAI_AGAIN = -3
 """What getaddrinfo(3) says without a resolver; `socket` has the name and is not worth importing for it."""
 
 
-def run(payload: dict[str, Any], emit: Emit) -> int:
+def run(payload: Mapping[str, Any], emit: Emit) -> int:
     """Run ``payload["code"]``; hand back the last expression's value, open figures and an error's summary.
 
     Returns:
@@ -62,6 +63,11 @@ def run(payload: dict[str, Any], emit: Emit) -> int:
     emit.value(result)
     _finish()
     return status
+
+
+def warm_up() -> None:
+    """Do once what every program does."""
+    _shown(_execute("0", {"__builtins__": builtins}))
 
 
 def _execute(code: str, namespace: dict[str, Any]) -> Any:
