@@ -57,6 +57,12 @@ def unprivileged(argv: Sequence[str]) -> list[str]:
 
 
 @functools.cache
+def several_users() -> bool:
+    """Whether every sandbox can be a user of the host of its own."""
+    return os.geteuid() == 0 and _mapped()
+
+
+@functools.cache
 def _mapped() -> bool:
     """Whether this process's user namespace has the users, see user_namespaces(7), and as many groups."""
     return all(_covers(Path(f"/proc/self/{kind}_map").read_text()) for kind in ("uid", "gid"))
