@@ -83,13 +83,13 @@ class DockerSandbox:
             "image": (self._action["Image"], found["Image"]),
             "runtime": (host["Runtime"], found["HostConfig"]["Runtime"]),
         }
+        limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups and "Memory" in host else {}
         if host["Runtime"] == "runsc":
-            limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups else {}
             return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
         if not self._groups:
             # The number may be anybody's here.
             return unseen("the Engine's processes have other numbers here", back)
-        return look(found["State"]["Pid"], {**back, **usage.limits(self._groups, host, bounded=self._bounded)})
+        return look(found["State"]["Pid"], {**back, **limits})
 
     async def kill(self) -> None:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
@@ -158,7 +158,7 @@ class DockerDriver:
                 stack.callback(engine.close)
                 capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime)
                 mark = new_owner().mark()
-                janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}")
+                janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}", engine.filters.directory)
                 stack.push_async_callback(janitor.stop)
                 remover = Remover(engine)
                 await stack.enter_async_context(remover.running())
