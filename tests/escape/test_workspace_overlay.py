@@ -3,7 +3,9 @@
 Each test is a whole call, as a client's would be, on every driver.
 """
 
+import base64
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -138,6 +140,13 @@ async def test_changes_come_back_as_a_patch_and_the_host_is_as_it_was(
     assert {name: called.usage[f"workspace_{name}"] for name in ("created", "changed", "deleted")} == {
         "created": 2, "changed": 3, "deleted": 1,
     }  # fmt: skip
+    receipt = json.loads(base64.b64decode(called.records[-1].data["envelope"]["payload"]))
+    assert {"name": "artifact:changes.patch", "digest": {"sha256": hashlib.sha256(patch).hexdigest()}} in [
+        {name: each[name] for name in ("name", "digest")} for each in receipt["subject"]
+    ]
+    measured = {each["field"]: each.get("inside") for each in receipt["predicate"]["isolation"]["fields"]}
+    assert "/guest/workspace" in measured["mounts of host files"]
+    assert "200 files and 4 MiB of workspace" in " ".join(receipt["predicate"]["withheld"])
     applied = tmp_path / "applied"
     shutil.copytree(workspace, applied, symlinks=True)
     git = [shutil.which("git") or "git", "apply", "--whitespace=nowarn", "-"]
