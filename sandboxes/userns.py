@@ -39,6 +39,11 @@ def _switch(words: str, root: Path) -> str | None:
             "The sandbox around this process forbids user namespaces inside it, as bwrap --disable-userns does. Start "
             f"that one without it, {_OUTSIDE}."
         )
+    if nested(root) and "uid map" in words:
+        return (
+            "The sandbox around this process calls it root and took root's capabilities; the kernel lets such a user "
+            f"make no user namespace. Start that one with another number (bwrap --uid 1000 --gid 1000), {_OUTSIDE}."
+        )
     for name, refuses, allows in _SWITCHES:
         if _read(root, f"proc/sys/{name}") == refuses:
             return f"Allow user namespaces, as root: `sysctl -w {name.replace('/', '.')}={allows}`"
