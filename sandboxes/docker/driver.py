@@ -46,6 +46,7 @@ class DockerSandbox:
         self._stream = stream
         self._groups: Mapping[str, Path] = {}
         self._bounded = False
+        self._seen = False
         self._found: Mapping[str, Any] | None = None
         self._located = anyio.Event()
         self._last = usage.Usage()
@@ -66,7 +67,9 @@ class DockerSandbox:
         try:
             found = self._found = await self._engine.inspect(self._name)
             if found is not None:
-                self._groups = usage.groups(found["State"]["Pid"], found["Id"])
+                pid, container = found["State"]["Pid"], found["Id"]
+                self._groups = usage.groups(pid, container)
+                self._seen = bool(self._groups) or usage.started(pid, container)
                 self._bounded = usage.bound_sockets(self._groups)
         except SandboxUnavailable as problem:
             _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
@@ -86,7 +89,7 @@ class DockerSandbox:
         limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups and "Memory" in host else {}
         if host["Runtime"] == "runsc":
             return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
-        if not self._groups:
+        if not self._seen:
             # The number may be anybody's here.
             return unseen("the Engine's processes have other numbers here", back)
         return look(found["State"]["Pid"], {**back, **limits})

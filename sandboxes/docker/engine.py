@@ -161,7 +161,16 @@ class Engine:
 
     async def kill(self, name: str) -> None:
         """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxUnavailable."""
-        await self._call("Killing a container", lambda: _unless((_NOT_FOUND, _CONFLICT), lambda: self.api.kill(name)))
+
+        def kill() -> None:
+            try:
+                self.api.kill(name)
+            except APIError:
+                # Podman answers with its own failure where the Engine tells a conflict: what counts is the state.
+                if self.api.inspect_container(name)["State"]["Running"]:
+                    raise
+
+        await self._call("Killing a container", lambda: _unless((_NOT_FOUND, _CONFLICT), kill))
 
     async def remove(self, name: str) -> None:
         """Kill and remove it, volumes included, and wait until it is gone; fine if it is.

@@ -61,6 +61,9 @@ READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tri
 # by their modes; the masked files are /dev/null.
 _RUNTIME_WRITABLE = ("/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc", "/sys/fs/cgroup")  # noqa: S108 - inside
 
+_USER_NAMESPACE_WRITABLE = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
+"""No device can be made in a user namespace: there each is a mount of the host's, under its own name."""
+
 _SENTRY_GROUPS = ("cpu", "cpuacct", "cpuset", "devices", "job", "memory", "pids")
 """With runsc, what its kernel shows below /sys/fs/cgroup: its own, of root's, and without effect on the host."""
 
@@ -203,10 +206,11 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
 
 
 def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expected:
+    devices = _USER_NAMESPACE_WRITABLE if host.user_namespace else ()
     linux = Expected(
         uid=GUEST_UID,
         interfaces=("lo",),
-        writable=tuple(sorted((*_RUNTIME_WRITABLE, *_MASKED_FILES, *writable))),
+        writable=tuple(sorted((*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *writable))),
         # The image's own file system, what the Engine adds, and what the profile grants.
         mounts=tuple(sorted(("/", *host.added, *(mount.target for mount in spec.mounts)))),
         namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),

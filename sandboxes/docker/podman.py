@@ -108,7 +108,7 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
         ],
         "mounts": [*(_tmpfs(*each) for each in host.pop("Tmpfs").items()), *map(_bind, host.pop("Mounts"))],
         "mask": host.pop("MaskedPaths"),
-        "resource_limits": _resources(host),
+        **_resources(host),
     }
     if top.pop("NetworkDisabled") != (spec["netns"]["nsmode"] == "none"):
         raise _unsupported("NetworkDisabled")
@@ -166,11 +166,12 @@ def _resources(host: dict[str, Any]) -> dict[str, Any]:
     """Limits by control group; empty where the plan has none."""
     if "Memory" not in host:
         return {}
-    return {
+    limits = {
         "memory": {"limit": host.pop("Memory"), "swap": host.pop("MemorySwap")},
         "pids": {"limit": host.pop("PidsLimit")},
         "cpu": {"period": _PERIOD, "quota": host.pop("NanoCpus") * _PERIOD // 1_000_000_000},
     }
+    return {"resource_limits": limits}
 
 
 class Filters:

@@ -52,7 +52,9 @@ def probe(engine: Engine, runtime: Runtime) -> tuple[Capabilities, Host]:
         image=(image or {}).get("Id", ""),
         image_environment=tuple(entry.partition("=")[0] for entry in configuration.get("Env") or ()),
         apparmor="apparmor" in options,
-        user_namespace="rootless" in options or "userns" in options,
+        user_namespace="userns" in options
+        or "rootless" in options
+        or (own is not None and own["security"]["rootless"]),
         socket=engine.socket,
         runtime=runtime,
         groups=groups,
