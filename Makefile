@@ -1,6 +1,6 @@
 # Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench fuzz soak clean
+.PHONY: help setup demo test check bench fuzz soak compare clean
 
 help: ## Show this
 	@echo "Glovebox: make TARGET"
@@ -38,6 +38,11 @@ soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVE
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.soak.soak --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap)
 
+compare: ## Try the attacks on other systems too, as root, into docs/comparison.md (COMPARE='--system docker-run')
+	@scripts/bootstrap test
+	@.venv/bin/glovebox setup
+	@.venv/bin/python -m tests.comparison.compare $(COMPARE)
+
 clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
-	rm -rf .venv .venv-fuzz .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
+	rm -rf .venv .venv-fuzz .fuzz .compare .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -55,6 +55,8 @@ def withheld(profile: Profile) -> tuple[str, ...]:
     spend += f"{words.size(limits.scratch)} of scratch space"
     if profile.files.output:
         spend += f", {limits.output.files} files and {words.size(limits.output.bytes)} given back"
+    if profile.files.workspace == "overlay":
+        spend += f", {limits.workspace.files} files and {words.size(limits.workspace.bytes)} of workspace"
     return (
         "Network: all of it."
         if network.mode == "none"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sandboxes.base import Driver, Plan
+from sandboxes.identity import changes_user, kernels_root
 from sandboxes.measure import Difference, Expected, Measured, foreign, inside, more_groups, shared, writable
 from sandboxes.outside import Outside
 
@@ -150,9 +151,9 @@ def _only(numbers: tuple[int, ...] | None) -> Any:
 def _host_only(expected: Expected, measured: Measured, outside: Outside) -> list[Field]:
     """What the guest cannot know, or what shows that both looked at the same process."""
     own = {*(outside.uids or ()), *(outside.gids or ())}
-    allowed = own if os.geteuid() == 0 else own | _own_groups()
+    allowed = own if changes_user() else own | _own_groups()
     groups = None if outside.groups is None else sorted({*outside.groups} - allowed)
-    root = None if outside.uids is None or outside.gids is None else 0 in outside.uids
+    root = None if outside.uids is None or outside.gids is None else kernels_root() in outside.uids
     number = _or_why(outside, "inner_pid", outside.inner_pid)
     fields = [
         Field(name="root on the host", planned=False, outside=_or_why(outside, "uids", root)),

@@ -18,6 +18,7 @@ from sandboxes import runtime as runtimes
 from sandboxes.base import Capabilities, Missing, Plan, Sandbox, Source
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.guest import landlock
+from sandboxes.identity import changes_user
 from sandboxes.janitor import Janitor
 from sandboxes.measure import NAMESPACES, Expected
 from sandboxes.runtime import PACKAGES, SETUP, Runtime
@@ -70,7 +71,7 @@ class Bubblewrap:
             raise UnsupportedSpec(
                 "limits.enforce",
                 "this host lets us make no control groups, so limits hold per process only",
-                bwrap.CGROUP_FIX,
+                cgroup.fix(),
             )
         wanted = dict(cgroup.settings(self._hierarchy.version, spec.limits)) if self._hierarchy else {}
         return Plan(
@@ -113,7 +114,7 @@ class Bubblewrap:
         argv += ["--clearenv"]
         for key, value in guest_tree.ENVIRONMENT.items():
             argv += ["--setenv", key, value]
-        argv += ["--seccomp", "{seccomp}", *self._launcher.gate, "--"]
+        argv += ["--seccomp", "{seccomp}", "--"]
         argv += guest_tree.command(
             runtime.python,
             spec,
@@ -200,9 +201,13 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     missing += [lacking] if lacking else []
     if landlock.abi_version() == 0:
         missing.append(Missing(what="the kernel has no Landlock", fix=_LANDLOCK_FIX, fatal=True))
+    try:
+        seccomp.bpf()
+    except SandboxUnavailable as problem:
+        missing.append(Missing(what=problem.reason, fix=problem.fix, fatal=True))
     hierarchy = await bwrap.groups(server_id)
     if hierarchy is None:
-        missing.append(Missing(what="no control groups: limits hold per process", fix=bwrap.CGROUP_FIX, fatal=False))
+        missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
     mechanism = hierarchy.mechanism if hierarchy else "rlimit"
     limits = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": "rlimit", "wall_seconds": "broker",
               "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
@@ -224,7 +229,7 @@ _OVERFLOW_GID = Path("/proc/sys/kernel/overflowgid")
 
 def _kept_groups() -> tuple[int, ...]:
     """A user's own groups stay with what the user starts: setgroups(2) is for the privileged."""
-    if os.geteuid() == 0 or not set(os.getgroups()) - {os.getegid()}:
+    if changes_user() or not set(os.getgroups()) - {os.getegid()}:
         return ()
     return (int(_OVERFLOW_GID.read_text()),)
 

@@ -3,7 +3,6 @@
 What is run is the driver's business and in its plan; nothing here decides anything about isolation.
 """
 
-import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -18,24 +17,27 @@ import anyio.to_thread
 from sandboxes import cgroup, mounts, userns
 from sandboxes.base import Facts, Missing, Plan
 from sandboxes.errors import SandboxUnavailable
+from sandboxes.identity import SETPRIV, changes_user, is_kernels_root, unprivileged
 from sandboxes.janitor import Janitor, reap
 from sandboxes.outside import Outside, look, only_child, unseen
 from sandboxes.owner import new_owner
-from sandboxes.process import SETPRIV, Process, Spawner, unprivileged
+from sandboxes.process import Process, Spawner
 from sandboxes.zygote import Zygote
 
 MINIMUM = (0, 8, 0)
 """First version with --disable-userns and --size."""
-CGROUP_FIX = (
-    "Run the server as root, or in a systemd unit with Delegate=yes; or let the profile accept limits per process: "
-    'limits.enforce = "any".'
-)
+ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process has nobody else"
+ROOT_FIX = "Start Glovebox, or the sandbox around it, as a normal user; or as root without a user namespace around it."
 _DETAIL_BYTES = 8192
 """bwrap's own messages are one line; more is not kept."""
+_GATE = ("/bin/sh", "-c", 'read -r gate && exec "$@"', "gate")
+"""On v2, in front of bwrap: it waits for a line until it has been moved into its control group, and becomes bwrap.
+Moved later, the path of that group could be read inside, because bwrap makes the cgroup namespace when it starts.
+``read`` takes a pipe's bytes one at a time, so what follows the line is the guest's."""
 _END_SECONDS = 0.3
 """From a closed wire to the end of every process: a millisecond, and the whole must stay below a second."""
 _START_SECONDS = 10.0
-"""From exec to namespaces: milliseconds; a host this slow cannot serve."""
+"""For a program that tells its version, or tries namespaces: milliseconds; a host this slow cannot serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +54,10 @@ async def find(trial: tuple[str, ...]) -> Found:
     program = which("bwrap")
     version = ""
     missing = None
-    if os.geteuid() == 0 and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
+    if changes_user() and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
         missing = Missing(what="setpriv is not installed", fix="Run `apt-get install util-linux`.", fatal=True)
+    elif is_kernels_root():
+        missing = Missing(what=ROOT_ALONE, fix=ROOT_FIX, fatal=True)
     elif program is None:
         missing = Missing(what="bwrap is not installed", fix="Run `apt-get install bubblewrap`.", fatal=True)
     else:
@@ -90,12 +94,6 @@ class Launcher:
         rest = tuple(parent / "tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
         self._spawner = Spawner(rest, one_socket=one_socket)
 
-    @property
-    def gate(self) -> tuple[str, ...]:
-        """Arguments by which bwrap waits until it has been moved into its control group; on v1 it is born there."""
-        gated = self._hierarchy is not None and self._hierarchy.version > 1
-        return ("--info-fd", "{info}", "--block-fd", "{block}") if gated else ()
-
     @asynccontextmanager
     async def open(
         self, plan: Plan, directories: Mapping[str, Path], files: Mapping[str, bytes]
@@ -117,7 +115,7 @@ class Launcher:
                 with _Descriptors() as held:
                     places = await self._open_all(plan, directories, held)
                     places |= {key: held.memory(content) for key, content in files.items()}
-                    sandbox = await self._start(plan.action["argv"], places, held, waiting)
+                    sandbox = await self._start(plan.action["argv"], places, waiting)
             except OSError as problem:  # no descriptor left, or bwrap ended at the gate
                 raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
             try:
@@ -163,15 +161,13 @@ class Launcher:
         _bound(detail)
         return _Waiting(name=name, group=group, detail=detail)
 
-    async def _start(
-        self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_Waiting"
-    ) -> "BwrapSandbox":
-        info = held.pipe("info", places, reading=True) if self.gate else None
-        gate = held.pipe("block", places, reading=False) if self.gate else None
+    async def _start(self, argv: Sequence[str], places: dict[str, int], waiting: "_Waiting") -> "BwrapSandbox":
         group = waiting.group
+        gated = self._hierarchy is not None and self._hierarchy.version > 1
+        command = [_fill(part, places) for part in argv]
         try:
             process = await self._spawner.start(
-                [_fill(part, places) for part in argv],
+                [*_GATE, *command] if gated else command,
                 stderr=waiting.detail,
                 descriptors=tuple(places.values()),
                 tasks=group.tasks if group else (),
@@ -179,24 +175,19 @@ class Launcher:
         except OSError as problem:
             raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
         sandbox = BwrapSandbox(waiting.name, process, group, waiting.detail)
-        if info is None or gate is None:
+        if group is None or not gated:
             return sandbox
         try:
-            held.close([places["info"], places["block"]])
-            await self._release(sandbox, await _read_info(info), gate)
+            group.add(process.pid)
+            await process.stream.send(b"\n")
+        except anyio.BrokenResourceError:
+            await sandbox.kill()
+            raise self._unavailable((await sandbox.facts()).detail or "it ended without a word") from None
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await sandbox.kill()
             raise
         return sandbox
-
-    async def _release(self, sandbox: "BwrapSandbox", first: int | None, gate: int) -> None:
-        """Put bwrap and its child, which waits at the gate, into their group; then let it go on."""
-        if first is None:
-            await sandbox.kill()
-            raise self._unavailable((await sandbox.facts()).detail or "bwrap ended without a word")
-        sandbox.limit(first)
-        os.write(gate, b"\0")
 
     async def close(self) -> None:
         """End the thread that starts sandboxes, and the janitor, which removes this driver's control groups."""
@@ -247,12 +238,6 @@ class BwrapSandbox:
         self._process = process
         self._group = group
         self._detail = detail
-
-    def limit(self, first: int) -> None:
-        """Put bwrap and the sandbox's first process into their control group, before either has done anything."""
-        if self._group is not None:
-            self._group.add(self._process.pid)
-            self._group.add(first)
 
     async def outside(self) -> Outside:
         """See ``Sandbox.outside``."""
@@ -313,13 +298,6 @@ class _Descriptors:
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
 
-    def pipe(self, name: str, places: dict[str, int], *, reading: bool) -> int:
-        """A pipe: its other end goes to bwrap as ``name``, ours is returned."""
-        read, write = os.pipe2(os.O_CLOEXEC)
-        self._open |= {read, write}
-        places[name] = write if reading else read
-        return read if reading else write
-
     def close(self, descriptors: Iterable[int]) -> None:
         """Close these now."""
         for descriptor in tuple(descriptors):
@@ -347,20 +325,6 @@ def _bound(descriptor: int) -> None:
 def _words(detail: int) -> str:
     """What was written to a memory file of ``_bound``."""
     return os.pread(detail, _DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
-
-
-async def _read_info(descriptor: int) -> int | None:
-    """Pid of the sandbox's process 1 on the host, from --info-fd; None if bwrap ended instead."""
-    text = b""
-    with anyio.move_on_after(_START_SECONDS):
-        while not text.rstrip().endswith(b"}"):
-            await anyio.wait_readable(descriptor)
-            part = os.read(descriptor, 4096)
-            if not part:
-                return None
-            text += part
-        return int(json.loads(text)["child-pid"])
-    return None
 
 
 async def _shielded(action: Callable[[], Awaitable[None]]) -> None:

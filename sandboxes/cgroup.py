@@ -29,8 +29,10 @@ _REMOVE_TRIES = 100
 
 PREFIX = "glovebox-"
 """On v2, of the names of servers' groups, which lie among everybody's."""
+SERVERS = f"{PREFIX}servers"
+"""On v2, the group into which a server moves that was alone in one of its own. It goes with the unit or container."""
 
-_V1_CONTROLLERS = ("memory", "pids", "cpu")
+_CONTROLLERS = ("memory", "pids", "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,14 @@ class Hierarchy:
         return f"cgroup v{self.version}"
 
 
+def fix() -> str:
+    """What makes limits hold for all processes of a sandbox together."""
+    where = "Run the server as root, or in a systemd unit with Delegate=yes"
+    if os.geteuid() == 0:
+        where = "Control groups are absent or read-only here: start the container, or sandbox, with writable ones"
+    return f'{where} (docs/operations.md); or let the profile accept limits per process: limits.enforce = "any".'
+
+
 def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     """Find a place for our groups by making it; None where this process may not.
 
@@ -57,29 +67,64 @@ def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     """
     if (root / "cgroup.controllers").exists():
         return _detect_v2(owner, root)
-    parents = tuple(root / controller / "glovebox" / owner for controller in _V1_CONTROLLERS)
-    if not all((root / controller / "cgroup.procs").exists() for controller in _V1_CONTROLLERS):
+    parents = tuple(root / controller / "glovebox" / owner for controller in _CONTROLLERS)
+    if not all((root / controller / "cgroup.procs").exists() for controller in _CONTROLLERS):
         return None
     return Hierarchy(version=1, parents=parents) if _make(parents) else None
 
 
 def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
-    """On v2 only a group without processes may hand controllers down: our own parent must have been delegated."""
+    """On v2 a group without processes of its own may hand controllers down; so may the root of all groups.
+
+    Tried in this order: the root, which only root may change and a container does not see; the group above our own (a
+    unit with DelegateSubgroup=); our own (a unit with Delegate=yes, a container's first process), out of which we move.
+    """
     own = _own_group(root)
-    for base in (root, own.parent if own else None):
-        if base is None:
-            continue
-        parent = base / f"{PREFIX}{owner}"
-        enabled = (base / "cgroup.subtree_control").read_text().split()
-        if not {"memory", "pids", "cpu"} <= set(enabled) or not _make((parent,)):
-            continue
-        try:
-            (parent / "cgroup.subtree_control").write_text("+memory +pids +cpu")
-        except OSError:
-            parent.rmdir()
-            continue
-        return Hierarchy(version=2, parents=(parent,))
-    return None
+    above = [] if own in (None, root) else [own.parent]
+    for base in [root] * (not (root / "cgroup.type").exists()) + above:
+        if _handed_down(base) and (found := _parent_in(base, owner)):
+            return found
+    return _parent_in(own, owner) if own and _moved_below(own) else None
+
+
+def _parent_in(base: Path, owner: str) -> Hierarchy | None:
+    parent = base / f"{PREFIX}{owner}"
+    if not _make((parent,)):
+        return None
+    if not _handed_down(parent):
+        parent.rmdir()
+        return None
+    return Hierarchy(version=2, parents=(parent,))
+
+
+def _handed_down(group: Path) -> bool:
+    """Whether groups below this one have the controllers that we need, now."""
+    control = group / "cgroup.subtree_control"
+    try:
+        if not set(_CONTROLLERS) <= set(control.read_text().split()):
+            # Not the right to write, or processes in the group, or controllers that it does not have itself.
+            control.write_text(" ".join(f"+{each}" for each in _CONTROLLERS))
+    except OSError:
+        return False
+    return True
+
+
+def _moved_below(own: Path) -> bool:
+    """Leave our group for one below it, so that it can hand controllers down; only where nobody else is in it."""
+    below = own / SERVERS
+    try:
+        if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
+            return False
+        below.mkdir(exist_ok=True)
+        (below / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return False
+    if _handed_down(own):
+        return True
+    with suppress(OSError):
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        below.rmdir()
+    return False
 
 
 def _own_group(root: Path) -> Path | None:
@@ -168,7 +213,7 @@ class Cgroup:
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
         }
         groups = groups_of(pid) if pid is not None else {}
-        controllers = ("",) if len(self._directories) == 1 else _V1_CONTROLLERS
+        controllers = ("",) if len(self._directories) == 1 else _CONTROLLERS
         own = all(groups.get(each, "").endswith(f"/{self._directories[0].name}") for each in controllers)
         found["in its control group"] = True, own if groups else None
         return found

@@ -1,8 +1,8 @@
 """JSON for the wire: the standard library's own C scanner and encoder, without the package around them.
 
 ``import json`` takes as long as starting the interpreter itself, because it brings ``re`` and ``enum``, and the guest
-pays it on every cold start. Strict: one value, nothing before or after it, no NaN or Infinity, ASCII out. Where an
-interpreter's C parts differ, the package is used instead.
+pays it on every cold start. Strict: one value, nothing before or after it, no NaN or Infinity and no number that would
+be read as one, ASCII out. Where an interpreter's C parts differ, the package is used instead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+_INFINITE = (float("inf"), float("-inf"))
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in _INFINITE:  # 1e999: what was read could not be written again
+        raise ValueError(f"{text[:20]} is too large")
+    return number
+
+
 def _unknown(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
@@ -26,7 +36,7 @@ class _Context:
     strict = True
     object_hook = None
     object_pairs_hook = None
-    parse_float = float
+    parse_float = staticmethod(_finite)
     parse_int = int
     parse_constant = staticmethod(_refuse)
 
@@ -62,7 +72,7 @@ except (ImportError, AttributeError, TypeError):  # another interpreter, or a la
         """The value of a JSON text. Raises ValueError or RecursionError."""
         if text[:1].isspace() or text[-1:].isspace():
             raise ValueError("white space around the JSON value")
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
     def dumps(value: Any) -> bytes:
         """The value as ASCII; lone surrogates stay escaped. Raises ValueError or TypeError."""

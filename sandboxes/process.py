@@ -8,10 +8,8 @@ born in it: moving it later makes the kernel wait for a grace period, ten millis
 """
 
 import errno
-import functools
 import os
 import queue
-import secrets
 import select
 import signal
 import socket
@@ -29,49 +27,13 @@ import anyio.abc
 import anyio.from_thread
 import anyio.lowlevel
 
+from sandboxes.identity import unprivileged
 from sandboxes.staging import Stage
 
 _T = TypeVar("_T")
 
-HOST_UIDS = range(2_000_000_000, 2_000_065_536)
-"""Who sandboxes are outside when the server is root: users that own nothing and that no registry gives out
-(https://systemd.io/UIDS-GIDS). One for each sandbox: what the kernel counts per user (inotify, pipe buffers, pending
-signals) is then no way for one to starve another, or to tell it something."""
-FALLBACK_UID = 65532
-"""In a container that has no such users."""
-
-
 START_SECONDS = 10.0
 """For the thread to open directories or start a process: milliseconds, on a host that works."""
-SETPRIV = "/usr/bin/setpriv"
-"""Of util-linux, which every Debian has."""
-
-
-def unprivileged(argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` as a user that owns nothing; ``argv`` itself where we are not root."""
-    if os.geteuid() != 0:
-        return list(argv)
-    # Not Popen's `user`: with it Python has to fork, which copies the page tables of a whole server, instead of vfork.
-    uid = HOST_UIDS[secrets.randbelow(len(HOST_UIDS))] if _mapped() else FALLBACK_UID
-    return [SETPRIV, f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--", *argv]
-
-
-@functools.cache
-def several_users() -> bool:
-    """Whether every sandbox can be a user of the host of its own."""
-    return os.geteuid() == 0 and _mapped()
-
-
-@functools.cache
-def _mapped() -> bool:
-    """Whether this process's user namespace has the users, see user_namespaces(7), and as many groups."""
-    return all(_covers(Path(f"/proc/self/{kind}_map").read_text()) for kind in ("uid", "gid"))
-
-
-def _covers(mapping: str) -> bool:
-    """Whether one line of a map, ``inside outside count``, holds all of HOST_UIDS."""
-    lines = [[int(number) for number in line.split()] for line in mapping.splitlines()]
-    return any(first <= HOST_UIDS.start and HOST_UIDS.stop <= first + count for first, _, count in lines)
 
 
 class PipeStream(anyio.abc.ByteStream):

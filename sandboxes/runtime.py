@@ -21,6 +21,7 @@ import anyio
 
 from sandboxes import guest_tree, ownership
 from sandboxes.base import Missing
+from sandboxes.identity import changes_user
 
 PACKAGES = "/opt/packages"
 """Where the packages are, seen from inside."""
@@ -97,6 +98,12 @@ async def usable(data: Path) -> tuple[Runtime | None, Missing | None]:
     try:
         if find(data) is None and _manifest(data) is not None:
             await build(data, lambda _: None)
+    except PermissionError:
+        return None, Missing(
+            what=f"the guest of this version is not in {data}, where this user may not write",
+            fix=f"Run `glovebox setup --data-dir {data}` as the user it belongs to, or choose another with --data-dir.",
+            fatal=True,
+        )
     except (RuntimeProblem, OSError) as problem:
         return None, Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True)
     found = find(data)
@@ -114,7 +121,7 @@ def _foreign(data: Path) -> Missing | None:
         found = ownership.flaw(place.stat()) if place.exists() else None
         if found is not None:
             return _changeable(place, *found)
-    above = ownership.flaw_above(data) if os.geteuid() == 0 else None
+    above = ownership.flaw_above(data) if changes_user() else None
     return None if above is None else _changeable(*above)
 
 

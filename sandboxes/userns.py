@@ -6,14 +6,14 @@ The kernel answers EPERM whatever the reason, see user_namespaces(7).
 from contextlib import suppress
 from pathlib import Path
 
-_SWITCHES = (
-    ("kernel/unprivileged_userns_clone", "0", "1"),
-    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
-    ("user/max_user_namespaces", "0", "15000"),
-)
+_SWITCHES = (("kernel/unprivileged_userns_clone", "0", "1"), ("user/max_user_namespaces", "0", "15000"))
 """Below /proc/sys: the file, the value that refuses, and one that does not."""
+_APPARMOR = "kernel/apparmor_restrict_unprivileged_userns"
+"""Ubuntu's. 1: a program without a profile of its own gets namespaces in which it may do nothing."""
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container")
 """Files that container engines leave below the root."""
+_INITIAL_MAP = ["0", "0", "4294967295"]
+_OUTSIDE = "or run Glovebox outside of it"
 
 
 def fix(words: str, root: Path = Path("/")) -> str:
@@ -23,30 +23,92 @@ def fix(words: str, root: Path = Path("/")) -> str:
         words: what bwrap said.
         root: the root directory, for tests.
     """
-    for name, refuses, allows in _SWITCHES:
-        with suppress(OSError):
-            if (root / "proc/sys" / name).read_text().strip() == refuses:
-                return f"Allow user namespaces: `sysctl -w {name.replace('/', '.')}={allows}`"
-    if _chrooted(root):
+    return _switch(words, root) or _surroundings(words, root)
+
+
+def _switch(words: str, root: Path) -> str | None:
+    """A setting of the kernel's that refuses."""
+    if _read(root, f"proc/sys/{_APPARMOR}") == "1":
         return (
-            "The kernel refuses user namespaces inside a chroot: enter it with pivot_root, as containers do, or run "
-            "Glovebox outside of it."
+            f"AppArmor keeps bwrap from using user namespaces ({_APPARMOR.replace('/', '.')} is 1). Give bwrap a "
+            "profile (docs/operations.md has it); or, as root, for every program: "
+            f"`sysctl -w {_APPARMOR.replace('/', '.')}=0`"
         )
-    if any((root / mark).exists() for mark in _CONTAINER_MARKS):
-        masked = "mount proc" in words
-        option = "systempaths=unconfined" if masked else "seccomp=PROFILE with one that permits unshare and clone"
-        what = "hides parts of /proc" if masked else "refuses user namespaces"
+    if nested(root) and ("ENOSPC" in words or _read(root, "proc/sys/user/max_user_namespaces") == "0"):
         return (
-            f"This container {what}. Run Glovebox on the host or in a virtual machine; or start the container with "
-            f"--security-opt {option} (what that opens: docs/operations.md)."
+            "The sandbox around this process forbids user namespaces inside it, as bwrap --disable-userns does. Start "
+            f"that one without it, {_OUTSIDE}."
+        )
+    if nested(root) and "uid map" in words:
+        return (
+            "The sandbox around this process calls it root and took root's capabilities; the kernel lets such a user "
+            f"make no user namespace. Start that one with another number (bwrap --uid 1000 --gid 1000), {_OUTSIDE}."
+        )
+    for name, refuses, allows in _SWITCHES:
+        if _read(root, f"proc/sys/{name}") == refuses:
+            return f"Allow user namespaces, as root: `sysctl -w {name.replace('/', '.')}={allows}`"
+    return None
+
+
+def _surroundings(words: str, root: Path) -> str:
+    """Something around this process."""
+    if chrooted(root):
+        return f"The kernel refuses user namespaces inside a chroot: enter it with pivot_root, {_OUTSIDE}."
+    if container(root) and (filtered(root) or apparmor_profile(root) or "mount proc" in words):
+        return _in_container(words, root)
+    if "mount proc" in words:
+        return f"The sandbox around this process hides parts of /proc. Start that one with a whole /proc, {_OUTSIDE}."
+    if filtered(root):
+        return (
+            "A filter of system calls around this process refuses them. In a systemd unit, take RestrictNamespaces= "
+            "and SystemCallFilter= out; an outer sandbox has to permit clone, unshare, mount, umount2 and pivot_root. "
+            "Or run Glovebox outside."
         )
     return (
-        "Allow user namespaces to unprivileged users. Likely causes: an outer sandbox, container or service manager "
-        "that filters them, or a kernel built without them."
+        "Allow user namespaces to unprivileged users. Likely causes: an outer sandbox or service manager that forbids "
+        "them, or a kernel built without them."
     )
 
 
-def _chrooted(root: Path) -> bool:
+def _in_container(words: str, root: Path) -> str:
+    # All at once: a person who clears one obstacle should not meet the next.
+    options = ["seccomp=unconfined"] * filtered(root) + ["systempaths=unconfined"]
+    options += ["apparmor=unconfined"] * bool(apparmor_profile(root))
+    what = "hides parts of /proc" if "mount proc" in words else "refuses user namespaces"
+    return (
+        f"This container {what}. Run Glovebox on the host or in a virtual machine; or start the container with "
+        f"`{' '.join(f'--security-opt {each}' for each in options)}` (what that opens: docs/operations.md)."
+    )
+
+
+def container(root: Path = Path("/")) -> bool:
+    """Whether a container engine left its mark."""
+    return any((root / mark).exists() for mark in _CONTAINER_MARKS)
+
+
+def nested(root: Path = Path("/")) -> bool:
+    """Whether we are in a user namespace that somebody made."""
+    return _read(root, "proc/self/uid_map").split() not in ([], _INITIAL_MAP)
+
+
+def filtered(root: Path = Path("/")) -> bool:
+    """Whether a filter of system calls is in force, see seccomp(2)."""
+    return "Seccomp:\t2" in _read(root, "proc/self/status").splitlines()
+
+
+def apparmor_profile(root: Path) -> str:
+    """Name of the AppArmor profile that confines us; empty where none does."""
+    found = _read(root, "proc/self/attr/apparmor/current") or _read(root, "proc/self/attr/current")
+    return found.removesuffix(" (enforce)") if found.endswith(" (enforce)") else ""
+
+
+def _read(root: Path, name: str) -> str:
+    with suppress(OSError):
+        return (root / name).read_text(errors="replace").strip().strip("\0")
+    return ""
+
+
+def chrooted(root: Path) -> bool:
     """Whether our root is not that of our mount namespace; as far as can be seen."""
     with suppress(OSError):
         # Only root may look; every process's root is that of its namespace unless it was changed.

@@ -175,9 +175,9 @@ async def _last_word(log: Ledger, event: LastWord) -> None:
     with anyio.CancelScope(shield=True):
         try:
             await log.close(event)
-        except AuditUnavailable:
-            # The caller hears of it already, or is gone; the log itself says at its next record that it had failed.
-            return
+        except AuditUnavailable as problem:
+            # The caller hears of it already, or is gone.
+            log.lose(f"Its last record could not be written: {without_paths(problem.reason)[:200]}.")
 
 
 def _finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGate | None) -> CallFinished:

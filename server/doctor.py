@@ -15,7 +15,7 @@ from rich.text import Text
 
 from profiles.errors import ProfileError
 from profiles.loader import SHIPPED
-from sandboxes import drivers, runtime
+from sandboxes import drivers, runtime, surroundings
 from sandboxes.base import Capabilities
 from server import app as apps
 from server.exits import OK, UNAVAILABLE, USAGE
@@ -43,10 +43,11 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
     advice = _advice(settings, found)
     if as_json:
         reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
-        body = {"drivers": reports, "profiles": {"error": problem}, "advice": advice}
+        body = {"host": surroundings.facts(), "drivers": reports, "profiles": {"error": problem}, "advice": advice}
         out.file.write(json.dumps(body, indent=2) + "\n")
     else:
         width = min(out.width, _WIDEST) if out.is_terminal else None
+        _host(out, width)
         for each in found:
             _block(out, each, width)
         out.print(Text.assemble(("profiles", "bold"), ": ", ("wrong", "red") if problem else ("fine", "green")))
@@ -80,6 +81,16 @@ def _advice(settings: Settings, found: Sequence[Capabilities]) -> str | None:
     if not used:
         return None  # each driver says what it lacks
     return f"`glovebox setup` was not run here, so calls can only use {', '.join(used)}. Run it for the others."
+
+
+def _host(out: Console, width: int | None) -> None:
+    """Where this is: what the drivers find follows from it."""
+    facts = surroundings.facts()
+    out.print(Text.assemble(("here", "bold"), f": {facts['system']}, kernel {facts['kernel']}"))
+    _line(out, "as", "root" if facts["root"] else "a normal user", width)
+    _line(out, "inside", ", ".join(facts["inside"]) or "nothing that can be seen", width)
+    _line(out, "groups", f"control groups {facts['control_groups']}", width)
+    out.print()
 
 
 def _block(out: Console, found: Capabilities, width: int | None) -> None:

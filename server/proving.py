@@ -18,12 +18,12 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from rich.table import Table
 from rich.text import Text
 
-from sandboxes import drivers
+from sandboxes import drivers, surroundings
 from sandboxes.base import Capabilities
 from sandboxes.conformance import call as calls
 from sandboxes.conformance import case as cases
 from sandboxes.conformance import host as hosts
-from sandboxes.conformance.prove import Finding, Proof, gap_names, host_facts, judged, prove, together
+from sandboxes.conformance.prove import Finding, Proof, gap_names, judged, prove, together
 from server import call_trial
 from server.app import VERSION
 from server.exits import FAILED, OK, UNAVAILABLE
@@ -120,7 +120,7 @@ def _json(
         "format": FORMAT,
         "glovebox": VERSION,
         "suite": {"digest": cases.digest(suite), "cases": len(suite)},
-        "host": host_facts(),
+        "host": surroundings.facts(),
         "started": began.isoformat(timespec="seconds"),
         "holds": holds,
         "drivers": [_proof_json(each) for each in proofs] + [_unusable_json(each) for each in unusable],
@@ -158,10 +158,12 @@ def _counts(findings: Iterable[Finding]) -> Mapping[str, int]:
 
 
 def _print(out: Console, suite: tuple[cases.Claim, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
-    facts = host_facts()
+    facts = surroundings.facts()
     who = "root" if facts["root"] else "a normal user"
     out.print(Text(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"))
-    out.print(Text(f"{facts['system']}, kernel {facts['kernel']}, as {who}, control groups {facts['control_groups']}"))
+    around = f", inside: {', '.join(facts['inside'])}" if facts["inside"] else ""
+    words = f"{facts['system']}, kernel {facts['kernel']}, as {who}, control groups {facts['control_groups']}{around}"
+    out.print(Text(words))
     for proof in proofs:
         _print_proof(out, proof)
     for each in unusable:

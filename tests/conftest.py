@@ -1,7 +1,8 @@
 """What every test may rely on: which sandbox drivers are here, and where the embedded runtime is.
 
 A test marked ``driver("bubblewrap")`` or ``driver("docker")`` is skipped, with the reason, on a machine that cannot run
-it. Where ``GLOVEBOX_MUST_RUN`` (names with commas between) names the driver, it fails instead.
+it. Where ``GLOVEBOX_MUST_RUN`` (names with commas between) names the driver, it fails instead. This comes before any
+fixture: a skip that is raised inside of an event loop's portal would end the portal for the tests after it.
 """
 
 import functools
@@ -12,15 +13,18 @@ import anyio
 import pytest
 
 from sandboxes import drivers, runtime
+from sandboxes.docker import DockerDriver
 from server.settings import Settings
 
 #: ``netns`` and ``node`` are no drivers; the fixtures that need them look into the variable themselves.
 MUST_RUN_NAMES = {*drivers.NAMES, "netns", "node"}
+#: gVisor as on a host where only the Docker Engine can start it: the gvisor driver's second way. It takes both.
+GVISOR_DOCKER = "gvisor-docker"
 
 
 def must_run(name: str) -> bool:
     """Whether this run forbids to skip what needs ``name``."""
-    return name in _forbidden_to_skip()
+    return ({"gvisor", "docker"} if name == GVISOR_DOCKER else {name}) <= _forbidden_to_skip()
 
 
 def _forbidden_to_skip() -> set[str]:
@@ -51,8 +55,12 @@ def why_unusable(name: str) -> str:
     """What the driver's own probe misses on this machine; empty if it is usable. Asked once per run."""
 
     async def probe() -> str:
-        async with drivers.opened(Settings().data_dir, f"tests{os.getpid()}") as available:
-            found = (await available.get(name)).capabilities
+        if name == GVISOR_DOCKER:
+            async with DockerDriver.connect("runsc") as engine:
+                found = engine.capabilities
+        else:
+            async with drivers.opened(Settings().data_dir, f"tests{os.getpid()}") as available:
+                found = (await available.get(name)).capabilities
         return (
             ""
             if found.usable

@@ -6,17 +6,16 @@ profile, the server, or one driver in particular.
 
 import io
 import json
-import os
 import platform
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 
+from sandboxes import surroundings
 from sandboxes.base import Capabilities, Driver
 from sandboxes.conformance import trial
 from sandboxes.conformance.case import LIMITS, Case, Claim
@@ -244,18 +243,5 @@ def _planted_names(case: Case) -> set[str]:
     return set(re.findall(r"""HOST\[["'](\w+)["']\]""", text))
 
 
-def host_facts() -> dict[str, Any]:
-    """What a reader of a proof needs to know of the machine; nothing that names it or its users."""
-    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
-    groups = "v2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "v1"
-    modules = Path("/sys/kernel/security/lsm")
-    return {
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "system": release.get("PRETTY_NAME", ""),
-        "python": platform.python_version(),
-        "processors": os.cpu_count(),
-        "root": os.geteuid() == 0,
-        "control_groups": groups if Path("/sys/fs/cgroup").is_dir() else "none",
-        "security_modules": modules.read_text().strip().split(",") if os.access(modules, os.R_OK) else [],
-    }
+host_facts = surroundings.facts
+"""What a reader of a proof needs to know of the machine."""

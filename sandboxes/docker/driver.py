@@ -51,6 +51,7 @@ class DockerSandbox:
         self._stream = stream
         self._groups: Mapping[str, Path] = {}
         self._bounded = False
+        self._seen = False
         self._found: Mapping[str, Any] | None = None
         self._located = anyio.Event()
         self._last = usage.Usage()
@@ -71,7 +72,9 @@ class DockerSandbox:
         try:
             found = self._found = await self._engine.inspect(self._name)
             if found is not None:
-                self._groups = usage.groups(found["State"]["Pid"], found["Id"])
+                pid, container = found["State"]["Pid"], found["Id"]
+                self._groups = usage.groups(pid, container)
+                self._seen = bool(self._groups) or usage.started(pid, container)
                 self._bounded = usage.bound_sockets(self._groups)
         except SandboxUnavailable as problem:
             _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
@@ -88,13 +91,13 @@ class DockerSandbox:
             "image": (self._action["Image"], found["Image"]),
             "runtime": (host["Runtime"], found["HostConfig"]["Runtime"]),
         }
+        limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups and "Memory" in host else {}
         if host["Runtime"] == "runsc":
-            limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups else {}
             return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
-        if not self._groups:
+        if not self._seen:
             # The number may be anybody's here.
             return unseen("the Engine's processes have other numbers here", back)
-        return look(found["State"]["Pid"], {**back, **usage.limits(self._groups, host, bounded=self._bounded)})
+        return look(found["State"]["Pid"], {**back, **limits})
 
     async def kill(self) -> None:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
@@ -163,7 +166,7 @@ class DockerDriver:
                 stack.callback(engine.close)
                 capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime)
                 mark = new_owner().mark()
-                janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}")
+                janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}", engine.filters.directory)
                 stack.push_async_callback(janitor.stop)
                 remover = Remover(engine)
                 await stack.enter_async_context(remover.running())

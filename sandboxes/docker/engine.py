@@ -19,6 +19,7 @@ import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.transport import unixconn
 
+from sandboxes.docker import podman
 from sandboxes.errors import SandboxUnavailable
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ _THREADS = 8
 _REASON_CHARACTERS = 500
 """How much of the Engine's own sentence is passed on."""
 _NOT_FOUND, _CONFLICT = 404, 409
+_CREATING = "Creating a container"
 
 
 def host_from_environment() -> str:
@@ -84,14 +86,31 @@ class Engine:
             self.api: Client = docker.APIClient(
                 base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS
             )
+            self.version: Mapping[str, Any] = self.api.version()
+            self.filters = podman.Filters()
 
     def close(self) -> None:
         """Close idle connections."""
         self.api.close()
+        self.filters.remove()
+
+    @property
+    def podman(self) -> bool:
+        """Whether it is Podman that answers in the Engine's place."""
+        return any(part.get("Name") == "Podman Engine" for part in self.version.get("Components") or ())
 
     async def create(self, name: str, body: Mapping[str, Any]) -> None:
         """Create a container called ``name``; raises SandboxUnavailable."""
-        await self._call("Creating a container", lambda: self.api.create_container_from_config(dict(body), name=name))
+        if not self.podman:
+            await self._call(_CREATING, lambda: self.api.create_container_from_config(dict(body), name=name))
+            return
+        specification = podman.specification(name, body, await self.filters.path(body))
+        warnings = (await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification)))[
+            "Warnings"
+        ]
+        if warnings:
+            # Its way to say that a part was left out.
+            raise SandboxUnavailable(_CREATING, f"Podman would not do all of it: {'; '.join(warnings)}", podman.FIX)
 
     async def attach(self, name: str) -> anyio.abc.SocketStream:
         """Connect to input and output; done before the start, or the first output would be lost.
@@ -115,9 +134,16 @@ class Engine:
 
     async def inspect(self, name: str) -> Mapping[str, Any] | None:
         """What the Engine knows of it; None when it is gone. Raises SandboxUnavailable."""
-        return await self._call(
-            "Inspecting a container", lambda: _unless((_NOT_FOUND,), lambda: self.api.inspect_container(name))
-        )
+
+        def inspect() -> Mapping[str, Any]:
+            if not self.podman:
+                found: Mapping[str, Any] = self.api.inspect_container(name)
+                return found
+            # In the Engine's words Podman does not say by which runtime.
+            found = self._ask("get", podman.INSPECT.format(name))
+            return {**found, "Image": f"sha256:{found['Image']}", "HostConfig": {"Runtime": found["OCIRuntime"]}}
+
+        return await self._call("Inspecting a container", lambda: _unless((_NOT_FOUND,), inspect))
 
     async def ended(self, name: str) -> Mapping[str, Any] | None:
         """The state of a container whose processes are gone, once the Engine has noticed; None when it is removed.
@@ -135,7 +161,16 @@ class Engine:
 
     async def kill(self, name: str) -> None:
         """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxUnavailable."""
-        await self._call("Killing a container", lambda: _unless((_NOT_FOUND, _CONFLICT), lambda: self.api.kill(name)))
+
+        def kill() -> None:
+            try:
+                self.api.kill(name)
+            except APIError:
+                # Podman answers with its own failure where the Engine tells a conflict: what counts is the state.
+                if self.api.inspect_container(name)["State"]["Running"]:
+                    raise
+
+        await self._call("Killing a container", lambda: _unless((_NOT_FOUND, _CONFLICT), kill))
 
     async def remove(self, name: str) -> None:
         """Kill and remove it, volumes included, and wait until it is gone; fine if it is.
@@ -162,6 +197,16 @@ class Engine:
             return list(self.api.containers(all=True, filters={"label": [label]}))
 
         return await self._call("Listing containers", listed)
+
+    def _ask(self, method: str, path: str, **more: Any) -> Any:
+        """A call of Podman's own."""
+        answer = self.api.request(method, self.api.base_url + path, timeout=CALL_SECONDS, **more)
+        return self.api._result(answer, json=True)  # noqa: SLF001 - as each of the SDK's own calls does
+
+    def podman_info(self) -> Mapping[str, Any]:
+        """What Podman says of its host. Blocking; raises what the SDK raises."""
+        found: Mapping[str, Any] = self._ask("get", podman.INFO)["host"]
+        return found
 
     async def _call(self, attempted: str, function: Callable[[], T]) -> T:
         def call() -> T:

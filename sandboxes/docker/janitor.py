@@ -6,6 +6,7 @@ Nothing here may import a profile or the server.
 """
 
 import sys
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -15,8 +16,8 @@ _STOP_SECONDS = 10
 
 # Three sweeps, half a second apart: the Engine may still be busy with the dead server's last request.
 _PROGRAM = """
-import http.client, json, socket, sys, time, urllib.parse
-path, label = sys.argv[1:]
+import http.client, json, shutil, socket, sys, time, urllib.parse
+path, label, directory = sys.argv[1:]
 
 def ask(method, target):
     connection = http.client.HTTPConnection("localhost", timeout=10)
@@ -29,6 +30,7 @@ def ask(method, target):
     return answer
 
 regular = sys.stdin.buffer.read() == b"bye"
+shutil.rmtree(directory, ignore_errors=True)
 wanted = urllib.parse.quote(json.dumps({"label": [label]}))
 for sweep in range(1 if regular else 3):
     time.sleep(0.5 * bool(sweep))
@@ -43,9 +45,9 @@ for sweep in range(1 if regular else 3):
 class Janitor:
     """One waiting process per server, started with its first container."""
 
-    def __init__(self, socket: str, label: str) -> None:
-        """Name the Engine's socket and the label (``key=value``) of the containers that are this server's."""
-        self._arguments = (socket, label)
+    def __init__(self, socket: str, label: str, directory: Path) -> None:
+        """Name the Engine's socket, the label (``key=value``) of this server's containers, and a directory of its."""
+        self._arguments = (socket, label, str(directory))
         self._process: anyio.abc.Process | None = None
         self._starting = anyio.Lock()
 

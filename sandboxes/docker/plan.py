@@ -16,11 +16,11 @@ from sandboxes.errors import UnsupportedSpec
 from sandboxes.measure import NAMESPACES, Expected
 from sandboxes.spec import GUEST_UID, INPUT, ORIGINAL, OUTPUT, SCRATCH, WORKSPACE, Mount, SandboxSpec
 
-Runtime = Literal["runc", "runsc"]
+Runtime = Literal["runc", "crun", "runsc"]
 """By which containers are started; with ``runsc``, gVisor's, they have a kernel of their own."""
-DRIVER: Mapping[Runtime, str] = {"runc": "docker", "runsc": "gvisor"}
+DRIVER: Mapping[Runtime, str] = {"runc": "docker", "crun": "docker", "runsc": "gvisor"}
 """The word used in profiles, by the runtime."""
-LEVEL: Mapping[Runtime, Level] = {"runc": "container", "runsc": "userspace-kernel"}
+LEVEL: Mapping[Runtime, Level] = {"runc": "container", "crun": "container", "runsc": "userspace-kernel"}
 PYTHON = "/usr/bin/python3"
 """The interpreter inside our image."""
 PACKAGES = "/opt/packages"
@@ -55,11 +55,14 @@ _MASKED_DIRECTORIES = (
     "/dev/mqueue",
     "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/devices/virtual/powercap", "/sys/firmware",
 )  # fmt: skip
-_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 # Mount points that the runtime leaves writable. Those below /dev and /proc belong to root and are closed to the guest
 # by their modes; the masked files are /dev/null.
 _RUNTIME_WRITABLE = ("/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc", "/sys/fs/cgroup")  # noqa: S108 - inside
+
+_USER_NAMESPACE_WRITABLE = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
+"""No device can be made in a user namespace: there each is a mount of the host's, under its own name."""
 
 _SENTRY_GROUPS = ("cpu", "cpuacct", "cpuset", "devices", "job", "memory", "pids")
 """With runsc, what its kernel shows below /sys/fs/cgroup: its own, of root's, and without effect on the host."""
@@ -69,6 +72,12 @@ _HOST_CONTROL = (
 )  # fmt: skip
 """Places of the host that name its devices, secrets and daemons: nothing in them, and nothing that holds them."""
 _SOCKETS = ("/run/docker.sock", "/run/containerd/containerd.sock", "/var/run/docker.sock")
+
+
+GROUPS_FIX = (
+    "Run the Engine or Podman as root, or delegate control groups v2 to its user (systemd: Delegate=memory pids cpu); "
+    'or let the profile accept limits per process: limits.enforce = "any".'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +94,10 @@ class Host:
     socket: str = "/var/run/docker.sock"
     """The Engine's own socket on the host."""
     runtime: Runtime = "runc"
+    groups: bool = True
+    """Whether the Engine may make control groups; without root it may not on version 1."""
+    added: tuple[str, ...] = ("/etc/hostname",)
+    """Files that the Engine mounts into a container beside what it is asked for."""
 
 
 def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
@@ -99,6 +112,12 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         UnsupportedSpec: a field's value would mean "no limit" to the Engine, or a mount could open the host.
     """
     _check_limits(spec)
+    if spec.require_cgroup and not host.groups:
+        raise UnsupportedSpec(
+            "limits.enforce",
+            "the Engine may make no control groups here, so limits hold per process only",
+            GROUPS_FIX,
+        )
     for mount in spec.mounts:
         _check_mount(mount, host.socket)
     if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
@@ -159,10 +178,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
             "CgroupnsMode": "private",
             "Init": False,
             "Devices": [],
-            "Memory": limits.memory_bytes,
-            "MemorySwap": limits.memory_bytes,
-            "PidsLimit": outside.pids,
-            "NanoCpus": _CPUS * 1_000_000_000,
+            **(_groups(limits.memory_bytes, outside.pids) if host.groups else {}),
             # The host's own programs first: a sandbox is what the kernel should give up in a shortage.
             "OomScoreAdj": 500,
             "ShmSize": _SHARED_MEMORY,
@@ -175,7 +191,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
             "Tmpfs": {target: _tmpfs(size) for target, size in sorted(writable.items())},
             "Mounts": [_bind(mount) for mount in spec.mounts],
             "MaskedPaths": sorted((*_MASKED_FILES, *_MASKED_DIRECTORIES)),
-            "ReadonlyPaths": list(_READ_ONLY),
+            "ReadonlyPaths": list(READ_ONLY),
         },
     }
     check_closed(body)
@@ -185,21 +201,22 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         spec=spec,
         action=body,
         expected=_expected(spec, host, tuple(writable)),
-        rlimits=("pids",) if own_kernel else (),
+        rlimits=("pids",) if own_kernel else () if host.groups else ("memory_bytes", "pids"),
     )
 
 
 def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expected:
+    devices = _USER_NAMESPACE_WRITABLE if host.user_namespace else ()
     linux = Expected(
         uid=GUEST_UID,
         interfaces=("lo",),
-        writable=tuple(sorted((*_RUNTIME_WRITABLE, *_MASKED_FILES, *writable))),
-        # The image's own file system, the host name file that the Engine writes, and what the profile grants.
-        mounts=tuple(sorted(("/", "/etc/hostname", *(mount.target for mount in spec.mounts)))),
+        writable=tuple(sorted((*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *writable))),
+        # The image's own file system, what the Engine adds, and what the profile grants.
+        mounts=tuple(sorted(("/", *host.added, *(mount.target for mount in spec.mounts)))),
         namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),
         hidden=_SOCKETS,
     )
-    if host.runtime == "runc":
+    if host.runtime != "runsc":
         return linux
     return replace(
         linux,
@@ -292,6 +309,10 @@ def _holds(outer: str, inner: str) -> bool:
 
 def _ulimit(name: str, value: int) -> dict[str, Any]:
     return {"Name": name, "Soft": value, "Hard": value}
+
+
+def _groups(memory: int, pids: int) -> dict[str, int]:
+    return {"Memory": memory, "MemorySwap": memory, "PidsLimit": pids, "NanoCpus": _CPUS * 1_000_000_000}
 
 
 def _tmpfs(size: int) -> str:

@@ -101,6 +101,15 @@ def _send(loop: Loop, root: str, name: str, room: int) -> tuple[int, str]:
         os.close(descriptor)
 
 
+def _take_back(folder: str) -> None:
+    """The program may have taken away its own right to look; the guest is of the same user and takes it back.
+
+    Podman makes the top root's, and of that neither could take anything.
+    """
+    if os.stat(folder).st_uid == os.getuid():
+        os.chmod(folder, 0o700)
+
+
 def _walk(root: str) -> Iterator[tuple[str, str]]:
     """Names below ``root`` and, for those that are no artifacts, the reason."""
     seen = 0
@@ -108,8 +117,7 @@ def _walk(root: str) -> Iterator[tuple[str, str]]:
     while waiting:
         folder = waiting.pop()
         try:
-            # The program may have taken away its own right to look; the guest is of the same user and takes it back.
-            os.chmod(os.path.join(root, folder), 0o700)
+            _take_back(os.path.join(root, folder))
             with os.scandir(os.path.join(root, folder)) as found:
                 entries = []
                 for entry in found:

@@ -63,7 +63,7 @@ class Proxy:
         Raises:
             OSError: there is no loopback interface, or it is down.
         """
-        self.loop = loop
+        self._loop = loop
         self._tell = tell
         self._told = 0
         self._streams = 0
@@ -80,37 +80,38 @@ class Proxy:
 
     def close(self) -> None:
         """End everything; the program is dead."""
-        self.loop.unwatch(self._listener.fileno())
+        self._loop.unwatch(self._listener.fileno())
         for connection in tuple(self._connections):
             connection.close()
         self._listener.close()
 
-    def tell(self, text: str) -> None:
-        """Tell whoever reads the program's standard error."""
+    def _notice(self, text: str) -> None:
         self._told += 1
         if self._told <= MAX_TOLD:
             self._tell(text)
 
-    def may_open(self) -> bool:
-        """Whether this call may ask the host for one more stream; counts it."""
+    def _may_open(self) -> bool:
         self._streams += 1
         return self._streams <= MAX_STREAMS
 
-    def ended(self, connection: Connection) -> None:
-        """One connection less, so another may come."""
+    def _ended(self, connection: Connection) -> None:
+        """Make room for another connection."""
         self._connections.discard(connection)
-        if not self.loop.watches(self._listener.fileno()):
-            self.loop.watch(self._listener.fileno(), self._accept)
+        if not self._loop.watches(self._listener.fileno()):
+            self._loop.watch(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            self.loop.unwatch(self._listener.fileno())
+            self._loop.unwatch(self._listener.fileno())
             return
         try:
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that `socket.accept` does
         except OSError:  # the program gave it up, or it has no memory left for it
             return
-        self._connections.add(Connection(self, _socket.socket(fileno=descriptor)))
+        client = _socket.socket(fileno=descriptor)
+        self._connections.add(
+            Connection(self._loop, client, may_open=self._may_open, tell=self._notice, gone=self._ended)
+        )
 
 
 class _Trust(StreamHandler):

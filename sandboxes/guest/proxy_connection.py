@@ -1,7 +1,8 @@
 """One connection of a program's to the sandbox's proxy, and the stream to the host it becomes.
 
 Upwards (program to host) it is in one of three states: reading a head (``_exchange`` is None), passing bytes on
-(``_left`` is not 0), or throwing away what still comes. Downwards everything goes through ``_out``.
+(``_left`` is not 0), or throwing away what still comes. Downwards everything goes through ``_out``. It knows nothing of
+the proxy that accepted it, ``sandboxes.guest.proxy``, and must not import it: what it needs of it is handed over.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from sandboxes.guest.proxy_http import MAX_HEAD, BadRequest, Request, Tunnel, pa
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-    from sandboxes.guest.proxy import Proxy
+    from sandboxes.guest.loop import Loop
 
 _READ = 64 * 1024
 _LINGER = 2 * 1024 * 1024
@@ -28,10 +29,29 @@ class Connection(StreamHandler):
 
     paced = True
 
-    def __init__(self, proxy: Proxy, client: _socket.socket) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        client: _socket.socket,
+        *,
+        may_open: Callable[[], bool],
+        tell: Callable[[str], None],
+        gone: Callable[[Connection], None],
+    ) -> None:
+        """Serve the socket until ``close``.
+
+        Args:
+            loop: the guest's.
+            client: just accepted.
+            may_open: whether one more stream may be asked of the host; counts it.
+            tell: takes notices for whoever reads the program's standard error.
+            gone: called once, when the connection is closed.
+        """
         client.setblocking(False)
-        self._proxy = proxy
-        self._loop = proxy.loop
+        self._loop = loop
+        self._may_open = may_open
+        self._tell = tell
+        self._gone = gone
         self._client = client
         self._descriptor = client.fileno()
         self._head = bytearray()
@@ -92,7 +112,7 @@ class Connection(StreamHandler):
         rest = bytes(self._head[end + 4 :])
         self._head.clear()
         self._exchange = exchange
-        if not self._proxy.may_open():
+        if not self._may_open():
             self._refuse(403, "egress.attempts", "This call has asked for too many connections.", "")
             return
         self._stream = self._loop.open(exchange.kind, exchange.meta, self, duplex=True)
@@ -155,7 +175,7 @@ class Connection(StreamHandler):
             return
         why = " ".join(told[key] for key in ("truncated", "reason", "hint") if told.get(key))
         if why:
-            self._proxy.tell(f"{self._asked.asked} was cut off: {why}")
+            self._tell(f"{self._asked.asked} was cut off: {why}")
         self._end(b"")
 
     @property
@@ -217,4 +237,4 @@ class Connection(StreamHandler):
         self._out.clear()
         self._left = 0
         self._loop.send(self._loop.wire.reset(self._stream))
-        self._proxy.ended(self)
+        self._gone(self)

@@ -59,7 +59,7 @@ class Gvisor:
             raise UnsupportedSpec(
                 "limits.enforce",
                 "this host lets us make no control groups, so limits hold per process only",
-                bwrap.CGROUP_FIX,
+                cgroup.fix(),
             )
         if spec.limits.memory_bytes < plans.MINIMUM_MEMORY:
             raise UnsupportedSpec(
@@ -73,7 +73,6 @@ class Gvisor:
             program=self._programs[0],
             runsc=(self._programs[1], self.capabilities.version),
             hierarchy=self._hierarchy,
-            gate=self._launcher.gate,
         )
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
@@ -132,7 +131,7 @@ async def detect(data: Path, server_id: str) -> Gvisor:
     # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
     hierarchy = await bwrap.groups(f"{server_id}-{plans.NAME}")
     if hierarchy is None:
-        missing.append(Missing(what="no control groups: limits hold per process", fix=bwrap.CGROUP_FIX, fatal=False))
+        missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
     memory = hierarchy.mechanism if hierarchy else "rlimit"
     limits = {"memory_bytes": memory, "pids": "rlimit", "cpu_seconds": "rlimit", "wall_seconds": "broker",
               "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip

@@ -66,7 +66,6 @@ def make(
     program: str,
     runsc: tuple[str, str],
     hierarchy: cgroup.Hierarchy | None,
-    gate: tuple[str, ...],
 ) -> Plan:
     """The plan for ``spec``.
 
@@ -76,14 +75,13 @@ def make(
         program: path of bwrap.
         runsc: its path on the host, and its version.
         hierarchy: where control groups are made; None where they cannot be.
-        gate: arguments by which bwrap waits to be put into its group.
     """
     return Plan(
         driver=NAME,
         level="userspace-kernel",
         spec=spec,
         action={
-            "argv": [program, *_wall(spec, runsc[0]), *gate, "--", _RUNSC, *_FLAGS, "run", "--bundle", _BUNDLE, "s"],
+            "argv": [program, *_wall(spec, runsc[0]), "--", _RUNSC, *_FLAGS, "run", "--bundle", _BUNDLE, "s"],
             "config": _config(spec, runtime),
             "cgroup": dict(cgroup.settings(hierarchy.version, sentry.outside(spec.limits))) if hierarchy else {},
             "seccomp": seccomp.digest(),

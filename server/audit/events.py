@@ -307,6 +307,32 @@ class CallFailed(CallEvent):
     """Milliseconds from receiving the call to the failure."""
 
 
+LossCause = Literal["log", "server"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLost(CallEvent):
+    """A call is over, and its own last record is not in the log: how it ended is not known.
+
+    Its caller got an error or nothing, never a result. It has no receipt.
+    """
+
+    kind: ClassVar[str] = "call.lost"
+    ends_call: ClassVar[bool] = True
+
+    cause: LossCause
+    """``log``: its last record could not be written, and this one comes with the next that could; ``server``: its
+    server process was gone, as found by the next one that started."""
+    reason: str
+    """The same in a sentence."""
+    run_by: str
+    """Id of the server process that ran it."""
+    decided: str
+    """When policy allowed it: the time of its ``call.decided``."""
+    last: str
+    """Kind of its last record before this one: so far it had come for certain."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptSigned(CallEvent):
     """The receipt of a call that policy allowed, written with the call's last record and right after it.
@@ -355,6 +381,7 @@ EVENTS: Mapping[str, type[Event]] = {
         CallFinished,
         CallCancelled,
         CallFailed,
+        CallLost,
         ReceiptSigned,
         GapRecorded,
     )

@@ -7,6 +7,8 @@ Rule 4  ``head.json`` is therefore never ahead of the log. A log shorter than it
         appended to it, because that would bury the evidence.
 Rule 5  Bytes after the last whole record, left by a crash, are ended with a line feed and followed by a ``log.gap``
         record with their length and digest. They stay in place: the file is evidence.
+Rule 6  Every call that was allowed gets one end. Where its own could not be written, ``call.lost`` is: by its server
+        with the next record that can be, or by the next server that starts after its server was gone (``writers``).
 
 One file, no rotation: a chain over several files needs a rule for what may be deleted, and nobody has asked for one.
 Never to be called on the event loop: it waits for the lock and for the disk.
@@ -19,13 +21,15 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from server.audit import chain
+from server.audit import chain, writers
 from server.audit.chain import Draft, Edited, Head, NotARecord, Record
-from server.audit.events import GapRecorded, draft
+from server.audit.events import CallLost, GapRecorded, draft
+from server.audit.underway import UnderWay
+from server.audit.writers import Writer
 from server.errors import AuditUnavailable
 
 LOG_NAME = "audit.jsonl"
@@ -41,6 +45,9 @@ _LOCK_PAUSE_SECONDS = (0.0001, 0.002)
 #: Most bytes after the last whole record that are taken for a crash: one commit and its longest line.
 MAX_TORN_BYTES = 8 << 20
 
+#: ``call.lost`` records in one write: far below ``MAX_TORN_BYTES``.
+_MAX_LOST_AT_ONCE = 256
+
 #: Makes a draft from the record written right before it, whose place and hash it can therefore name.
 Follower = Callable[[Record], Draft]
 
@@ -55,7 +62,9 @@ class LogFile:
     """The open log of one directory. Not safe for threads: its owner makes one call at a time."""
 
     def __init__(self, directory: Path, server: str) -> None:
-        """Open or create the log for the server of that id; record a gap if the last writer crashed in mid-line.
+        """Open or create the log for the server of that id.
+
+        If the last writer crashed in mid-line, a gap is recorded; if servers died under their calls, these are lost.
 
         Raises:
             AuditUnavailable: the directory or a file is a link, somebody else's or open to others; the disk refuses;
@@ -65,6 +74,7 @@ class LogFile:
         self._server = server
         self._stack = contextlib.ExitStack()
         self._tail = Head()
+        self._calls = UnderWay()
         with contextlib.ExitStack() as stack, self._translated("open the audit log"):
             self._prepare()
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -75,42 +85,66 @@ class LogFile:
                 self._log_fd = stack.enter_context(_closing(self._open(place, LOG_NAME, os.O_APPEND)))
                 self._begin(place)
                 self._catch_up()
+                gone = self._take_abandoned(place)
+            self._end_calls_of(gone, place)
+            with self._locked():
+                self._catch_up()
+                self._writer = self._register(place)
+                stack.callback(self._leave)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Close the files. The log is complete at any time: nothing is flushed here."""
         self._stack.close()
 
+    def _leave(self) -> None:
+        # A call without an end is for the next server to tell of.
+        self._writer.close(remove=not self._calls.ids())
+
     @property
     def head(self) -> Head:
         """The end of the chain as this process last saw it."""
         return self._tail
 
-    def commit(self, drafts: Sequence[Draft | Follower]) -> list[Record]:
+    def commit(self, drafts: Sequence[Draft | Follower], lost: Mapping[str, str] | None = None) -> list[Record]:
         """Append all of ``drafts`` with one write and one fdatasync; all of them are on the disk, or none.
 
         Args:
             drafts: what to append; the first is no ``Follower``.
+            lost: calls of this process that are over and whose own last record could not be written, each with the
+                reason. Those that have no end in the log get it in the same write.
+
+        Returns:
+            The records of lost calls, then one for each draft.
 
         Raises:
             AuditUnavailable: the disk refused, the lock is held too long, or the log was tampered with.
         """
         with self._translated(f"record {_kind(drafts[0])}"), self._locked():
             self._catch_up()
-            return self._append(drafts)
+            # Where a failed write could not be cut off again, the end of a call may be there although we said no.
+            without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
+            ends = [draft(self._calls.lost(call, "log", reason)) for call, reason in without_end.items()]
+            records = self._append([*ends, *drafts])
+            self._writer.settled(self._calls.since(self._tail))
+            return records
 
     def _append(self, drafts: Sequence[Draft | Follower], torn: int = 0, ending: bytes = b"") -> list[Record]:
         """Write ``drafts`` behind the tail and ``torn`` bytes that are no records, after ending those."""
         tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn)
         records: list[Record] = []
+        before: list[Head] = []
         for wanted in drafts:
             item = wanted if isinstance(wanted, Draft) else wanted(records[-1])
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             record = chain.seal(item, seq=tail.seq + 1, time=now, server=self._server, prev=tail.hash)
+            before.append(tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
             records.append(record)
         self._write(ending + b"".join(record.line for record in records))
         self._move_head(tail)
+        for record, end in zip(records, before, strict=True):
+            self._calls.note(record, end)
         return records
 
     def _write(self, content: bytes) -> None:
@@ -149,6 +183,8 @@ class LogFile:
                 break
             if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
                 raise self._tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
+            if record.server == self._server:
+                self._calls.note(record, tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
         self._tail = tail
         if tail.size < now.st_size:
@@ -185,16 +221,78 @@ class LogFile:
         if head.size > size:
             raise self._tampered(f"records up to {head.seq} are missing at its end")
         if head.seq > 0:
-            start = max(0, head.size - chain.MAX_LINE_BYTES - 1)
-            block = os.pread(self._log_fd, head.size - start, start)
-            line = block[block.rfind(b"\n", 0, -1) + 1 :]
             try:
-                record = chain.parse(line)
+                record = chain.parse(self._line_before(head.size))
             except NotARecord as error:
                 raise self._tampered(f"record {head.seq} was changed") from error
             if (record.seq, record.hash) != (head.seq, head.hash):
                 raise self._tampered(f"record {head.seq} was replaced")
         self._tail = head
+
+    def _line_before(self, end: int) -> bytes:
+        start = max(0, end - chain.MAX_LINE_BYTES - 1)
+        block = os.pread(self._log_fd, end - start, start)
+        return block[block.rfind(b"\n", 0, -1) + 1 :]
+
+    def _take_abandoned(self, place: int) -> list[Writer]:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(writers.DIRECTORY, 0o700, dir_fd=place)
+            os.fsync(place)
+        found = os.stat(writers.DIRECTORY, dir_fd=place, follow_symlinks=False)
+        self._check(found, stat.S_IFDIR, self._directory / writers.DIRECTORY)
+        return writers.abandoned(place, lambda name: self._open(place, name, 0))
+
+    def _register(self, place: int) -> Writer:
+        writer = writers.register(place, lambda name: self._open(place, name, 0), self._server, self._tail)
+        if writer is None:
+            raise self._refused(f"another process writes to it as {self._server}", "Start this server again.")
+        return writer
+
+    def _end_calls_of(self, gone: Sequence[Writer], place: int) -> None:
+        """Record the calls of servers that are gone as lost. They write no more, so reading needs no lock."""
+        done = False
+        try:
+            under_way = self._under_way(gone, place) if gone else {}
+            reason = "Its server was gone before it could record an end."
+            ends = [draft(calls.lost(call, "server", reason)) for calls in under_way.values() for call in calls.ids()]
+            for start in range(0, len(ends), _MAX_LOST_AT_ONCE):
+                with self._locked():
+                    self._catch_up()
+                    self._append(ends[start : start + _MAX_LOST_AT_ONCE])
+            done = True
+        finally:
+            for writer in gone:
+                writer.close(remove=done)
+
+    def _under_way(self, gone: Sequence[Writer], place: int) -> dict[str, UnderWay]:
+        """Read what these servers may have left open, from where their files say or else from the beginning."""
+        known = [writer.since for writer in gone if writer.since is not None and self._holds(writer.since)]
+        start = min(head.size for head in known) if len(known) == len(gone) else 0
+        found = {writer.server: UnderWay() for writer in gone}
+        names = [server.encode() for server in found]
+        with os.fdopen(os.open(LOG_NAME, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=place), "rb") as log:
+            log.seek(start)
+            while start < self._tail.size and (line := log.readline(chain.MAX_LINE_BYTES)):
+                # Parsing is what costs, and most of what follows a crash is other servers'.
+                if any(name in line for name in names):
+                    with contextlib.suppress(NotARecord):
+                        record = chain.parse(line)
+                        lost = record.kind == CallLost.kind  # told of by another server, that did not get further
+                        ran = record.data.get("run_by") if lost else record.server
+                        if ran in found:
+                            found[ran].note(record, Head(seq=record.seq - 1, hash=record.prev, size=start))
+                start += len(line)
+        return found
+
+    def _holds(self, head: Head) -> bool:
+        """Whether this is an end that the chain had."""
+        if head.size == 0 or head.size > self._tail.size:
+            return head == Head()
+        try:
+            record = chain.parse(self._line_before(head.size))
+        except NotARecord:
+            return False
+        return (record.seq, record.hash) == (head.seq, head.hash)
 
     def _prepare(self) -> None:
         if not os.path.lexists(self._directory):

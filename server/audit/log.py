@@ -5,7 +5,7 @@ The write runs in a worker thread, so a stalling disk stops the calls that need 
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,11 @@ MAX_WAITING_APPENDS = 16384
 #: How long the disk may take for one commit. Longer than any journal flush seen in practice; after it the log is not
 #: used again by this process, because the late write may still land.
 COMMIT_WAIT_SECONDS = 30.0
+
+
+#: Calls that wait for their ``call.lost``. Each write carries all of them, and a call needs a write to begin, so there
+#: are never more than are under way at once; one beyond it is told of by the next server that starts.
+MAX_LOST = 1024
 
 
 class Appends(Protocol):
@@ -70,6 +75,7 @@ class AuditLog:
         self._turn = anyio.Lock()
         self._thread = anyio.CapacityLimiter(1)
         self._queue: deque[_Waiting] = deque()
+        self._lost: dict[str, str] = {}
         self._subscriptions: set[Subscription] = set()
         self._owners = Owners()
         self._unusable: str | None = None
@@ -79,7 +85,8 @@ class AuditLog:
     async def open(cls, directory: Path, server_id: str) -> AsyncIterator[Self]:
         """Open the log in ``directory``, made (0700) if it is missing.
 
-        Several processes may have it open. A torn last line is recorded as a gap before this returns.
+        Several processes may have it open. A torn last line is recorded as a gap before this returns, and calls of
+        servers that died as lost.
 
         Args:
             directory: a directory of its own, below the state directory.
@@ -150,6 +157,16 @@ class AuditLog:
             raise outcome
         return outcome
 
+    def lose(self, call_id: str, reason: str) -> None:
+        """Have a call recorded as lost, whose last record could not be written, with the next record that can be.
+
+        Args:
+            call_id: a call that is over; nothing more is appended for it.
+            reason: one sentence, without host paths.
+        """
+        if len(self._lost) < MAX_LOST:
+            self._lost[call_id] = reason
+
     @asynccontextmanager
     async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
         """Receive this process's records as they are written, filtered by call and by principal.
@@ -176,19 +193,23 @@ class AuditLog:
 
     async def _commit(self) -> None:
         """Write what waits, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
-        batch = self._take()
+        batch, lost = self._take(), dict(self._lost)
+        drafts = [item for waiting in batch for item in _drafts(waiting)]
         try:
-            records = iter(await self._write([item for waiting in batch for item in _drafts(waiting)]))
+            written = await self._write(drafts, lost)
         except AuditUnavailable as error:
             for waiting in batch:
                 waiting.outcome = AuditUnavailable(error.attempted, error.reason, error.fix)
             return
+        for call in lost:
+            self._lost.pop(call, None)
+        records = iter(written[len(written) - len(drafts) :])
         for waiting in batch:
             waiting.outcome = [next(records) for _ in _drafts(waiting)]
-            for record in waiting.outcome:
-                owner = self._owners.note(record)
-                for subscription in self._subscriptions:
-                    subscription.offer(record, owner)
+        for record in written:
+            owner = self._owners.note(record)
+            for subscription in self._subscriptions:
+                subscription.offer(record, owner)
 
     def _take(self) -> list[_Waiting]:
         batch, size = [self._queue.popleft()], 0
@@ -199,15 +220,15 @@ class AuditLog:
             batch.append(self._queue.popleft())
         return batch
 
-    async def _write(self, drafts: list[Draft | Follower]) -> list[Record]:
+    async def _write(self, drafts: list[Draft | Follower], lost: Mapping[str, str]) -> list[Record]:
         if self._unusable is not None:
             raise AuditUnavailable("write a record", self._unusable, "Look at the disk, then restart the server.")
         with anyio.move_on_after(COMMIT_WAIT_SECONDS):
             return await anyio.to_thread.run_sync(
-                self._file.commit, drafts, limiter=self._thread, abandon_on_cancel=True
+                self._file.commit, drafts, lost, limiter=self._thread, abandon_on_cancel=True
             )
         self._unusable = f"the disk did not answer within {COMMIT_WAIT_SECONDS:g} seconds"
-        return await self._write(drafts)
+        return await self._write(drafts, lost)
 
     def _close(self) -> None:
         for subscription in self._subscriptions:

@@ -1,9 +1,10 @@
 """Offline proof that a log is whole: reads it once, in bounded memory, and names the lines where it is not.
 
 Found: a changed byte, a removed, added, repeated or moved line, a cut end, a chain that was rewritten without
-``head.json``, and any other bytes. Not found without an anchor kept elsewhere: a log and a ``head.json`` that were both
-put back to an earlier state or rewritten as a whole, and records added by someone who may write the files, because the
-chain has no secret in it.
+``head.json``, and any other bytes; and, in a whole chain, a record that does not fit its call, as a second end. Not
+found without an anchor kept elsewhere: a log and a ``head.json`` that were both put back to an earlier state or
+rewritten as a whole, and well-made records added by someone who may write the files, because the chain has no secret in
+it.
 """
 
 import hashlib
@@ -17,12 +18,13 @@ from server.audit.chain import Edited, Head, NotARecord, Record
 from server.audit.events import GapRecorded
 from server.audit.file import HEAD_NAME
 from server.audit.read import Line
+from server.audit.underway import UnderWay
 
 #: Problems that are kept; the first ones say what happened, the rest are counted.
 MAX_PROBLEMS = 100
 
 ProblemKind = Literal[
-    "edited", "foreign", "torn", "deleted", "reordered", "repeated", "forked", "truncated", "head", "anchor"
+    "edited", "foreign", "torn", "deleted", "reordered", "repeated", "forked", "truncated", "head", "anchor", "call"
 ]
 
 
@@ -90,6 +92,8 @@ class _Claim:
 class _Verifier:
     def __init__(self) -> None:
         self._claims: list[_Claim] = []
+        self._calls = UnderWay()
+        self._misfits: list[Problem] = []
         self._problems: list[Problem] = []
         self._omitted = 0
         self._records = self._gaps = 0
@@ -123,7 +127,12 @@ class _Verifier:
             self._records += 1
             self._record(line, line.record)
             self._compare(line, line.record)
+            self._fit(line, line.record)
         self._end(last)
+        if not self._problems:
+            # In a broken chain it would only say once more what is broken.
+            for misfit in self._misfits:
+                self.note(misfit.line, misfit.seq, misfit.kind, misfit.detail)
         self._problems.sort(key=lambda problem: problem.line or 0)
         return VerifyReport(
             ok=not self._problems,
@@ -214,6 +223,11 @@ class _Verifier:
                 claim.line = line.number
                 claim.met = claim.met or record.hash == claim.head.hash
                 claim.end = line.end
+
+    def _fit(self, line: Line, record: Record) -> None:
+        wrong = self._calls.note(record, Head())
+        if wrong and len(self._misfits) <= MAX_PROBLEMS:
+            self._misfits.append(Problem(line=line.number, seq=record.seq, kind="call", detail=wrong))
 
     def _end(self, last: int) -> None:
         reached = self._tail.seq + self._unreadable

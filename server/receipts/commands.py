@@ -41,7 +41,7 @@ def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_jso
         elif chain.is_name(wanted):
             found = of_call(state_dir / "audit", wanted)
             if found is None:
-                err.print(Text(f"There is no receipt of {wanted}: no such call was allowed, or it has not ended."))
+                err.print(Text(f"There is no receipt of {wanted}: it was not allowed, has not ended, or was lost."))
                 return FAILED
             content = found
         else:

@@ -49,6 +49,9 @@ class Log(Protocol):
     async def append_with(self, event: Event, then: Then) -> tuple[Record, Record]:
         """See ``AuditLog.append_with``."""
 
+    def lose(self, call_id: str, reason: str) -> None:
+        """See ``AuditLog.lose``."""
+
 
 class Signs(Protocol):
     """The part of ``keys.Signer`` that is needed here."""
@@ -124,6 +127,10 @@ class Ledger:
         # Base64 makes four bytes of three.
         await office.log.append_with(last, Then(event=receipt, bytes=length * 4 // 3 + _ENVELOPE_BYTES))
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
+
+    def lose(self, reason: str) -> None:
+        """Give up the call's last record, which could not be written: the log says so when it can, with no receipt."""
+        self._office.log.lose(self._call.id, reason)
 
     def _statement(self, last: LastWord) -> dict[str, Any]:
         """The statement of ``statement.Statement``, all but the place of the last record."""

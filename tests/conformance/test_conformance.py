@@ -15,19 +15,18 @@ from sandboxes.conformance.host import Planted
 from sandboxes.conformance.prove import gap_names
 from sandboxes.docker import DockerDriver
 from server.settings import Settings
-from tests.conftest import must_run
+from tests.conftest import GVISOR_DOCKER
 
 CASES = load()
 ATTEMPTS = tuple(case for case in CASES if case.attempt is not None)
 PROGRAMS = tuple(case for case in CASES if case.program is not None)
-#: "rlimits": bubblewrap as on a host that lets it make no control groups, which is most people's own machine;
-#: "gvisor-docker": gVisor as on a host where only the Docker Engine can start it.
+#: "rlimits": bubblewrap as on a host that lets it make no control groups, which is most people's own machine.
 DRIVERS = [
     pytest.param("bubblewrap", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("rlimits", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("docker", marks=pytest.mark.driver("docker")),
     pytest.param("gvisor", marks=pytest.mark.driver("gvisor")),
-    pytest.param("gvisor-docker", marks=pytest.mark.driver("docker")),
+    pytest.param(GVISOR_DOCKER, marks=pytest.mark.driver(GVISOR_DOCKER)),
 ]
 
 
@@ -61,13 +60,8 @@ class Subject:
 @pytest.fixture(scope="module", params=DRIVERS)
 def subject(request: pytest.FixtureRequest, portal: anyio.from_thread.BlockingPortal) -> Iterator[Subject]:
     """Each driver in turn."""
-    if request.param == "gvisor-docker":
+    if request.param == GVISOR_DOCKER:
         with portal.wrap_async_context_manager(DockerDriver.connect("runsc")) as engine:
-            missing = "; ".join(each.what for each in engine.capabilities.missing if each.fatal)
-            if missing and must_run("gvisor") and must_run("docker"):
-                pytest.fail(f"GLOVEBOX_MUST_RUN names gvisor and docker, and the Engine lacks {missing}", pytrace=False)
-            if missing:
-                pytest.skip(f"the Engine lacks {missing}")
             yield Subject(request.param, gap_names(engine.capabilities), engine)
         return
     opened = drivers.opened(Settings().data_dir, f"conformance{os.getpid()}")

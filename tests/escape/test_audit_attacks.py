@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -15,6 +16,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from server.audit import chain
 from server.audit.chain import Record
+from server.audit.events import ServerStopped
 from server.audit.file import LOG_NAME
 from server.audit.log import AuditLog
 from server.audit.verify import verify
@@ -85,10 +87,10 @@ async def test_a_killed_server_loses_no_acknowledged_record(tmp_path: Path) -> N
                 stream = BufferedByteReceiveStream(process.stdout)
                 for _ in range(1 + 7 * kill):
                     acknowledged.append((await stream.receive_until(b"\n", 200)).decode())
-                    await log.append(finished("c_survivor"))
+                    await log.append(ServerStopped(reason="done"))
                 process.send_signal(signal.SIGKILL)
                 await process.wait()
-            record = await log.append(finished("c_survivor"))
+            record = await log.append(ServerStopped(reason="done"))
             acknowledged.append(f"{record.seq}:{record.hash}")
     report = verify(directory)
     assert report.ok
@@ -109,7 +111,8 @@ async def test_a_line_torn_by_a_kill_becomes_a_recorded_gap(tmp_path: Path) -> N
         assert torn.gaps == crash
     fill(directory, 1)
     report = verify(directory)
-    assert (report.ok, report.gaps, report.records) == (True, 5, 5 * 4 + 1)
+    # Of each writer three records, the gap, and that its three calls are lost.
+    assert (report.ok, report.gaps, report.records) == (True, 5, 5 * 7 + 1)
     assert len(acknowledged) == 15
     assert set(acknowledged) <= written(directory)
 
@@ -174,6 +177,37 @@ async def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path) -> None:
         acknowledged.append(await log.append(decided("c_after")))
     report = verify(directory)
     assert (report.ok, report.gaps, report.records) == (True, 0, len(acknowledged))
+
+
+@pytest.mark.parametrize("freed", ["while it runs", "after its end", "after it was killed"])
+async def test_a_call_whose_last_record_meets_a_full_disk_is_lost_and_recorded(small_disk: Path, freed: str) -> None:
+    """M13: once there is room, by the next record or the next start; a call that could say its end is not (control)."""
+    directory, filler = small_disk / "audit", small_disk / "filler"
+    async with AuditLog.open(directory, "s_1") as log:
+        await log.append(decided("c_ended"))
+        await log.append(finished("c_ended"))
+        await log.append(decided("c_cut"))
+        filler.write_bytes(b"x" * 16384)
+        with pytest.raises(AuditUnavailable):  # noqa: PT012 - which append fails is the disk's choice
+            while True:
+                await log.append(ServerStopped(reason="done"))
+        with filler.open("ab", buffering=0) as file, suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        with pytest.raises(AuditUnavailable, match="No space left"):
+            await log.append(replace(finished("c_cut"), kept={"stdout": "x" * 4096}))
+        if freed != "after it was killed":  # else nobody is there any more to say so
+            log.lose("c_cut", "Its last record could not be written.")
+        if freed == "while it runs":
+            filler.unlink()
+            await log.append(ServerStopped(reason="done"))
+    filler.unlink(missing_ok=True)
+    async with AuditLog.open(directory, "s_2"):
+        pass
+    lost = [record for record in map(chain.parse, log_lines(directory)) if record.kind == "call.lost"]
+    assert [(record.call_id, record.data["run_by"]) for record in lost] == [("c_cut", "s_1")]
+    assert lost[0].server == ("s_1" if freed == "while it runs" else "s_2")
+    assert verify(directory).ok
 
 
 async def test_control_a_plain_append_on_a_full_disk_leaves_half_a_line(small_disk: Path) -> None:

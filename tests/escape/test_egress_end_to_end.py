@@ -194,11 +194,14 @@ async def test_a_program_reaches_what_a_tunnel_rule_names(driver: str, wires: Ca
 async def test_a_peer_without_the_right_certificate_is_not_believed(wires: Cable, tmp_path: Path) -> None:
     """The tunnel cannot look inside, so the program verifies; the trust store it has is the host's."""
     async with internet(wires) as net, glovebox(net, tmp_path, profile("run_python", "bubblewrap", TUNNEL)) as box:
-        net.zone[NAME] = [[SITE]]
+        net.zone[NAME] = [[SITE], [OTHER]]
         await net.serve(SITE, 443, answering(HTML), name="else.example.org")
+        await net.serve(OTHER, 443, answering(HTML), name=NAME)
         called = await box.call("run_python", code=GET.format(url=URL))
+        control = await box.call("run_python", code=GET.format(url=URL))
     assert "CERTIFICATE_VERIFY_FAILED" in called.stdout
     assert "Hostname mismatch" in called.stdout
+    assert control.stdout.startswith(f"200 {len(PAGE)} ")
 
 
 #: Everything a program might try that does not go through the proxy: each line is the name of what came.
@@ -256,6 +259,14 @@ async def test_the_shipped_profile_lets_programs_reach_nothing(driver: str, wire
     assert lines[1:] == ["[]", "111"]  # ECONNREFUSED
     assert (net.lookups, called.egress) == ([], [])
     assert called.fields["isolation"]["driver"] == driver
+    own = tmp_path / "own"
+    own.mkdir()
+    async with internet(wires) as net, glovebox(net, own, profile("run_python", driver, TUNNEL)) as box:
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, answering(HTML), name=NAME)
+        control = await box.call("run_python", code=code)
+    assert control.stdout.startswith(f"200 {len(PAGE)} ")
+    assert control.stdout.endswith("\n0\n")  # connected
 
 
 #: A tunnel to the allowed host in which another host's name is said.
@@ -342,9 +353,9 @@ def say(data):
 say(b"GET / HTTP/1.1\\r\\n\\r\\n")
 say(b"\\x16\\x03\\x01" + bytes(30000))
 say(b"CONNECT\\r\\n\\r\\n")
-say(b"GET http://a.example.org/ HTTP/1.1\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n")
-say(b"GET http://a.example.org/ HTTP/1.1\\r\\nContent-Length: 1\\r\\nContent-Length: 2\\r\\n\\r\\n")
-say(b"GET http://a.example.org/ HTTP/1.1\\r\\n folded\\r\\n\\r\\n")
+say(b"POST http://docs.example.org/open/x HTTP/1.1\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n0\\r\\n\\r\\n")
+say(b"POST http://docs.example.org/open/x HTTP/1.1\\r\\nContent-Length: 1\\r\\nContent-Length: 2\\r\\n\\r\\nab")
+say(b"GET http://docs.example.org/open/a HTTP/1.1\\r\\nAccept:\\r\\n */*\\r\\n\\r\\n")
 say(b"GET ftp://docs.example.org/ HTTP/1.1\\r\\n\\r\\n")
 say(b"CONNECT docs.example.org\\0.evil.example:443 HTTP/1.1\\r\\n\\r\\n")
 say(b"CONNECT 169.254.169.254:443 HTTP/1.1\\r\\n\\r\\n")
@@ -354,6 +365,9 @@ for one in crowd:
     one.sendall(b"CONNECT docs.example.org:443 HTTP/1.1\\r\\n")
 for one in crowd:
     one.close()
+say(b"GET http://docs.example.org/open/a HTTP/1.1\\r\\nAccept: */*\\r\\n\\r\\n")
+say(b"POST http://docs.example.org/open/x HTTP/1.1\\r\\nContent-Length: 2\\r\\nContent-Length: 2\\r\\n\\r\\nab")
+say(b"POST http://docs.example.org/open/x HTTP/1.1\\r\\nContent-Length: 300000\\r\\n\\r\\n" + bytes(300000))
 import urllib.request
 print(urllib.request.urlopen("http://docs.example.org/open/a", timeout=10).status)
 """
@@ -361,16 +375,18 @@ print(urllib.request.urlopen("http://docs.example.org/open/a", timeout=10).statu
 
 @pytest.mark.driver("bubblewrap")
 async def test_a_program_cannot_hurt_the_proxy(wires: Cable, tmp_path: Path) -> None:
-    """E1, E16: nonsense gets an answer, a crowd waits its turn, and after all of it an ordinary request works."""
-    async with internet(wires) as net, glovebox(net, tmp_path, profile("run_python", "bubblewrap", PLAIN)) as box:
+    """E1, E16: nonsense gets an answer, a crowd waits its turn; the same without the flaw works after all of it."""
+    text = profile("run_python", "bubblewrap", PLAIN, max_connections=4)
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
         net.zone[NAME] = [[SITE]]
         await net.serve(SITE, 80, answering(ok(b"page")))
         called = await box.call("run_python", code=HOSTILE)
     lines = called.stdout.splitlines()
     assert [line.split(" ")[1] for line in lines[:6]] == ["400"] * 6, called
     assert [line.split(" ")[1] for line in lines[6:10]] == ["403"] * 4, called
-    assert lines[10:] == ["200"], called
-    assert net.connections == [f"{SITE}:80"]
+    assert [line.split(" ")[1] for line in lines[10:13]] == ["200"] * 3, called
+    assert lines[13:] == ["200"], called
+    assert net.connections == [f"{SITE}:80"] * 4
 
 
 #: Two megabytes each way through a tunnel, and as many printed, all at once.

@@ -4,6 +4,7 @@ Each denial is shown with its control: the same thing without the guard goes thr
 """
 
 import gzip
+from itertools import count
 
 import anyio
 import pytest
@@ -20,6 +21,7 @@ from tests.internet import (
     SITE,
     SITE6,
     Cable,
+    Handler,
     Internet,
     answering,
     fetch,
@@ -35,6 +37,10 @@ __all__ = ["wires"]
 HTTPS = EgressRule(host="files.example.org")
 HTTP = EgressRule(host="files.example.org", schemes=frozenset({"http"}), ports=frozenset({80}))
 BOTH = EgressRule(host="files.example.org", schemes=frozenset({"http", "https"}), ports=frozenset({80, 443}))
+CONTROL = EgressRule(host="control.example.org", schemes=frozenset({"http"}), ports=frozenset({80}))
+
+
+HINT = b"103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 "
 
 
 async def reachable(address: str, port: int) -> bool:
@@ -223,26 +229,42 @@ async def test_endless_redirects_end(wires: Cable) -> None:
         await stream.send(redirect(f"/{served}"))
 
     async with internet(wires) as net:
-        net.zone["files.example.org"] = [[SITE]]
+        net.zone |= {"files.example.org": [[SITE]], "control.example.org": [[OTHER]]}
         await net.serve(SITE, 80, onward)
         got = await fetch(net.gate(HTTP), "http://files.example.org/")
+        assert served == 6
+        served = 0
+        limits = EgressLimits(hops=7)
+
+        async def home(stream: anyio.abc.ByteStream) -> None:
+            if served < 7:
+                await onward(stream)
+            else:
+                await answering(ok(b"home"))(stream)
+
+        await net.serve(OTHER, 80, home)
+        control = await fetch(net.gate(CONTROL, limits=limits), "http://control.example.org/")
     assert isinstance(got.last, Denied)
     assert (
         got.last.decision.reason == "The request was redirected more than 5 times, now to 'http://files.example.org/6'."
     )
-    assert served == 6
+    assert (control.body, control.last, len(control.head.hops)) == (b"home", End(truncated=None), 7)
 
 
 async def test_a_certificate_for_another_name_is_refused(wires: Cable) -> None:
-    """A server at the right address without the right certificate gets no request."""
+    """A server at the right address without the right certificate gets no request; under its own name it does."""
     requests: list[bytes] = []
     async with internet(wires) as net:
-        net.zone["files.example.org"] = [[SITE]]
+        net.zone |= {"files.example.org": [[SITE]], "other.example.org": [[SITE]]}
         await net.serve(SITE, 443, answering(ok(b""), requests), name="other.example.org")
-        got = await fetch(net.gate(HTTPS), "https://files.example.org/")
+        gate = net.gate(HTTPS, EgressRule(host="other.example.org"))
+        got = await fetch(gate, "https://files.example.org/")
+        assert requests == []
+        control = await fetch(gate, "https://other.example.org/")
     assert isinstance(got.last, Failed)
     assert "its certificate is not trusted" in got.last.reason
-    assert requests == []
+    assert control.last == End(truncated=None)
+    assert len(requests) == 1
 
 
 async def _hold(net: Internet, response: bytes, limits: EgressLimits) -> tuple[object, bytes]:
@@ -261,10 +283,12 @@ async def _hold(net: Internet, response: bytes, limits: EgressLimits) -> tuple[o
 
 @pytest.mark.parametrize("response", [b"", b"HTTP/1.1 200 OK\r\nX-Slow: "])
 async def test_a_silent_server_is_given_up(wires: Cable, response: bytes) -> None:
-    """E16: silence before or within the head ends at the idle limit."""
+    """E16: silence before or within the head ends at the idle limit; after a whole response nobody waits for more."""
     async with internet(wires) as net:
         last, _ = await _hold(net, response, EgressLimits(idle_seconds=0.2))
     assert last == Failed(reason="The server was silent for 0.2 seconds.")
+    async with internet(wires) as net:
+        assert await _hold(net, ok(b"x"), EgressLimits(idle_seconds=0.2)) == (End(truncated=None), b"x")
 
 
 async def test_a_body_that_stops_is_marked_truncated(wires: Cable) -> None:
@@ -273,45 +297,62 @@ async def test_a_body_that_stops_is_marked_truncated(wires: Cable) -> None:
         last, body = await _hold(net, ok(b"x" * 10)[:-4], EgressLimits(idle_seconds=0.2))
     assert body == b"x" * 6
     assert last == End(truncated="The server was silent for 0.2 seconds.")
+    async with internet(wires) as net:  # the control: all of it, and the same silence
+        control = await _hold(net, ok(b"x" * 10), EgressLimits(idle_seconds=0.2))
+    assert control == (End(truncated=None), b"x" * 10)
 
 
 async def test_a_slow_loris_runs_into_the_total_time(wires: Cable) -> None:
-    """E16: a server that always sends one more byte in time never trips the idle limit."""
+    """E16: a server that always sends one more byte in time never trips the idle limit; a body that ends is whole."""
 
-    async def drip(stream: anyio.abc.ByteStream) -> None:
-        await read_head(stream)
-        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while True:
-            await stream.send(b"1\r\nx\r\n")
-            await anyio.sleep(0.02)  # the attack itself: it has to be slow
+    def drip(most: int | None) -> Handler:
+        async def handler(stream: anyio.abc.ByteStream) -> None:
+            await read_head(stream)
+            await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in count() if most is None else range(most):
+                await stream.send(b"1\r\nx\r\n")
+                await anyio.sleep(0.02)  # the attack itself: it has to be slow
+            await stream.send(b"0\r\n\r\n")
+
+        return handler
 
     async with internet(wires) as net:
-        net.zone["files.example.org"] = [[SITE]]
-        await net.serve(SITE, 80, drip)
+        net.zone |= {"files.example.org": [[SITE]], "control.example.org": [[OTHER]]}
+        await net.serve(SITE, 80, drip(None))
+        await net.serve(OTHER, 80, drip(3))
         limits = EgressLimits(idle_seconds=5, request_seconds=0.5)
-        got = await fetch(net.gate(HTTP, limits=limits), "http://files.example.org/")
+        gate = net.gate(HTTP, CONTROL, limits=limits)
+        got = await fetch(gate, "http://files.example.org/")
+        control = await fetch(gate, "http://control.example.org/")
     assert got.last == End(truncated="The request took longer than 0.5 seconds.")
     assert 2 <= len(got.body) <= 50
+    assert (control.last, control.body) == (End(truncated=None), b"xxx")
 
 
 @pytest.mark.parametrize("chunk", [b"1000\r\n" + b"x" * 4096 + b"\r\n", b"1\r\nx\r\n"])
 async def test_an_endless_body_is_cut(wires: Cable, chunk: bytes) -> None:
-    """E16: endless chunked data ends at the byte limit, in chunks of any size."""
+    """E16: endless chunked data ends at the byte limit, in chunks of any size; sixteen of them are within it."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def endless(stream: anyio.abc.ByteStream) -> None:
         await read_head(stream)
-        await stream.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await stream.send(head)
         while True:
             await stream.send(chunk * 16)
 
     async with internet(wires) as net:
-        net.zone["files.example.org"] = [[SITE]]
+        net.zone |= {"files.example.org": [[SITE]], "control.example.org": [[OTHER]]}
         await net.serve(SITE, 80, endless)
+        await net.serve(OTHER, 80, answering(head + chunk * 16 + b"0\r\n\r\n"))
         limits = EgressLimits(body_bytes=100_000, header_bytes=1000)
-        got = await fetch(net.gate(HTTP, limits=limits), "http://files.example.org/")
+        gate = net.gate(HTTP, CONTROL, limits=limits)
+        got = await fetch(gate, "http://files.example.org/")
+        control = await fetch(gate, "http://control.example.org/")
     assert isinstance(got.last, End)
     assert "was cut at" in (got.last.truncated or "")
     assert len(got.body) <= 100_000
+    assert control.last == End(truncated=None)
+    assert control.body == b"x" * 16 * int(chunk.partition(b"\r\n")[0], 16)
 
 
 async def test_a_compression_bomb_stops_at_the_ratio(wires: Cable) -> None:
@@ -331,32 +372,45 @@ async def test_a_compression_bomb_stops_at_the_ratio(wires: Cable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "reason"),
+    ("response", "plain", "reason"),
     [
-        (b"HTTP/1.1 200 OK\r\n" + b"X-Flood: " + b"x" * 60_000 + b"\r\n\r\n", "broke HTTP/1.1"),
-        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", "broke HTTP/1.1"),
-        (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1000, "too many interim responses"),
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK",
-            "states its length in two ways",
-        ),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nabcde", "broke HTTP/1.1"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n", "broke HTTP/1.1"),
-        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", "broke HTTP/1.1"),
-        (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" * 10, "broke HTTP/1.1"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "broke HTTP/1.1"),
-        (b"", "without a response"),
+        (b"200 OK\r\nX-Flood: " + b"x" * 60_000 + b"\r\n\r\n", b"200 OK\r\nX-Flood: " + b"x" * 30_000 + b"\r\n\r\n",
+         "broke HTTP/1.1"),
+        (b"200 OK\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", b"200 OK\r\n" + b"A: b\r\n" * 2_000 + b"\r\n",
+         "broke HTTP/1.1"),
+        (HINT * 9 + b"200 OK\r\n\r\n", HINT * 8 + b"200 OK\r\n\r\n", "too many interim responses"),
+        (b"200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK",
+         b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK", "states its length in two ways"),
+        (b"200 OK\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nabcde",
+         b"200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nabcde", "broke HTTP/1.1"),
+        (b"200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+         b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "broke HTTP/1.1"),
+        (b"101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
+         b"200 OK\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", "broke HTTP/1.1"),
+        (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" * 10, b"200 OK\r\n\r\n", "broke HTTP/1.1"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"200 OK\r\n\r\nSSH-2.0-OpenSSH_9.2\r\n\r\n", "broke HTTP/1.1"),
+        (b"", b"200 OK\r\n\r\n", "without a response"),
     ],
-)
-async def test_a_response_that_is_not_plain_http_is_refused(wires: Cable, response: bytes, reason: str) -> None:
-    """E10, E16: header floods, two lengths, a switch to h2c, another protocol; nothing of it reaches the sandbox."""
+)  # fmt: skip
+async def test_a_response_that_is_not_plain_http_is_refused(
+    wires: Cable, response: bytes, plain: bytes, reason: str
+) -> None:
+    """E10, E16: header floods, two lengths, a switch to h2c, another protocol; nothing of it reaches the sandbox.
+
+    The control: its nearest neighbour without the flaw is an ordinary response.
+    """
     async with internet(wires) as net:
-        net.zone["files.example.org"] = [[SITE]]
-        await net.serve(SITE, 80, answering(response))
-        got = await fetch(net.gate(HTTP), "http://files.example.org/")
+        net.zone |= {"files.example.org": [[SITE]], "control.example.org": [[OTHER]]}
+        version = b"HTTP/1.1 " if response[:1] in (b"1", b"2") else b""
+        await net.serve(SITE, 80, answering(version + response))
+        await net.serve(OTHER, 80, answering(b"HTTP/1.1 " + plain))
+        gate = net.gate(HTTP, CONTROL)
+        got = await fetch(gate, "http://files.example.org/")
+        control = await fetch(gate, "http://control.example.org/")
     [only] = got.events
     assert isinstance(only, Failed)
     assert reason in only.reason
+    assert (control.head.status, control.last) == (200, End(truncated=None))
 
 
 async def test_a_smuggled_second_response_is_never_read(wires: Cable) -> None:

@@ -15,7 +15,7 @@ from profiles.egress import EgressRule
 from server.egress.events import Closed, Denied, Opened, TunnelEvent
 from server.egress.limits import EgressLimits
 from server.egress.tunnel import connect
-from tests.internet import PRIVATE, SITE, Cable, Internet, internet, wires
+from tests.internet import OTHER, PRIVATE, SITE, Cable, Internet, internet, wires
 from tests.tls_hello import made_hello, real_hello, server_name
 
 __all__ = ["wires"]
@@ -137,25 +137,39 @@ async def test_what_is_not_tls_to_the_named_host_is_never_connected(wires: Cable
     ],
 )
 async def test_a_tunnel_elsewhere_is_denied_without_a_look_up(wires: Cable, authority: str, rule: str) -> None:
-    """E1, E9: CONNECT is decided by host and port alone, so both are read strictly."""
-    async with internet(wires) as net, tunnel(net, TUNNEL, authority=authority) as through:
-        await through.done.wait()
-    [denied] = through.events
-    assert isinstance(denied, Denied)
-    assert denied.decision.rule == rule
-    assert net.lookups == []
-    assert len(net.attempts) == 1
+    """E1, E9: CONNECT is decided by host and port alone, so both are read strictly; as the rule has them they pass."""
+    async with internet(wires) as net:
+        async with tunnel(net, TUNNEL, authority=authority) as through:
+            await through.done.wait()
+        [denied] = through.events
+        assert isinstance(denied, Denied)
+        assert denied.decision.rule == rule
+        assert net.lookups == []
+        assert len(net.attempts) == 1
+        await passes(net, TUNNEL)
+
+
+async def passes(net: Internet, rule: EgressRule) -> None:
+    """The control: a tunnel to the host that the rule names, on its port, carries bytes both ways."""
+    net.zone["files.example.org"] = [[SITE]]
+    await net.serve(SITE, 443, echo)
+    async with tunnel(net, rule) as control:
+        hello = real_hello("files.example.org")
+        await control.guest.send(hello)
+        assert await control.guest.receive() == hello.upper()
 
 
 async def test_a_rule_on_methods_or_paths_is_not_granted_through_a_tunnel(wires: Cable) -> None:
     """E11: inside a tunnel nobody could hold the request to GET /simple/*."""
     rule = EgressRule(host="files.example.org", paths=frozenset({"/simple/*"}))
-    async with internet(wires) as net, tunnel(net, rule) as through:
-        await through.done.wait()
-    [denied] = through.events
-    assert isinstance(denied, Denied)
-    assert denied.decision.rule == "egress.tunnel"
-    assert "restricts methods or paths" in denied.decision.reason
+    async with internet(wires) as net:
+        async with tunnel(net, rule) as through:
+            await through.done.wait()
+        [denied] = through.events
+        assert isinstance(denied, Denied)
+        assert denied.decision.rule == "egress.tunnel"
+        assert "restricts methods or paths" in denied.decision.reason
+        await passes(net, TUNNEL)
 
 
 async def test_a_tunnel_to_a_private_address_is_refused(wires: Cable) -> None:
@@ -204,22 +218,32 @@ async def test_half_close_travels_through(wires: Cable) -> None:
     ],
 )
 async def test_a_tunnel_has_bounds(wires: Cable, limits: EgressLimits, first: bytes | None, reason: str) -> None:
-    """E16: a half hello, silence, time and bytes each end it, with the reason."""
+    """E16: a half hello, silence, time and bytes each end it, with the reason; without the bound it ends as asked."""
+    hello = real_hello("files.example.org")
     async with internet(wires) as net:
         net.zone["files.example.org"] = [[SITE]]
         await net.serve(SITE, 443, echo)
         async with tunnel(net, TUNNEL, limits=limits) as through:
-            await through.guest.send(first or real_hello("files.example.org"))
+            await through.guest.send(first or hello)
             closed = await through.closed()
+        async with tunnel(net, TUNNEL) as control:
+            await control.guest.send(hello)
+            assert await control.guest.receive() == hello.upper()
+            await control.guest.send_eof()
+            asked = await control.closed()
     assert closed.reason is not None
     assert reason in closed.reason
+    assert asked == Closed(reason=None, sent=len(hello), received=len(hello))
 
 
 async def test_a_wrong_certificate_is_seen_inside(wires: Cable) -> None:
-    """The tunnel does not end TLS: whoever is inside verifies the server's certificate itself."""
+    """The tunnel does not end TLS: whoever is inside verifies the server's certificate; the right one passes."""
     async with internet(wires) as net:
-        net.zone["files.example.org"] = [[SITE]]
+        net.zone["files.example.org"] = [[SITE], [OTHER]]
         await net.serve(SITE, 443, echo, name="other.example.org")
+        await net.serve(OTHER, 443, echo, name="files.example.org")
         async with tunnel(net, TUNNEL) as through:
             with pytest.raises(ssl.SSLCertVerificationError):
                 await TLSStream.wrap(through.guest, hostname="files.example.org", ssl_context=net.trust)
+        async with tunnel(net, TUNNEL) as control:
+            await TLSStream.wrap(control.guest, hostname="files.example.org", ssl_context=net.trust)

@@ -9,6 +9,7 @@ import signal
 import subprocess  # noqa: TID251 - whole server processes are what is killed here
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -23,7 +24,10 @@ from sandboxes.errors import SandboxUnavailable
 from server import app as apps
 from server.app import App
 from server.arguments import validated
+from server.audit import chain
 from server.audit.chain import Record
+from server.audit.events import EVENTS, CallLost
+from server.audit.file import LOG_NAME
 from server.audit.verify import verify
 from server.calls import Principal, ToolCall
 from server.ids import new_call_id
@@ -136,6 +140,7 @@ async def test_sigkill_of_the_server_in_mid_call(driver: str, times: int, tmp_pa
     async with _server(settings) as app:
         await app.broker.call(_call(app, "print(1)"), Heard())
     assert verify(settings.state_dir / "audit").ok
+    assert _lost(settings) == times
 
 
 @pytest.mark.driver("bubblewrap")
@@ -301,6 +306,17 @@ async def _started(settings: Settings, server: int, call_id: str = "") -> Record
 
     await until(running)
     return found[0]
+
+
+def _lost(settings: Settings) -> int:
+    """How many calls the log says are lost to their server's death, each of them once and with no other end."""
+    lines = (settings.state_dir / "audit" / LOG_NAME).read_bytes().splitlines(keepends=True)
+    found = [record for record in map(chain.parse, lines) if record.call_id is not None]
+    ends = Counter(record.call_id for record in found if EVENTS[record.kind].ends_call)
+    assert ends == Counter({record.call_id for record in found})
+    lost = [record for record in found if record.kind == CallLost.kind]
+    assert {record.data["cause"] for record in lost} == {"server"}
+    return len(lost)
 
 
 def _ends(settings: Settings, call: ToolCall) -> list[str]:

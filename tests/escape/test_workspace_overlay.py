@@ -3,7 +3,9 @@
 Each test is a whole call, as a client's would be, on every driver.
 """
 
+import base64
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -13,10 +15,16 @@ from pathlib import Path
 import anyio
 import pytest
 
+from sandboxes import gvisor
+from sandboxes.docker import DockerDriver
 from sandboxes.errors import UnsupportedSpec
 from server import app as apps
 from server.settings import Settings
-from tests.brokered import DRIVERS, Called, Glovebox
+from tests import brokered
+from tests.brokered import Called, Glovebox
+from tests.conftest import GVISOR_DOCKER
+
+DRIVERS = [*brokered.DRIVERS, pytest.param(GVISOR_DOCKER, marks=pytest.mark.driver(GVISOR_DOCKER))]
 
 PROFILE = """
 tool = "run_python"
@@ -74,10 +82,13 @@ async def served(workspace: Path, directory: Path, driver: str, mode: str = "ove
     """A server for this workspace."""
     own = directory / "profiles"
     own.mkdir()
-    (own / "run_python.toml").write_text(PROFILE.format(driver=driver, mode=mode))
+    (own / "run_python.toml").write_text(PROFILE.format(driver=driver.partition("-")[0], mode=mode))
     settings = Settings(workspace=workspace, profiles_dir=own, state_dir=directory / "state")
-    async with apps.opened(settings, "cli") as app:
-        yield Glovebox(app)
+    with pytest.MonkeyPatch.context() as patch:
+        if driver == GVISOR_DOCKER:
+            patch.setattr(gvisor, "connect", lambda *_: DockerDriver.connect("runsc"))
+        async with apps.opened(settings, "cli") as app:
+            yield Glovebox(app)
 
 
 async def patch_of(glovebox: Glovebox, called: Called) -> bytes:
@@ -119,6 +130,8 @@ async def test_changes_come_back_as_a_patch_and_the_host_is_as_it_was(
         assert called.fields["exit_code"] == 0, called.text
         patch = await patch_of(glovebox, called)
     assert fingerprint(workspace) == before
+    (started,) = [record.data for record in called.records if record.kind == "sandbox.started"]
+    assert ("(runsc)" in started["host"]["mechanism"]) == (driver == GVISOR_DOCKER)  # it is the way that was meant
     changes = called.fields["changes"]
     assert list(changes["created"]) == ["new/zeros.bin", "new/folder/ü.txt"]
     assert list(changes["changed"]) == ["notes.txt", "picture.png", "run.sh"]
@@ -127,6 +140,13 @@ async def test_changes_come_back_as_a_patch_and_the_host_is_as_it_was(
     assert {name: called.usage[f"workspace_{name}"] for name in ("created", "changed", "deleted")} == {
         "created": 2, "changed": 3, "deleted": 1,
     }  # fmt: skip
+    receipt = json.loads(base64.b64decode(called.records[-1].data["envelope"]["payload"]))
+    assert {"name": "artifact:changes.patch", "digest": {"sha256": hashlib.sha256(patch).hexdigest()}} in [
+        {name: each[name] for name in ("name", "digest")} for each in receipt["subject"]
+    ]
+    measured = {each["field"]: each.get("inside") for each in receipt["predicate"]["isolation"]["fields"]}
+    assert "/guest/workspace" in measured["mounts of host files"]
+    assert "200 files and 4 MiB of workspace" in " ".join(receipt["predicate"]["withheld"])
     applied = tmp_path / "applied"
     shutil.copytree(workspace, applied, symlinks=True)
     git = [shutil.which("git") or "git", "apply", "--whitespace=nowarn", "-"]

@@ -1,6 +1,7 @@
 """The wire's JSON reads what the standard library reads, but for white space around it, and no other exception."""
 
 import json
+import math
 from typing import Any, NoReturn
 
 from sandboxes.jsontext import dumps, loads
@@ -8,6 +9,12 @@ from sandboxes.jsontext import dumps, loads
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(float(text)):
+        raise ValueError(text)
+    return float(text)
 
 
 def _read(reader: Any, source: str, **options: Any) -> tuple[bool, Any]:
@@ -21,13 +28,11 @@ def check(data: bytes) -> None:
     """The whole input is the text."""
     source = data.decode("utf-8", "replace")  # both ends of the wire decode strictly
     ours, value = _read(loads, source)
-    theirs, expected = _read(json.loads, source, parse_constant=_refuse)
+    theirs, expected = _read(json.loads, source, parse_constant=_refuse, parse_float=_finite)
     if ours:
         assert theirs
         # Equal numbers of other types print differently.
         assert repr(value) == repr(expected)
-        written, again = _read(dumps, value)
-        if written:  # not 1e999: read as infinity, which has no JSON
-            assert repr(loads(again.decode())) == repr(value)
+        assert repr(loads(dumps(value).decode())) == repr(value)
     else:
         assert not theirs or source.strip() != source

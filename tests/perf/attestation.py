@@ -1,9 +1,12 @@
-"""``python -m tests.perf.attestation``: what the host's look and the receipt add to a call, by interleaved calls.
+"""``python -m tests.perf.attestation``: what the host's look and the receipt add to a call, by pairs of whole calls.
 
-Calls with both, and calls in which the host does not look and the last record is written alone. Medians; no bound: the
-noise of a shared machine is as large as what is measured.
+A pair is one call with both, and one in which the host does not look and the last record is written alone; which comes
+first alternates. What they add is the median of the pairs' differences, with the interval in which it lies at 95 %: of
+elapsed time, and of the server's own processor time, which other work on the machine touches less. No bound: the noise
+of a shared machine is as large as what is measured.
 """
 
+import math
 import statistics
 import tempfile
 import time
@@ -27,12 +30,12 @@ from server.receipts.ledger import LastWord, Ledger, Receipt
 from server.settings import Settings
 from tests.brokered import Heard, profile
 
-ROUNDS = 150
+PAIRS = 300
 WARM_UP = 5
 
 
-async def once(app: App) -> float:
-    """Milliseconds of one call."""
+async def once(app: App) -> tuple[float, float]:
+    """Milliseconds of one call: elapsed, and of the server's processor time in all its threads."""
     call = ToolCall(
         id=new_call_id(),
         principal=Principal(id="local:perf", transport="cli"),
@@ -41,9 +44,9 @@ async def once(app: App) -> float:
         arguments=validated(app.tools["run_python"], {"code": "1"}),
         received=datetime.now(UTC),
     )
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     await app.broker.call(call, Heard())
-    return (time.perf_counter() - began) * 1000
+    return (time.perf_counter() - began) * 1000, (time.process_time() - worked) * 1000
 
 
 async def blind(_sandbox: BwrapSandbox) -> Outside:
@@ -65,6 +68,17 @@ async def timed(parts: dict[str, list[float]], name: str, action: Callable[..., 
     return done
 
 
+def added(full: list[float], bare: list[float]) -> str:
+    """The median difference of pairs, and the order statistics between which the true one lies at 95 %."""
+    differences = sorted(one - other for one, other in zip(full, bare, strict=True))
+    middle, reach = len(differences) / 2, 0.98 * math.sqrt(len(differences))
+    low, high = (
+        differences[max(0, math.floor(middle - reach))],
+        differences[min(len(differences), math.ceil(middle + reach)) - 1],
+    )
+    return f"{statistics.median(differences):+.2f} ms ({low:+.2f} to {high:+.2f})"
+
+
 async def main() -> None:
     """Measure and print."""
     console = Console()
@@ -81,8 +95,9 @@ async def main() -> None:
         )
         async with apps.opened(settings, "cli") as app:
             taken: dict[str, list[float]] = {"with": [], "without": []}
-            for number in range(WARM_UP + ROUNDS):
-                for name, steps in taken.items():
+            worked: dict[str, list[float]] = {"with": [], "without": []}
+            for number in range(WARM_UP + PAIRS):
+                for name in sorted(taken, reverse=bool(number % 2)):
                     full = name == "with"
 
                     async def see(sandbox: BwrapSandbox, *, full: bool = full) -> Outside:
@@ -94,10 +109,14 @@ async def main() -> None:
                         return found
 
                     with mock.patch.object(BwrapSandbox, "outside", see), mock.patch.object(Ledger, "close", end):
-                        spent = await once(app)
+                        elapsed, own = await once(app)
                     if number >= WARM_UP:
-                        steps.append(spent)
-    for name, times in {**taken, **parts}.items():
+                        taken[name].append(elapsed)
+                        worked[name].append(own)
+    for what, each in (("elapsed", taken), ("processor", worked)):
+        console.print(f"added, {what:9} {added(each['with'], each['without'])}")
+    calls = {f"{what} {name}": times[name] for what, times in (("call", taken), ("cpu", worked)) for name in times}
+    for name, times in {**calls, **parts}.items():
         console.print(
             f"{name:14} p50 {statistics.median(times):6.2f} ms, p95 {statistics.quantiles(times, n=20)[-1]:6.2f}"
         )

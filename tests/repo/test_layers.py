@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 
 from tests.repo.files import python_files
 
@@ -39,6 +40,20 @@ def test_layers_import_downwards_only() -> None:
         if (top := module.partition(".")[0]) in OURS and top not in ALLOWED[name.partition("/")[0]]
     ]
     assert not wrong
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not for types either: each can be read after those it needs. A circle ends as a CycleError that names it."""
+    texts = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): text
+        for name, text in python_files(*ALLOWED)
+    }
+    needs = {
+        name: {module if module in texts else module.rpartition(".")[0] for module in imported(text)} & texts.keys()
+        for name, text in texts.items()
+    }
+    order = list(TopologicalSorter(needs).static_order())
+    assert order.index("sandboxes.wire") < order.index("sandboxes.guest.proxy") < order.index("sandboxes.guest.work")
 
 
 def test_what_runs_inside_a_sandbox_imports_the_standard_library_only() -> None:

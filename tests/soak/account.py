@@ -1,4 +1,4 @@
-"""Holds an audit log against what callers saw: each call once, with one end. No I/O."""
+"""Holds an audit log against what callers saw: each call once, with exactly one end. No I/O."""
 
 import re
 from collections import Counter, defaultdict
@@ -8,7 +8,7 @@ from datetime import datetime
 
 from server.audit.chain import Record
 
-ENDS = ("call.finished", "call.cancelled", "call.failed")
+ENDS = ("call.finished", "call.cancelled", "call.failed", "call.lost")
 #: Seconds around a full disk in which a record may be missing: a call's last words wait for the log's writer.
 NEAR = 2.0
 MAX_TOLD = 10
@@ -21,8 +21,7 @@ class Account:
     sent: int = 0
     recorded: int = 0
     ended: dict[str, int] = field(default_factory=dict)
-    """By the kind of the last record; ``denied`` for those that never ran."""
-    without_end_on_a_full_disk: int = 0
+    """By the kind of the record that ended the call; ``denied`` for those that never ran. All together."""
     never_arrived: int = 0
     """The caller left before the server had the call."""
     not_recorded_on_a_full_disk: int = 0
@@ -50,13 +49,12 @@ def accounted(records: Sequence[Record], answers: Mapping[str, str], windows: Se
     for call, found in of_call.items():
         seen[_tag(found[0])] += 1
         end = _end([record.kind for record in found], denied=found[0].data.get("effect") == "deny")
-        if end:
+        caller = answers.get(_tag(found[0]), "")
+        if end and (end != "call.lost" or (_overlaps(found[:-1], windows) and _no_result(caller))):
             ended[end] += 1
-        elif not _has_end(found) and _overlaps(found, windows):
-            account.without_end_on_a_full_disk += 1
         else:
-            caller = answers.get(_tag(found[0]), "")[:200]
-            problems.append(f"{call} has the records {[record.kind for record in found]}; its caller saw: {caller}")
+            kinds = [record.kind for record in found]
+            problems.append(f"{call} has the records {kinds}; its caller saw: {caller[:200]}")
     problems += [f"{tag!r} is recorded {times} times" for tag, times in seen.items() if times > 1]
     problems += [f"{tag!r} was never sent" for tag in seen if tag not in answers]
     for tag in answers.keys() - seen.keys():
@@ -78,11 +76,14 @@ def _end(kinds: Sequence[str], *, denied: bool) -> str:
     if denied:
         return "denied" if len(kinds) == 1 else ""
     ends = [kind for kind in kinds if kind in ENDS]
-    return ends[0] if len(ends) == 1 and list(kinds[-2:]) == [*ends, "receipt.signed"] else ""
+    # What is lost has no receipt; everything else has one.
+    wanted = ends if ends == ["call.lost"] else [*ends, "receipt.signed"]
+    receipts = kinds.count("receipt.signed") == wanted.count("receipt.signed")
+    return ends[0] if len(ends) == 1 and receipts and list(kinds[-len(wanted) :]) == wanted else ""
 
 
-def _has_end(found: Sequence[Record]) -> bool:
-    return any(record.kind in ENDS for record in found)
+def _no_result(answer: str) -> bool:
+    return answer == "left" or answer.startswith("error: ") or "unavailable (call c_" in answer
 
 
 def _tag(decided: Record) -> str:
@@ -91,6 +92,6 @@ def _tag(decided: Record) -> str:
 
 
 def _overlaps(found: Sequence[Record], windows: Sequence[tuple[float, float]]) -> bool:
-    """Whether the disk was full after the call's last record: while its next one was due."""
+    """Whether the disk was full after these records of a call: while its next one was due."""
     last = datetime.fromisoformat(found[-1].time).timestamp()
     return any(end + NEAR >= last and began - 12 <= last for began, end in windows)

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,12 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from sandboxes.docker.engine import Engine, host_from_environment
+from sandboxes.errors import SandboxUnavailable
 from server.audit.verify import verify
 from tests import leftovers
 from tests.brokered import profile
 from tests.soak.account import Account, accounted
+from tests.soak.engine import OwnEngine, own_engine
 
 ROOT = Path(__file__).parents[2]
 BATCH = 50
@@ -48,6 +50,8 @@ FULL_SECONDS = 0.4
 """How long the disk is full, in some batches: several calls begin or end in it."""
 FULL_EVERY = 4
 """Batches. On a full disk calls fail at once, so more of it would leave little for the other faults."""
+ENGINE_EVERY = 4
+"""Batches, between those with a full disk: with Docker its Engine is killed in these, and started again."""
 MAX_SLOPE_KIB = 4.0
 """Growth of the server's resident memory for each call, over the last three quarters of the run."""
 MIN_SAMPLES = 12
@@ -118,6 +122,7 @@ class Soak:
     chance: random.Random
     legacy: Client
     http: httpx2.AsyncClient
+    engine: OwnEngine | None
     answers: dict[str, str] = field(default_factory=dict)
     kills: Counter[str] = field(default_factory=Counter)
     windows: list[tuple[float, float]] = field(default_factory=list)
@@ -167,7 +172,8 @@ class Soak:
     async def _kill(self, fault: str, delay: float) -> None:
         """Kill one of the sandboxes, whichever call it is of; try until there is one."""
         await anyio.sleep(delay)
-        kill = self._kill_in_docker if self.driver == "docker" else self._kill_in_bubblewrap
+        kills = {"docker": self._kill_in_docker, "gvisor": self._kill_in_gvisor}
+        kill = kills.get(self.driver, self._kill_in_bubblewrap)
         while not await anyio.to_thread.run_sync(kill, fault):  # noqa: ASYNC110 - nobody announces sandboxes
             await anyio.sleep(0.05)
         self.kills[fault] += 1
@@ -184,8 +190,25 @@ class Soak:
                 return True
         return False
 
+    def _kill_in_gvisor(self, fault: str) -> bool:
+        """Under gVisor the guest is no process of the host's: its kernel is."""
+        family = leftovers.family(self.process.pid)
+        self.family.update(family)
+        victims = [each.pid for each in family if each.name == "bwrap"]
+        if fault == "killed guest":
+            with suppress(OSError):
+                victims = [each.pid for each in family if _command(each.pid).startswith(b"runsc-sandbox")]
+        with suppress(ProcessLookupError):
+            for pid in self.chance.sample(victims, min(1, len(victims))):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
     def _kill_in_docker(self, fault: str) -> bool:
-        engine = Engine(host_from_environment())
+        try:
+            engine = Engine(host_from_environment())
+        except SandboxUnavailable:  # killed, too
+            return False
         try:
             for name in leftovers.containers(self.process.pid):
                 with suppress(Exception):  # it may not run yet, or have just ended
@@ -199,6 +222,12 @@ class Soak:
         finally:
             engine.close()
         return False
+
+    async def kill_engine(self, engine: OwnEngine) -> None:
+        """Kill Docker's Engine under its calls, and start it again."""
+        await anyio.sleep(self.chance.uniform(0.1, 1.0))
+        await engine.killed_and_started()
+        self.kills["engine"] += 1
 
     async def fill_disk(self) -> None:
         """Leave nothing free where the state is, for a moment."""
@@ -241,6 +270,10 @@ class Soak:
         return self.sample(calls)
 
 
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 @contextmanager
 def small_disk(place: Path, mib: int) -> Iterator[None]:
     """A file system of its own for the state; needs root."""
@@ -252,7 +285,7 @@ def small_disk(place: Path, mib: int) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def serving(directory: Path, driver: str, chance: random.Random) -> AsyncIterator[Soak]:
+async def serving(directory: Path, driver: str, chance: random.Random, engine: OwnEngine | None) -> AsyncIterator[Soak]:
     """A server with one driver, and the clients of it."""
     places = {name: directory / name for name in ("profiles", "workspace", "state", "temporary")}
     for each in places.values():
@@ -284,7 +317,7 @@ async def serving(directory: Path, driver: str, chance: random.Random) -> AsyncI
         ):
             yield Soak(
                 process=process, url=found[1], token=token, state=places["state"], temporary=places["temporary"],
-                driver=driver, chance=chance, legacy=legacy, http=http,
+                driver=driver, chance=chance, legacy=legacy, http=http, engine=engine,
             )  # fmt: skip
     finally:
         process.kill()
@@ -309,6 +342,8 @@ async def calls(soak: Soak, report: Report) -> list[Sample]:
         async with anyio.create_task_group() as tasks:
             if start // BATCH % FULL_EVERY == 0:
                 tasks.start_soon(soak.fill_disk)
+            if soak.engine is not None and start // BATCH % ENGINE_EVERY == ENGINE_EVERY // 2:
+                tasks.start_soon(soak.kill_engine, soak.engine)
             for number in range(start, min(start + BATCH, report.calls)):
                 tasks.start_soon(held, number)
         samples.append(await soak.idle(min(start + BATCH, report.calls)))
@@ -316,7 +351,7 @@ async def calls(soak: Soak, report: Report) -> list[Sample]:
     return samples
 
 
-async def run(driver: str, count: int, seed: int, directory: Path) -> Report:
+async def run(driver: str, count: int, seed: int, directory: Path, engine: OwnEngine | None) -> Report:
     """One server, ``count`` calls; the report."""
     report = Report(driver=driver, calls=count, seed=seed)
     chance = random.Random(seed)  # noqa: S311 - not for secrets
@@ -325,7 +360,7 @@ async def run(driver: str, count: int, seed: int, directory: Path) -> Report:
     state.mkdir()
     with small_disk(state, STATE_MIB + count * RECORD_KIB // 1024):
         inside = leftovers.mounts()
-        async with serving(directory, driver, chance) as soak:
+        async with serving(directory, driver, chance, engine) as soak:
             samples = await calls(soak, report)
             family = {*soak.family, *leftovers.family(soak.process.pid)}
             soak.process.send_signal(signal.SIGTERM)
@@ -348,8 +383,10 @@ async def run(driver: str, count: int, seed: int, directory: Path) -> Report:
         whole = verify(state / "audit")
         report.chain_records, report.chain_gaps = whole.records, whole.gaps
         started = [each for each in leftovers.records(state, pid) if each.kind == "sandbox.started"]
-        # Numbers of namespaces are used again, also for sandboxes of others: what is left is what stays.
-        namespaces = {each.data["measured"]["namespaces"]["pid"] for each in started}
+        # Numbers of namespaces are used again, also for sandboxes of others: what is left is what stays. Under gVisor
+        # they are those of its own kernel; its processes are all in the family.
+        measured = [each.data["measured"] for each in started]
+        namespaces = {each["namespaces"]["pid"] for each in measured if each["system"] != "gvisor"}
         stayed = inhabited(namespaces)
         with anyio.move_on_after(leftovers.PATIENCE):
             while stayed:
@@ -392,7 +429,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--driver", choices=["bubblewrap", "docker"], default="bubblewrap")
+    parser.add_argument("--driver", choices=["bubblewrap", "docker", "gvisor"], default="bubblewrap")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     if os.geteuid() != 0:
@@ -400,7 +437,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soak-") as place:
         directory = Path(place)
         directory.chmod(0o755)  # as root, sandboxes run as another user
-        report = anyio.run(run, given.driver, given.calls, given.seed, directory)
+        with own_engine(directory / "engine") if given.driver == "docker" else nullcontext() as engine:
+            report = anyio.run(run, given.driver, given.calls, given.seed, directory, engine)
+        if engine is not None and engine.left():
+            report.problems.append(f"of the Docker Engine: {engine.left()[:5]}")
     sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
     raise SystemExit(1 if report.problems else 0)
 

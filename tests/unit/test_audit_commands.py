@@ -11,16 +11,17 @@ from rich.console import Console
 from server.audit import chain, commands, read
 from server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
 from server.audit.file import LOG_NAME, LogFile
-from tests.audit_logs import fill, finished, log_lines, replace_lines
+from tests.audit_logs import decided, fill, finished, log_lines, replace_lines
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Return a log of four records and one that quotes hostile text."""
+    """Return a log of five records and one that quotes hostile text."""
     fill(tmp_path / "audit", 4)
     file = LogFile(tmp_path / "audit", "s_1")
+    file.commit([draft(decided("c_evil"))])
     file.commit([draft(ArtifactRefused(call_id="c_evil", name=HOSTILE, reason="no UTF-8"))])
     file.close()
     return tmp_path / "audit"
@@ -50,9 +51,9 @@ def harmless(shown: str) -> bool:
 
 def test_tail_shows_records_as_lines(directory: Path, console: Console) -> None:
     """One line each, with number, time, kind and call."""
-    assert commands.tail(directory, console, count=2, follow=False, as_json=False) == 0
+    assert commands.tail(directory, console, count=3, follow=False, as_json=False) == 0
     lines = text(console).splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "call.finished c_1" in lines[0]
     assert "ended=exited" in lines[0]
 
@@ -177,10 +178,10 @@ def test_verify_as_json_has_every_problem(directory: Path, console: Console) -> 
     replace_lines(directory, log_lines(directory)[:-1])
     assert commands.verify(directory, console, anchor=None, as_json=True) == 1
     (report,) = rows(console)
-    assert (report["ok"], report["records"], report["omitted"]) == (False, 4, 0)
+    assert (report["ok"], report["records"], report["omitted"]) == (False, 5, 0)
     problems = report["problems"]
     assert isinstance(problems, list)
-    assert (problems[0]["kind"], problems[0]["line"], problems[0]["seq"]) == ("truncated", 5, 5)
+    assert (problems[0]["kind"], problems[0]["line"], problems[0]["seq"]) == ("truncated", 6, 6)
 
 
 def test_head_is_the_anchor_verify_takes(directory: Path, console: Console) -> None:

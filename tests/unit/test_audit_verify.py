@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from server.audit.events import draft
 from server.audit.file import HEAD_NAME, LOG_NAME
 from server.audit.verify import MAX_PROBLEMS, verify
 from server.errors import AuditUnavailable
-from tests.audit_logs import decided, fill, log_lines, replace_head, replace_lines
+from tests.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
 Lines = list[bytes]
 
@@ -22,7 +23,9 @@ def rewritten(lines: Lines, first: int) -> Lines:
     records = [chain.parse(line) for line in lines]
     prev, result = records[first].prev, lines[:first]
     for record in records[first:]:
-        item = draft(decided(record.call_id or "c_0", reason="rewritten"))
+        call = record.call_id or "c_0"
+        begins = record.kind == "call.decided"
+        item = draft(decided(call, reason="rewritten") if begins else replace(finished(call), elapsed_ms=99.5))
         forged = chain.seal(item, seq=record.seq, time=record.time, server=record.server, prev=prev)
         prev = forged.hash
         result.append(forged.line)

@@ -64,6 +64,7 @@ class Recorder:
     fails: str = ""
     receipts: list[Any] = field(default_factory=list)
     """One per last word."""
+    lost: dict[str, str] = field(default_factory=dict)
 
     head: Head = field(default_factory=lambda: Head(seq=1, hash="0" * 64))
 
@@ -72,7 +73,7 @@ class Recorder:
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
-        if event.kind == self.fails:
+        if event.kind in self.fails.split():
             raise AuditUnavailable(f"record {event.kind} in /secret/state", "No space left on device", "Make room.")
         self.events.append(event)
         return chain.seal(draft(event), seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64)
@@ -80,6 +81,10 @@ class Recorder:
     async def append_with(self, event: Any, then: Then) -> None:
         """Take one event; the receipt is made of a record that never was, and kept apart."""
         self.receipts.append(then.event(await self.append(event)))
+
+    def lose(self, call_id: str, reason: str) -> None:
+        """Remember it."""
+        self.lost[call_id] = reason
 
     def kinds(self) -> list[str]:
         """What was recorded."""
@@ -261,6 +266,18 @@ async def test_without_its_record_an_effect_does_not_happen(scene: Scene, kind: 
     for event in scene.audit.last_words():
         assert event.error == "AuditUnavailable"
         assert "/secret" not in event.reason
+
+
+async def test_a_call_whose_last_word_cannot_be_written_is_handed_over_as_lost(scene: Scene) -> None:
+    """Not while one of its last words can still be: then it has failed (control)."""
+    scene.audit.fails = "call.finished"
+    with pytest.raises(AuditUnavailable):
+        await scene.call()
+    assert scene.audit.lost == {}
+    scene.audit.fails = "call.finished call.failed"
+    with pytest.raises(AuditUnavailable):
+        await scene.call()
+    assert list(scene.audit.lost.values()) == ["Its last record could not be written: No space left on device."]
 
 
 @pytest.mark.parametrize(

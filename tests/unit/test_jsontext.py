@@ -1,8 +1,13 @@
 """The wire's JSON where nobody imported the standard library's package, as in the guest."""
 
+import json
 import subprocess  # noqa: TID251 - an interpreter of its own, because this one has imported json long ago
 import sys
 from pathlib import Path
+
+import pytest
+
+from sandboxes.jsontext import dumps, loads
 
 PROGRAM = """
 import sys
@@ -23,3 +28,18 @@ def test_what_is_not_json_is_a_value_error_without_the_package_too() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text", ["1e999", "-1e309", '{"a":[1.5,1e400]}', "9" * 400 + ".0"])
+def test_a_number_that_would_be_read_as_infinity_is_refused(text: str) -> None:
+    """Found by fuzzing: what was read could not be written again. The standard library reads it (control)."""
+    assert "inf" in repr(json.loads(text))
+    with pytest.raises(ValueError, match="is too large"):
+        loads(text)
+
+
+@pytest.mark.parametrize("text", ["1.7976931348623157e308", "-0.0", "1e-999", "[0.1,2.50,3e2]"])
+def test_numbers_that_a_double_holds_are_read_as_ever(text: str) -> None:
+    """The control: the same values, written again as the same."""
+    assert repr(loads(text)) == repr(json.loads(text))
+    assert repr(loads(dumps(loads(text)).decode())) == repr(loads(text))

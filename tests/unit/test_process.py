@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from sandboxes.process import HOST_UIDS, SETPRIV, Process, Spawner, Started, _covers, _mapped, unprivileged
+from sandboxes.identity import HOST_UIDS, SETPRIV, covers, mapped, unprivileged
+from sandboxes.process import Process, Spawner, Started
 
 CAT = shutil.which("cat") or "/bin/cat"
 SECONDS = 20
@@ -108,7 +109,7 @@ async def test_a_process_has_nothing_of_ours(spawner: Spawner, null: int, monkey
         ids = [int(line) for line in lines if line.isdigit() and int(line) >= 65532]
         assert len(ids) == 2  # the user, and no group but the same number
         assert ids[0] == ids[1]
-        assert ids[0] in HOST_UIDS or not _mapped()
+        assert ids[0] in HOST_UIDS or not mapped(HOST_UIDS)
         assert "NoNewPrivs:\t1" in lines
 
 
@@ -156,7 +157,7 @@ async def test_starting_is_not_cut_in_two_by_cancellation(spawner: Spawner, null
 def test_each_sandbox_is_a_user_of_its_own() -> None:
     """So that nothing the kernel counts per user is shared by two of them."""
     users = {unprivileged(["true"])[1] for _ in range(20)}
-    assert len(users) > 15 or not _mapped()
+    assert len(users) > 15 or not mapped(HOST_UIDS)
     assert unprivileged(["true", "x"])[0] == SETPRIV
     assert unprivileged(["true", "x"])[-3:] == ["--", "true", "x"]
 
@@ -174,7 +175,7 @@ def test_each_sandbox_is_a_user_of_its_own() -> None:
 )
 def test_users_that_do_not_exist_here_are_not_used(mapping: str, *, wanted: bool) -> None:
     """In a container with its own users there may be only 65,536 of them."""
-    assert _covers(mapping) is wanted
+    assert covers(mapping, HOST_UIDS) is wanted
 
 
 async def test_a_system_that_does_not_answer_is_told(

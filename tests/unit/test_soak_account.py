@@ -8,6 +8,7 @@ from server.audit.chain import GENESIS, Draft, Record, seal
 from tests.soak.account import accounted
 
 TIME = "2026-11-20T12:00:00.000000Z"
+NOON = 1795176000.0
 FINISHED = ("call.decided", "sandbox.started", "call.finished", "receipt.signed")
 
 
@@ -25,11 +26,12 @@ def records(*kinds: str, effect: str = "allow", call: str = "c_1") -> list[Recor
         (records(*FINISHED), "call.finished"),
         (records("call.decided", "call.cancelled", "receipt.signed"), "call.cancelled"),
         (records("call.decided", effect="deny"), "denied"),
+        (records("call.decided", "sandbox.started", "call.lost"), "call.lost"),
     ],
 )
 def test_a_call_with_one_end_is_fine(found: list[Record], end: str) -> None:
     """The control for the next."""
-    account = accounted(found, {"# 1\n": "200"}, ())
+    account = accounted(found, {"# 1\n": "200 Audit unavailable (call c_1)"}, [(NOON - 1, NOON + 1)])
     assert account.problems == []
     assert account.ended == {end: 1}
 
@@ -46,6 +48,11 @@ def test_a_call_with_one_end_is_fine(found: list[Record], end: str) -> None:
         records(*FINISHED[1:]),
         [*records(*FINISHED), *records(*FINISHED, call="c_2")],
         records(*FINISHED, effect="deny"),
+        records("call.decided", "call.lost"),
+        records("call.decided", "call.lost", "receipt.signed"),
+        records("call.decided", "call.lost", "call.lost"),
+        records(*FINISHED, "call.lost"),
+        records("call.decided", "call.lost", *FINISHED[2:]),
     ],
 )
 def test_no_end_two_ends_and_two_records_of_one_call_are_problems(found: list[Record]) -> None:
@@ -53,10 +60,12 @@ def test_no_end_two_ends_and_two_records_of_one_call_are_problems(found: list[Re
     assert accounted(found, {"# 1\n": "200"}, ()).problems
 
 
-def test_a_record_may_be_missing_only_while_the_disk_was_full() -> None:
+def test_a_call_may_be_lost_only_while_the_disk_was_full() -> None:
     """And a call may be in no record only if its caller left or was told."""
-    begun, noon = records("call.decided"), 1795176000.0
-    assert accounted(begun, {"# 1\n": "200"}, [(noon - 1, noon + 1)]).without_end_on_a_full_disk == 1
-    assert accounted(begun, {"# 1\n": "200"}, [(noon - 60, noon - 50)]).problems
+    lost, told = records("call.decided", "call.lost"), {"# 1\n": "200 Audit unavailable (call c_1)"}
+    assert accounted(lost, told, [(NOON - 1, NOON + 1)]).ended == {"call.lost": 1}
+    assert accounted(lost, told, [(NOON - 60, NOON - 50)]).problems
+    assert accounted(lost, {"# 1\n": "200 a result"}, [(NOON - 1, NOON + 1)]).problems
+    assert accounted(lost[:1], told, [(NOON - 1, NOON + 1)]).problems
     assert accounted([], {"# 1\n": "left"}, ()).never_arrived == 1
     assert accounted([], {"# 1\n": "200 Audit unavailable (call c_1)"}, ()).not_recorded_on_a_full_disk == 1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.userns import fix
+from sandboxes.userns import fix, nested
 
 DENIED = "bwrap: No permissions to create new namespace"
 
@@ -32,7 +32,7 @@ def test_without_a_sign_the_likely_causes_are_named(root: Path) -> None:
     ("name", "value", "words"),
     [
         ("kernel/unprivileged_userns_clone", "0", "`sysctl -w kernel.unprivileged_userns_clone=1`"),
-        ("kernel/apparmor_restrict_unprivileged_userns", "1", "apparmor_restrict_unprivileged_userns=0`"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0`"),
         ("user/max_user_namespaces", "0", "`sysctl -w user.max_user_namespaces=15000`"),
     ],
 )
@@ -56,11 +56,58 @@ def test_a_chroot_is_told_as_anybody(root: Path) -> None:
     assert "inside a chroot" in fix(DENIED, root)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"), [(DENIED, "seccomp=PROFILE"), ("bwrap: Can't mount proc on /newroot/proc", "systempaths")]
-)
-def test_a_container_is_told_with_its_option(words: str, told: str, root: Path) -> None:
-    """Which one depends on what bwrap could not do; both name the better way."""
+MASKED = "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"
+ENOSPC = "bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded (ENOSPC)"
+
+
+def _filter(root: Path) -> None:
+    (root / "proc/self/status").write_text("Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n")
+
+
+def test_a_container_is_told_every_option_at_once(root: Path) -> None:
+    """Those that its state asks for, in one command, so that nobody clears one obstacle to meet the next."""
     (root / ".dockerenv").touch()
-    assert told in fix(words, root)
-    assert "on the host or in a virtual machine" in fix(words, root)
+    assert "Likely causes" in fix(DENIED, root)  # the control: a mark alone refuses nothing
+    _filter(root)
+    told = fix(DENIED, root)
+    assert "`--security-opt seccomp=unconfined --security-opt systempaths=unconfined`" in told
+    assert "This container refuses user namespaces" in told
+    assert "on the host or in a virtual machine" in told
+    (root / "proc/self/attr").mkdir()
+    (root / "proc/self/attr/current").write_text("docker-default (enforce)\n")
+    assert "systempaths=unconfined --security-opt apparmor=unconfined`" in fix(DENIED, root)
+
+
+def test_a_container_that_hides_proc_is_told(root: Path) -> None:
+    """Without a filter only that option is named."""
+    (root / ".dockerenv").touch()
+    assert "hides parts of /proc" in fix(MASKED, root)
+    assert "`--security-opt systempaths=unconfined`" in fix(MASKED, root)
+
+
+def test_a_filter_outside_of_containers_is_told(root: Path) -> None:
+    """A unit of systemd's and an outer sandbox are what makes them."""
+    _filter(root)
+    assert "take RestrictNamespaces= and SystemCallFilter= out" in fix(DENIED, root)
+
+
+def test_an_outer_sandbox_that_hides_proc_is_told(root: Path) -> None:
+    """No container's option would help."""
+    assert fix(MASKED, root).startswith("The sandbox around this process hides parts of /proc")
+
+
+@pytest.mark.parametrize(("words", "limit"), [(ENOSPC, "127000"), (DENIED, "0")])
+def test_an_outer_sandbox_that_forbids_more_of_them_is_told(words: str, limit: str, root: Path) -> None:
+    """By its own limit, which cannot be seen from inside, or by ours, which root of the host could not raise."""
+    (root / "proc/sys/user/max_user_namespaces").write_text(limit)
+    assert "--disable-userns" not in fix(DENIED, root)  # the control: nothing is around us
+    (root / "proc/self/uid_map").write_text("         0       1000          1\n")
+    assert "as bwrap --disable-userns does" in fix(words, root)
+
+
+def test_the_initial_user_namespace_is_not_around_anything(root: Path) -> None:
+    """Its map is the whole of all numbers."""
+    (root / "proc/self/uid_map").write_text("         0          0 4294967295\n")
+    assert not nested(root)
+    (root / "proc/self/uid_map").write_text("         0          0          1\n")
+    assert nested(root)

@@ -115,6 +115,7 @@ def test_our_own_payloads_are_bounded_too() -> None:
     [
         b"", b"{", b"[]", b"1", b'"x"', b"null", b"{} {}", b"\xff{}", b"\xef\xbb\xbf{}", b"[" * 100_000,
         b'{"kind":"k","meta":{},"duplex":NaN}', b'{"kind":"k","meta":{"a":Infinity},"duplex":false}',
+        b'{"kind":"k","meta":{"a":1e999},"duplex":false}',
         b'{"kind":"k","meta":{},"duplex":0}', b'{"kind":1,"meta":{},"duplex":false}',
         b'{"kind":"k","meta":[],"duplex":false}', b'{"kind":"k","meta":{}}',
         b'{"kind":"k","meta":{},"duplex":false,"more":1}',

@@ -22,7 +22,9 @@ GUEST = Path("/guest")
 UID = 65532
 USER = f"sandbox:x:{UID}:{UID}::/tmp:/nonexistent\n"
 GROUP = f"sandbox:x:{UID}:\n"
-MOUNT_POINTS = ("guest", "input", "output", "tmp", "workspace")
+#: Where a tmpfs may come: it gets the mode of the directory below it, and from Podman no owner.
+WRITABLE = ("input", "output", "tmp", "workspace")
+MOUNT_POINTS = ("guest", *WRITABLE)
 #: Installers, their caches, and documentation; patterns below the root.
 LEFT_OUT = ("var/lib/apt", "var/cache", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
 INSTALLERS = ("pip", "pip-*", "setuptools", "setuptools-*", "wheel", "wheel-*")
@@ -35,6 +37,8 @@ def runtime() -> None:
         PYTHON.symlink_to(sys.executable)
     for name in MOUNT_POINTS:
         Path("/", name).mkdir(exist_ok=True)
+    for name in WRITABLE:
+        Path("/", name).chmod(0o1777)
     if not any(entry.pw_uid == UID for entry in pwd.getpwall()):
         with Path("/etc/passwd").open("a") as users, Path("/etc/group").open("a") as groups:
             users.write(USER)

@@ -1,0 +1,70 @@
+"""As whom sandboxes run on the host, and who that is to its kernel. Must start nothing.
+
+A process of the kernel's user 0 keeps rights over files owned by root (``/proc/sys`` among them) even without any
+capability, and a user namespace can call it by any number. See user_namespaces(7).
+"""
+
+import functools
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+HOST_UIDS = range(2_000_000_000, 2_000_065_536)
+"""Who sandboxes are outside when the server is root: users that own nothing and that no registry gives out
+(https://systemd.io/UIDS-GIDS). One for each sandbox: what the kernel counts per user (inotify, pipe buffers, pending
+signals) is then no way for one to starve another, or to tell it something."""
+FALLBACK_UID = 65532
+"""In a container that has no such users."""
+SETPRIV = "/usr/bin/setpriv"
+"""Of util-linux, which every Debian has."""
+_OVERFLOW = 65534
+"""What the kernel calls a user without a number in our namespace."""
+
+
+def unprivileged(argv: Sequence[str]) -> list[str]:
+    """The command that runs ``argv`` as a user that owns nothing; ``argv`` itself where we cannot change users."""
+    if not changes_user():
+        return list(argv)
+    # Not Popen's `user`: with it Python has to fork, which copies the page tables of a whole server, instead of vfork.
+    uid = HOST_UIDS[secrets.randbelow(len(HOST_UIDS))] if mapped(HOST_UIDS) else FALLBACK_UID
+    return [SETPRIV, f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--", *argv]
+
+
+def changes_user() -> bool:
+    """Whether sandboxes run as users of their own: where we are root, and our user namespace has others to become."""
+    return os.geteuid() == 0 and mapped(range(FALLBACK_UID, FALLBACK_UID + 1))
+
+
+@functools.cache
+def mapped(users: range) -> bool:
+    """Whether this process's user namespace has these users, and as many groups."""
+    return all(covers(Path(f"/proc/self/{kind}_map").read_text(), users) for kind in ("uid", "gid"))
+
+
+def covers(mapping: str, users: range) -> bool:
+    """Whether one line of a map, ``inside outside count``, holds all of them."""
+    lines = [[int(number) for number in line.split()] for line in mapping.splitlines()]
+    return any(first <= users.start and users.stop <= first + count for first, _, count in lines)
+
+
+def kernels_root(proc: Path = Path("/proc")) -> int | None:
+    """What our user namespace calls the kernel's user 0; None where it is not in the namespace."""
+    with suppress(OSError):
+        # The kernel's own settings belong to nobody else, and stat(2) answers by our numbers.
+        owner = (proc / "sys").stat().st_uid
+        if owner != _OVERFLOW:
+            return owner
+        # It may be one that is really called so: then our map gives that number to the root outside.
+        for line in (proc / "self/uid_map").read_text().splitlines():
+            first, outside, _ = map(int, line.split())
+            if (first, outside) == (_OVERFLOW, 0):
+                return owner
+        return None
+    return 0
+
+
+def is_kernels_root() -> bool:
+    """Whether what we start would be the kernel's user 0, under whatever name."""
+    return not changes_user() and os.geteuid() == kernels_root()

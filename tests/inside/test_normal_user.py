@@ -1,0 +1,58 @@
+"""As a normal user, where user namespaces work: bubblewrap does all it claims, without root or control groups."""
+
+import json
+
+import psutil
+import pytest
+
+from tests.inside.place import GLOVEBOX, Place, assert_reached, look
+
+pytestmark = pytest.mark.driver("bubblewrap")
+
+
+async def test_a_normal_user_gets_a_whole_call(place: Place) -> None:
+    """Doctor, manifest and call agree; what is missing is named, and who asks too."""
+    seen = await look(place)
+    assert seen.doctor["host"]["root"] is False
+    limits = seen.driver["limits"]["memory_bytes"]
+    assert_reached(seen, limits)
+    if limits == "rlimit":  # in a session that has no control group of its own, as nearly all
+        (missing,) = seen.driver["missing"]
+        assert missing["what"] == "no control groups: limits hold per process"
+        assert "in a systemd unit with Delegate=yes" in missing["fix"]
+
+
+@pytest.mark.timeout(300)
+def test_every_claim_holds_for_a_normal_user_and_nothing_is_left(place: Place) -> None:
+    """The whole suite, overlay workspaces among it, on the user's own runtime; then no process of the user's runs."""
+    owner = (place.root / "state").stat().st_uid
+    before = {process.pid for process in psutil.process_iter(["uids"]) if process.info["uids"].real == owner}
+    done = place.run(*GLOVEBOX, "doctor", "--prove", "--driver", "bubblewrap", "--json")
+    assert done.stdout, done.stderr
+    proof = json.loads(done.stdout)
+    (driver,) = proof["drivers"]
+    failed = [each for each in driver["findings"] if each["status"] not in ("held", "gap")]
+    assert failed == []
+    assert {each["area"] for each in driver["findings"] if each["status"] == "held"} >= {"overlay", "limits", "network"}
+    assert (proof["holds"], done.returncode) == (True, 0)
+    after = {process.pid for process in psutil.process_iter(["uids"]) if process.info["uids"].real == owner}
+    assert after <= before
+
+
+async def test_a_guest_that_a_user_cannot_add_is_said_with_what_to_do(place: Place) -> None:
+    """A runtime of somebody else's is used as it is; its owner has to add what an upgrade changed. Control: above."""
+    guests = [path for path in place.data.iterdir() if path.name.startswith("guest-")]
+    moved = [(path, place.root / path.name) for path in guests]
+    for path, elsewhere in moved:
+        path.rename(elsewhere)
+    place.data.chmod(0o555)
+    try:
+        done = place.run(*GLOVEBOX, "doctor", "--json")
+    finally:
+        place.data.chmod(0o755)
+        for path, elsewhere in moved:
+            elsewhere.rename(path)
+    (driver,) = (each for each in json.loads(done.stdout)["drivers"] if each["driver"] == "bubblewrap")
+    (missing,) = (each for each in driver["missing"] if each["fatal"])
+    assert "where this user may not write" in missing["what"]
+    assert f"`glovebox setup --data-dir {place.data}` as the user it belongs to" in missing["fix"]
