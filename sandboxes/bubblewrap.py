@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from sandboxes import bwrap, cgroup, guest_tree, retired, seccomp
+from sandboxes import bwrap, cgroup, guest_tree, identity, retired, seccomp
 from sandboxes import runtime as runtimes
 from sandboxes.base import Capabilities, Missing, Plan, Sandbox, Source
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
@@ -108,6 +108,8 @@ class Bubblewrap:
                 argv += bwrap.tmpfs(target, size)
         if not zygote:
             argv += ["--disable-userns"]
+        elif identity.has_users():
+            argv += bwrap.USERS
         argv += ["--remount-ro", "/dev"]
         for number, mount in enumerate(spec.mounts):
             argv += ["--ro-bind-fd", f"{{mount{number}}}", mount.target]
@@ -146,7 +148,7 @@ class Bubblewrap:
                 await sandbox.kill()
                 words = (await sandbox.facts()).detail or "it ended without a word"
                 raise SandboxUnavailable("Starting a zygote", words, "Run `glovebox doctor`.") from None
-            yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote)
+            yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, user=sandbox.user)
 
     def holding(self) -> AbstractContextManager[None]:
         """Keep our guest from being removed by the setup of another version, for the length of the block."""
@@ -164,12 +166,13 @@ class _Forking:
     launcher: bwrap.Launcher
     plan: Plan
     zygote: Zygote
+    user: int | None
     quick: bool = True
     bytes_each: int = FORK_BYTES
 
     def open(self) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Source.open``."""
-        return self.launcher.fork(self.plan, self.zygote)
+        return self.launcher.fork(self.plan, self.zygote, self.user)
 
 
 @asynccontextmanager

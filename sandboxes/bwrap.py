@@ -3,6 +3,7 @@
 What is run is the driver's business and in its plan; nothing here decides anything about isolation.
 """
 
+import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -17,13 +18,17 @@ import anyio.to_thread
 from sandboxes import cgroup, mounts, userns
 from sandboxes.base import Facts, Missing, Plan
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.identity import SETPRIV, changes_user, is_kernels_root, unprivileged
+from sandboxes.guest.measure import status
+from sandboxes.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
 from sandboxes.janitor import Janitor, reap
 from sandboxes.outside import Outside, look, only_child, unseen
 from sandboxes.owner import new_owner
 from sandboxes.process import Process, Spawner
+from sandboxes.spec import GUEST_UID
 from sandboxes.zygote import Zygote
 
+USERS = ("--info-fd", "{info}", "--userns-block-fd", "{users}", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+"""Arguments by which what bwrap starts may become other users, none of whom owns anything."""
 MINIMUM = (0, 8, 0)
 """First version with --disable-userns and --size."""
 ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process has nobody else"
@@ -115,7 +120,7 @@ class Launcher:
                 with _Descriptors() as held:
                     places = await self._open_all(plan, directories, held)
                     places |= {key: held.memory(content) for key, content in files.items()}
-                    sandbox = await self._start(plan.action["argv"], places, waiting)
+                    sandbox = await self._start(plan.action["argv"], places, held, waiting)
             except OSError as problem:  # no descriptor left, or bwrap ended at the gate
                 raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
             try:
@@ -125,8 +130,13 @@ class Launcher:
                     await sandbox.kill()
 
     @asynccontextmanager
-    async def fork(self, plan: Plan, zygote: Zygote) -> AsyncIterator["BwrapSandbox"]:
+    async def fork(self, plan: Plan, zygote: Zygote, user: int | None) -> AsyncIterator["BwrapSandbox"]:
         """Have a zygote of this plan fork a sandbox, for the length of the block.
+
+        Args:
+            plan: as for ``open``.
+            zygote: what forks it.
+            user: who the zygote is on the host, if sandboxes can be others.
 
         Raises:
             SandboxUnavailable: it could not be forked.
@@ -134,7 +144,8 @@ class Launcher:
         async with AsyncExitStack() as stack:
             try:
                 waiting = self._wait(plan, stack)
-                process = await zygote.fork(waiting.detail, waiting.group.entrances if waiting.group else ())
+                entrances = waiting.group.entrances if waiting.group else ()
+                process = await zygote.fork(waiting.detail, entrances, None if user is None else another(user))
             except OSError as problem:
                 raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
             if process is None:
@@ -161,7 +172,12 @@ class Launcher:
         _bound(detail)
         return _Waiting(name=name, group=group, detail=detail)
 
-    async def _start(self, argv: Sequence[str], places: dict[str, int], waiting: "_Waiting") -> "BwrapSandbox":
+    async def _start(
+        self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_Waiting"
+    ) -> "BwrapSandbox":
+        info = users = None
+        if USERS[0] in argv:
+            info, users = held.pipe("info", places, reading=True), held.pipe("users", places, reading=False)
         group = waiting.group
         gated = self._hierarchy is not None and self._hierarchy.version > 1
         command = [_fill(part, places) for part in argv]
@@ -175,12 +191,15 @@ class Launcher:
         except OSError as problem:
             raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
         sandbox = BwrapSandbox(waiting.name, process, group, waiting.detail)
-        if group is None or not gated:
-            return sandbox
         try:
-            group.add(process.pid)
-            await process.stream.send(b"\n")
-        except anyio.BrokenResourceError:
+            if group is not None and gated:
+                group.add(process.pid)
+                await process.stream.send(b"\n")
+            if info is not None and users is not None:
+                held.close([places["info"], places["users"]])
+                sandbox.user = await _map_users(info)
+                os.write(users, b"\0")
+        except (anyio.BrokenResourceError, anyio.EndOfStream):
             await sandbox.kill()
             raise self._unavailable((await sandbox.facts()).detail or "it ended without a word") from None
         except BaseException:
@@ -234,6 +253,8 @@ class BwrapSandbox:
         """Take over a process: bwrap itself, or what a zygote ``forked``, which is the sandbox's first."""
         self.id = name
         self.channel = process.stream
+        self.user: int | None = None
+        """Who its processes are on the host, where it may start others as other users."""
         self._forked = forked
         self._process = process
         self._group = group
@@ -298,6 +319,13 @@ class _Descriptors:
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
 
+    def pipe(self, name: str, places: dict[str, int], *, reading: bool) -> int:
+        """A pipe: its other end goes to bwrap as ``name``, ours is returned."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        self._open |= {read, write}
+        places[name] = write if reading else read
+        return read if reading else write
+
     def close(self, descriptors: Iterable[int]) -> None:
         """Close these now."""
         for descriptor in tuple(descriptors):
@@ -320,6 +348,29 @@ def _bound(descriptor: int) -> None:
 
     os.ftruncate(descriptor, _DETAIL_BYTES)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+
+
+async def _map_users(info: int) -> int:
+    """Give bwrap's child, which waits for it, a user namespace with many users; returns who it is on the host.
+
+    Raises:
+        anyio.EndOfStream: bwrap has ended.
+        OSError: it did not say who its child is, or the kernel refused.
+    """
+    text = b""
+    with anyio.fail_after(_START_SECONDS):
+        while not text.rstrip().endswith(b"}"):
+            await anyio.wait_readable(info)
+            part = os.read(info, _DETAIL_BYTES)
+            if not part:
+                raise anyio.EndOfStream
+            text += part
+    # The number is its own: it waits, and its parent is our child.
+    place = Path(f"/proc/{int(json.loads(text)['child-pid'])}")
+    own = int(status((place / "status").read_text().splitlines())["Uid"].split()[0])
+    for kind in ("uid", "gid"):
+        (place / f"{kind}_map").write_text(user_map(own, GUEST_UID))
+    return own
 
 
 def _words(detail: int) -> str:

@@ -17,6 +17,8 @@ HOST_UIDS = range(2_000_000_000, 2_000_065_536)
 signals) is then no way for one to starve another, or to tell it something."""
 FALLBACK_UID = 65532
 """In a container that has no such users."""
+INNER_UIDS = range(100_000, 100_000 + len(HOST_UIDS))
+"""What a user namespace that has all of HOST_UIDS calls them."""
 SETPRIV = "/usr/bin/setpriv"
 """Of util-linux, which every Debian has."""
 _OVERFLOW = 65534
@@ -28,13 +30,38 @@ def unprivileged(argv: Sequence[str]) -> list[str]:
     if not changes_user():
         return list(argv)
     # Not Popen's `user`: with it Python has to fork, which copies the page tables of a whole server, instead of vfork.
-    uid = HOST_UIDS[secrets.randbelow(len(HOST_UIDS))] if mapped(HOST_UIDS) else FALLBACK_UID
+    uid = HOST_UIDS[secrets.randbelow(len(HOST_UIDS))] if has_users() else FALLBACK_UID
     return [SETPRIV, f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--", *argv]
 
 
 def changes_user() -> bool:
     """Whether sandboxes run as users of their own: where we are root, and our user namespace has others to become."""
     return os.geteuid() == 0 and mapped(range(FALLBACK_UID, FALLBACK_UID + 1))
+
+
+def has_users() -> bool:
+    """Whether every sandbox can be a user of its own."""
+    return changes_user() and mapped(HOST_UIDS)
+
+
+def user_map(own: int, inside: int) -> str:
+    """What to write into the map of a namespace whose first process is to start sandboxes as other users.
+
+    Args:
+        own: that process, one of HOST_UIDS.
+        inside: what it is called in there.
+    """
+    at = own - HOST_UIDS.start
+    # The kernel wants a 0 for a file system of terminals; nobody is that user.
+    lines = [(0, HOST_UIDS.stop, 1), (inside, own, 1), (INNER_UIDS[0], HOST_UIDS.start, at)]
+    lines.append((INNER_UIDS[0] + at + 1, own + 1, len(HOST_UIDS) - at - 1))
+    return "".join(f"{first} {outside} {count}\n" for first, outside, count in lines if count)
+
+
+def another(own: int) -> int:
+    """One of the users of ``user_map`` that is not the process itself, by its number inside."""
+    at = secrets.randbelow(len(HOST_UIDS) - 1)
+    return INNER_UIDS[at + (at >= own - HOST_UIDS.start)]
 
 
 @functools.cache

@@ -139,7 +139,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 def collapse(address: int, size: int) -> bool:
     """Ask the kernel to put memory into huge pages now; whether it did."""
-    return _madvise(_Pointer(address), _Size(size), _MADV_COLLAPSE) == 0
+    return bool(_madvise(_Pointer(address), _Size(size), _MADV_COLLAPSE) == 0)
 
 
 def drop_capabilities() -> None:
