@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ Task = Callable[[dict[str, Any], Emit], int | None]
 
 
 def nothing() -> None:
-    """Confine nothing: Landlock has tests of its own."""
+    """Warm nothing up, confine nothing: Landlock has tests of its own."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,8 @@ def read(descriptor: int) -> bytes:
 
 def run(task: Task, limits: dict[str, int] | None = None) -> tuple[int, bytes, bytes, Any]:
     """Exit status, standard output, standard error and the value of one task."""
-    child = children.start(task, {}, limits or LIMITS, confine=nothing)
+    child = children.fork(lambda _order: task, warm_up=nothing)
+    child.begin({"payload": {}, "limits": limits or LIMITS})
     out, err, result = read(child.stdout), read(child.stderr), read(child.result)
     _, status = os.waitpid(child.pid, 0)
     value = json.loads(result[HEADER.size :]) if result else None
@@ -107,19 +109,83 @@ def test_a_task_is_in_a_session_of_its_own_with_its_limits() -> None:
     }  # fmt: skip
 
 
-def test_a_harness_that_fails_is_told_apart_from_the_program() -> None:
+def refused(_order: dict[str, Any]) -> Task:
+    """Fail to confine."""
+    raise OSError("Landlock is absent")
+
+
+@pytest.mark.parametrize("broken", ["work", "warm_up"])
+def test_a_harness_that_fails_is_told_apart_from_the_program(broken: str) -> None:
     """What cannot be confined does not run: status 70, never the task."""
 
     def task(_payload: dict[str, Any], emit: Emit) -> None:
         emit.value("ran")
 
-    def refuse() -> None:
-        raise OSError("Landlock is absent")
+    def fail() -> None:
+        raise OSError("no memory")
 
-    child = children.start(task, {}, LIMITS, confine=refuse)
+    if broken == "work":
+        child = children.fork(refused, warm_up=nothing)
+    else:
+        child = children.fork(lambda _order: task, warm_up=fail)
+    child.begin({"payload": {}, "limits": LIMITS})
     results = [read(child.stdout), read(child.stderr), read(child.result)]
     assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 70
     assert results[2] == b""
+
+
+def test_a_child_that_waits_has_nothing_of_the_guests_and_runs_nothing_without_an_order() -> None:
+    """Prepared before there is a job: the guest's end, when it comes first, is its end as well."""
+
+    def work(_order: dict[str, Any]) -> Task:
+        os.write(1, b"there was an order")
+        raise AssertionError
+
+    held = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(held, True)
+    child = children.fork(work, warm_up=nothing)
+    try:
+        waits = f"/proc/{child.pid}/fd"
+        deadline = time.monotonic() + 10
+        while len(found := os.listdir(waits)) != 5:  # noqa: PTH208 - it puts them into place
+            assert time.monotonic() < deadline, found
+        assert sorted(found) == ["0", "1", "2", "3", "4"]
+        assert os.getsid(child.pid) == child.pid
+    finally:
+        os.close(held)
+        os.close(child._order)
+    results = [read(child.stdout), read(child.stderr), read(child.result)]
+    assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 70
+    assert (results[0], results[2]) == (b"", b"")
+
+
+def test_an_order_larger_than_a_pipe_arrives_whole_and_its_descriptor_is_gone() -> None:
+    """A program of a megabyte is one order; the program finds no descriptor to the guest."""
+    order: dict[str, Any] = {"payload": {"code": "x" * 2**20}, "limits": LIMITS}
+
+    def task(payload: dict[str, Any], emit: Emit) -> None:
+        emit.value([len(payload["code"]), os.path.exists("/proc/self/fd/4")])  # noqa: PTH110
+
+    child = children.fork(lambda _order: task, warm_up=nothing)
+    child.begin(order)
+    out, err, result = read(child.stdout), read(child.stderr), read(child.result)
+    os.waitpid(child.pid, 0)
+    assert (out, err) == (b"", b"")
+    assert json.loads(result[HEADER.size :]) == [2**20, False]
+
+
+def test_an_order_for_a_child_that_is_dead_is_no_failure_of_its_own() -> None:
+    """Its end tells, and the guest goes on to report it."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        child = children.fork(refused, warm_up=nothing)
+        os.kill(child.pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == -9
+        child.begin({"payload": {"code": "x" * 2**20}, "limits": LIMITS})
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    for descriptor in (child.stdout, child.stderr, child.result):
+        assert read(descriptor) == b""
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 70), (signal.SIGKILL, -9)])

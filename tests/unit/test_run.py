@@ -11,11 +11,11 @@ import pytest
 from sandboxes import run as running
 from sandboxes.base import Facts, Plan
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.link import GuestOutcome, Link
+from sandboxes.link import GuestOutcome
 from sandboxes.measure import Expected
 from sandboxes.outcome import Ended, Job, Outcome
 from sandboxes.outside import Outside, unseen
-from sandboxes.run import Hooks, prove, run
+from sandboxes.run import Hooks, Proved, prove, run
 from sandboxes.spec import Limits, SandboxSpec
 from tests.channels import OUTCOME, READY, Channel, Guest
 
@@ -109,8 +109,8 @@ class Sandbox:
 
 
 @asynccontextmanager
-async def guarded(sandbox: Sandbox, script: Callable[[Guest], Awaitable[None]]) -> AsyncIterator[Link]:
-    """A link that is ready, with a guest that runs ``script`` when it has its job."""
+async def guarded(sandbox: Sandbox, script: Callable[[Guest], Awaitable[None]]) -> AsyncIterator[Proved]:
+    """A sandbox that is ready, with a guest that runs ``script`` when it has its job."""
 
     async def guest() -> None:
         with_wire = Guest(sandbox.channel)
@@ -123,10 +123,8 @@ async def guarded(sandbox: Sandbox, script: Callable[[Guest], Awaitable[None]]) 
     problem: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(guest)
-        link = Link(sandbox.channel)
         try:
-            await link.ready()
-            yield link
+            yield await prove(sandbox, PLAN)
         except Exception as raised:  # noqa: BLE001 - raised again below, outside of the group
             problem = raised
         tasks.cancel_scope.cancel()
@@ -142,8 +140,8 @@ async def outcome_of(script: Callable[[Guest], Awaitable[None]], sandbox: Sandbo
     async def refuse(_name: str, _size: int) -> None:
         return None
 
-    async with guarded(sandbox, script) as link:
-        return await run(sandbox, link, PLAN, JOB, inputs=(), hooks=Hooks(file=refuse))
+    async with guarded(sandbox, script) as proved:
+        return await run(proved, JOB, inputs=(), hooks=Hooks(file=refuse))
 
 
 async def test_a_job_carries_its_limits() -> None:
@@ -159,10 +157,9 @@ async def test_a_job_carries_its_limits() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(guest, sandbox.channel)
-        link = Link(sandbox.channel)
-        await link.ready()
+        proved = await prove(sandbox, PLAN)
         job = Job(kind="python", payload={"code": "1"}, wall_seconds=1.5)
-        await run(sandbox, link, PLAN, job, inputs=(), hooks=Hooks(file=_refuse))
+        await run(proved, job, inputs=(), hooks=Hooks(file=_refuse))
     await sandbox.channel.aclose()
     assert jobs[0].body["limits"] == {
         "wall_seconds": 1.5, "cpu_seconds": 4, "output_bytes": 2**20, "output_files": 8, "memory_bytes": 512 * 2**20,
@@ -246,8 +243,8 @@ async def test_a_file_without_name_and_size_is_refused(meta: dict[str, Any]) -> 
         await guest.done()
 
     sandbox = Sandbox()
-    async with guarded(sandbox, script) as link:
-        await run(sandbox, link, PLAN, JOB, inputs=(), hooks=Hooks(file=file))
+    async with guarded(sandbox, script) as proved:
+        await run(proved, JOB, inputs=(), hooks=Hooks(file=file))
     assert asked == []
 
 
