@@ -13,11 +13,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from profiles.loader import SHIPPED, load
-from sandboxes.base import Capabilities, Facts, Plan
+from sandboxes import pool as pools
+from sandboxes.base import Capabilities, Facts, Plan, Source
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.measure import Expected
 from sandboxes.outside import Outside, unseen
+from sandboxes.pool import PoolEvent
 from sandboxes.run import host_namespaces
+from sandboxes.source import starting
 from sandboxes.spec import GUEST_UID, SandboxSpec
 from server.app import check_example
 from server.artifacts.record import ArtifactsUnavailable
@@ -106,6 +109,8 @@ class Driver:
     problem: Exception | None = None
     measured: Mapping[str, Any] = field(default_factory=lambda: MEASURED)
     script: Callable[[Guest], Awaitable[None]] | None = None
+    prepares: bool = False
+    """Whether it lets sandboxes be prepared; else each is started for its call."""
 
     async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan]:
         """The drivers of the broker: this one."""
@@ -119,13 +124,14 @@ class Driver:
     async def open(self, _plan: Plan) -> AsyncIterator["Driver.Sandbox"]:
         """One sandbox."""
         self.opened += 1
+        name = f"s{self.opened}"
         self.live += 1
         channel = Channel()
         try:
             await anyio.lowlevel.checkpoint()
             if self.problem is not None:
                 raise self.problem
-            sandbox = Driver.Sandbox(self, channel)
+            sandbox = Driver.Sandbox(self, channel, name)
             task = asyncio.ensure_future(sandbox.guest())  # stands for a process: it belongs to no task group
             try:
                 yield sandbox
@@ -137,12 +143,19 @@ class Driver:
             await channel.aclose()
             self.live -= 1
 
+    @asynccontextmanager
+    async def source(self, plan: Plan) -> AsyncIterator[Source]:
+        """Starts them the same way."""
+        if not self.prepares:
+            raise SandboxUnavailable("Preparing", "this test wants them cold", "")
+        async with starting(self.open, plan, 1) as found:
+            yield found
+
     class Sandbox:
         """A live one."""
 
-        id = "s1"
-
-        def __init__(self, driver: "Driver", channel: Channel) -> None:
+        def __init__(self, driver: "Driver", channel: Channel, name: str) -> None:
+            self.id = name
             self.driver = driver
             self.channel = channel
 
@@ -191,21 +204,43 @@ class Scene:
         return await self.broker.call(call, Silent())
 
 
+@asynccontextmanager
+async def a_pool() -> AsyncIterator[pools.Pool]:
+    """A pool in a task of its own: a fixture begins and ends in two."""
+    ready: asyncio.Future[pools.Pool] = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    async def ignore(_event: PoolEvent) -> None:
+        return None
+
+    async def hold() -> None:
+        async with pools.opened(ignore) as pool:
+            ready.set_result(pool)
+            await over.wait()
+
+    holding = asyncio.ensure_future(hold())
+    yield await ready
+    over.set()
+    await holding
+
+
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    """A broker over the shipped profiles, a real artifact store, and everything else in memory."""
+    """A broker over the shipped profiles, a real artifact store and pool, and everything else in memory."""
     audit, driver = Recorder(), Driver(measured={**MEASURED, "namespaces": {"net": host_namespaces()["net"] + 1}})
-    async with a_store(tmp_path / "artifacts") as store:
+    async with a_store(tmp_path / "artifacts") as store, a_pool() as pool:
         broker = Broker(
             tools=TOOLS,
             profiles=load([SHIPPED], check_example=check_example),
             drivers=cast("Any", driver),
+            pool=pool,
             audit=cast("Any", audit),
             receipts=Office(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s"),
             artifacts=store,
             workspace=None,
         )
         yield Scene(broker=broker, audit=audit, driver=driver)
+    assert driver.live == 0
 
 
 async def test_a_call_from_decision_to_result(scene: Scene) -> None:
@@ -217,8 +252,39 @@ async def test_a_call_from_decision_to_result(scene: Scene) -> None:
     assert (scene.driver.opened, scene.driver.live) == (1, 0)
 
 
-async def test_wherever_a_call_is_cancelled_nothing_is_left(scene: Scene, tmp_path: Path) -> None:
+async def settled(scene: Scene) -> None:
+    """Everything that waits is on its shelf, and nothing else is alive."""
+    for _ in range(1000):
+        shelves = scene.broker.pool._shelves.values()
+        waiting = sum(len(shelf.waiting) for shelf in shelves)
+        if scene.driver.live == waiting and not any(shelf.preparing or shelf.room > 0 for shelf in shelves):
+            return
+        await anyio.lowlevel.checkpoint()
+    pytest.fail(f"{scene.driver.live} sandboxes live and {waiting} wait")
+
+
+async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene: Scene) -> None:
+    """Each call's records and result are what they are without a pool, and its sandbox is gone after it."""
+    scene.driver.prepares = True
+    ids = []
+    for number in range(3):
+        scene.audit.events.clear()
+        result = await scene.call()
+        assert not result.failed
+        assert scene.audit.kinds() == ["call.decided", "sandbox.started", "artifact.collected", "call.finished"]
+        ids.append(scene.audit.events[1].sandbox_id)
+        if number == 0:
+            await settled(scene)
+            assert scene.driver.live > 0
+    assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["cold", "prepared"])
+async def test_wherever_a_call_is_cancelled_nothing_is_left(scene: Scene, tmp_path: Path, *, prepared: bool) -> None:
     """Cancelled before its first step, before its second, and so on until it is through."""
+    if prepared:
+        scene.driver.prepares = True
+        await scene.call()
 
     async def cancelled_after(steps: int) -> bool:
         result: list[CallResult] = []
@@ -235,8 +301,13 @@ async def test_wherever_a_call_is_cancelled_nothing_is_left(scene: Scene, tmp_pa
 
     for steps in range(3000):
         scene.audit.events.clear()
+        if prepared:
+            await settled(scene)
         cancelled = await cancelled_after(steps)
-        assert scene.driver.live == 0
+        if prepared:
+            await settled(scene)
+        else:
+            assert scene.driver.live == 0
         kinds = scene.audit.kinds()
         # What did not get as far as its decision has no record; everything else has exactly one last word.
         assert len(scene.audit.last_words()) == (1 if kinds else 0), (steps, kinds)
