@@ -139,10 +139,13 @@ def _asked(profile: Profile) -> tuple[str, ...]:
 def _runs(profile: Profile) -> tuple[str, ...]:
     first, *others = profile.isolation
     fallback = f", else by {', else by '.join(others)}" if others else ""
-    preload = profile.python.preload
+    alone = f"In a sandbox made for this call alone, by {first}{fallback}; otherwise it is refused."
+    if profile.python.start == "cold":
+        return (alone, "Its interpreter is started when the call comes.")
     return (
-        f"In a sandbox made for this call alone, by {first}{fallback}; otherwise it is refused.",
-        f"Imported before the call arrives: {words.listed(preload)}.",
+        alone,
+        "It stands ready before the call comes. With bubblewrap, those of one tool share memory layout and hash seed.",
+        f"Imported before the call comes: {words.listed(profile.python.preload)}.",
     )
 
 

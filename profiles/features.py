@@ -92,13 +92,6 @@ FEATURES: Final = (
         reason="this server cannot ask a person yet, so each call is refused",
         instead='The operator can set approval = "none" in the profile.',
     ),
-    Feature(
-        key="python.preload",
-        value="*",
-        status="experimental",
-        reason="it has no effect yet: each sandbox is made when its call comes",
-        instead="It may stay in the profile.",
-    ),
 )
 """In the order of the profile's keys."""
 

@@ -30,8 +30,9 @@ def meet(a: Profile, b: Profile) -> Profile:
         "tool": a.tool,
         "description": a.description,
         "risk": max(a.risk, b.risk, key=RISKS.index),
-        "python": {"preload": [module for module in a.python.preload if module in b.python.preload]},
     }
+    shared = [module for module in a.python.preload if module in b.python.preload]
+    values["python"]["preload"] = shared if values["python"]["start"] == "warm" else []
     try:
         return Profile.model_validate(values)
     except ValidationError as error:

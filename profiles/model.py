@@ -246,10 +246,20 @@ class Limits(_Table):
 class Python(_Table):
     """How the interpreter starts."""
 
-    preload: Annotated[tuple[_ModuleName, ...], _Listed, Field(max_length=MAX_PRELOAD)] = ()
+    start: Literal["cold", "warm"] = "cold"
+    """`cold` starts an interpreter for each call when it comes. `warm` has single-use sandboxes ready; with bubblewrap
+    they are forked from one interpreter, and so have its memory layout and hash seed in common."""
+    preload: Annotated[tuple[_ModuleName, ...], _Listed, Field(max_length=MAX_PRELOAD)] = Field(
+        default=(), validate_default=True
+    )
     """Modules that are imported before the call arrives, so that the call does not wait for them."""
 
-    _no_duplicates = field_validator("preload")(_distinct)
+    @field_validator("preload")
+    @classmethod
+    def _fits_start(cls, preload: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if preload and info.data.get("start") == "cold":
+            raise ValueError('must be empty while start is "cold"')
+        return _distinct(preload)
 
 
 class Audit(_Table):

@@ -101,6 +101,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _at_most("limits.output.files"),
     _at_most("limits.stream"),
     _ladder("limits.enforce", "cgroup", "any"),
+    _ladder("python.start", "cold", "warm"),
     Dimension(
         key="audit.keep",
         within=lambda a, b: set(a) <= set(b),

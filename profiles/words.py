@@ -31,6 +31,7 @@ LABELS = {
     "limits.output.files": "Number of files given back",
     "limits.stream": "Kept of stdout and of stderr, each",
     "limits.enforce": "Required enforcement of limits",
+    "python.start": "Sandboxes",
     "python.preload": "Modules imported ahead of the call",
     "audit.keep": "Recorded in full in the audit log",
     "example": "Examples",
@@ -42,6 +43,7 @@ _SIZES = {"network.max_bytes", "limits.memory", "limits.scratch", "limits.worksp
 _CHOICES: dict[str, dict[Any, str]] = {
     "approval": {"ask": "asked for before every call", "none": "not asked for"},
     "files.workspace": {"none": "not visible", "read": "readable", "overlay": "readable, with writes kept apart"},
+    "python.start": {"cold": "started when a call comes", "warm": "ready before a call comes"},
     "files.output": {False: "no", True: "yes"},
     "files.inputs": {False: "no", True: "yes"},
     "network.mode": {"none": "none at all", "egress": "the listed hosts only"},

@@ -6,8 +6,8 @@ memory; what cannot be prepared is started for its call as if there were no pool
 
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -27,15 +27,15 @@ MOST_READY = 16
 MEMORY_SHARE = 8
 """At most one part in so many of the memory the host has left is given to sandboxes that wait, for each shelf."""
 LOOK_SECONDS = 10.0
-"""Between two looks at demand, memory and age."""
+"""Between two looks at demand, memory and age; what is wanted falls by one at each."""
 IDLE_SECONDS = 600.0
 """A shelf nobody takes from is cleared: a pause for thought keeps it, a night does not."""
 RENEW_SECONDS = 1800.0
 """A source is started anew after this: what its forks share (addresses, hash seed) is shared no longer than that."""
 RETRY_SECONDS = (1.0, 30.0)
-"""After a source failed it is tried again when it is next wanted: at first after the first, at last after the second."""
+"""A source that failed is tried again when it is next wanted: first after the one, in the end after the other."""
 MAKERS = 2 * (os.cpu_count() or 1)
-"""Sandboxes being started at one time, for the pool and for calls that found nothing ready: more would only be slower."""
+"""Sandboxes being started at one time, for the pool and for calls that found none ready: more would only be slower."""
 
 What = Literal["opened", "limited", "failed", "recovered", "cleared"]
 
@@ -72,6 +72,15 @@ class _Waiting:
     ended: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """A call that waits for the next sandbox of a shelf."""
+
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    found: _Waiting | None = None
+    """None where there will be none."""
+
+
 class _Shelf:
     """The sandboxes of one plan."""
 
@@ -79,11 +88,11 @@ class _Shelf:
         self.driver = driver
         self.plan = plan
         self.waiting: deque[_Waiting] = deque()
+        self.asking: deque[_Asking] = deque()
         self.preparing = 0
-        self.wanted = 1
         self.most = MOST_READY
-        self.misses = 0
-        self.lowest = 0
+        self.busy = 0
+        self.peak = 0
         self.used = anyio.current_time()
         self.source: Source | None = None
         self.tended = False
@@ -93,17 +102,50 @@ class _Shelf:
         self.changed = anyio.Event()
 
     @property
+    def wanted(self) -> int:
+        """How many are to wait: as many as calls have been under way at one time lately, and one for the next."""
+        return min(self.peak + 1, self.most)
+
+    @property
     def room(self) -> int:
         """How many more are to be prepared now."""
-        return min(self.wanted, self.most) - len(self.waiting) - self.preparing
+        return self.wanted + len(self.asking) - len(self.waiting) - self.preparing
+
+    @contextmanager
+    def used_once(self) -> Iterator[None]:
+        """Count one call, for the length of the block."""
+        self.busy += 1
+        self.peak = max(self.peak, self.busy)
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            self.used = anyio.current_time()
 
     def wake(self) -> None:
         """Have whoever tends it look at it."""
         self.changed.set()
 
-    def pop(self) -> _Waiting | None:
+    async def take(self) -> _Waiting | None:
+        """One that is ready, or will be in a moment; None where starting another is as quick."""
+        found = self._pop()
+        if found is not None or self.source is None or not self.source.quick:
+            return found
+        asking = _Asking()
+        self.asking.append(asking)
+        self.wake()
+        try:
+            await asking.answered.wait()
+        except BaseException:
+            if asking.found is not None:
+                asking.found.returned.set()
+            elif asking in self.asking:
+                self.asking.remove(asking)
+            raise
+        return asking.found
+
+    def _pop(self) -> _Waiting | None:
         """The one that has waited longest and is still what was asked for."""
-        self.used = anyio.current_time()
         found = None
         places = _places(self.plan) if self.waiting else ()
         while self.waiting and found is None:
@@ -111,11 +153,6 @@ class _Shelf:
             first.taken = first.places == places
             first.watch.cancel()
             found = first if first.taken else None
-        if found is None:
-            # Twice as many, so that a burst is met in a few steps; fewer again when they are not taken.
-            self.misses += 1
-            self.wanted = min(self.wanted * 2, MOST_READY)
-        self.lowest = min(self.lowest, len(self.waiting))
         self.wake()
         return found
 
@@ -147,27 +184,29 @@ class Pool:
             SandboxUnavailable: it could not be started, or did not get ready.
         """
         shelf = self._tended(driver, plan)
-        while (found := shelf.pop()) is not None:
-            try:
-                await found.unwatched.wait()
-                if not found.ended:
-                    yield found.proved
-                    return
-            finally:
-                found.returned.set()
+        with shelf.used_once():
+            while (found := await shelf.take()) is not None:
+                try:
+                    await found.unwatched.wait()
+                    if not found.ended:
+                        yield found.proved
+                        return
+                finally:
+                    found.returned.set()
+            async with self.start(driver, cold) as proved:
+                yield proved
+
+    @asynccontextmanager
+    async def start(self, driver: Driver, plan: Plan) -> AsyncIterator[Proved]:
+        """A proved sandbox that is started for one call.
+
+        Raises:
+            SandboxUnavailable: it could not be started, or did not get ready.
+        """
         async with AsyncExitStack() as stack:
             async with self._makers:
-                proved = await self._make(shelf, stack, cold)
+                proved = await prove(await stack.enter_async_context(driver.open(plan)), plan)
             yield proved
-
-    async def _make(self, shelf: _Shelf, stack: AsyncExitStack, cold: Plan) -> Proved:
-        if shelf.source is not None and shelf.source.quick:
-            try:
-                sandbox = await stack.enter_async_context(shelf.source.open())
-                return await prove(sandbox, shelf.plan)
-            except SandboxUnavailable as problem:
-                _log.warning("a zygote failed; the call gets a sandbox of its own", reason=problem.reason)
-        return await prove(await stack.enter_async_context(shelf.driver.open(cold)), cold)
 
     def _tended(self, driver: Driver, plan: Plan) -> _Shelf:
         key = (driver.name, plan.digest)
@@ -208,6 +247,8 @@ class Pool:
         shelf.tended = False
         while shelf.waiting:
             shelf.waiting.pop().watch.cancel()
+        while shelf.asking:
+            shelf.asking.popleft().answered.set()
 
     async def _fill(self, shelf: _Shelf, source: Source, keepers: anyio.abc.TaskGroup) -> None:
         began = looked = anyio.current_time()
@@ -225,13 +266,11 @@ class Pool:
 
     async def _look(self, shelf: _Shelf, source: Source) -> None:
         """Follow demand and memory."""
-        if not shelf.misses and shelf.lowest > 0 and shelf.wanted > 1:
-            shelf.wanted -= 1
-        shelf.misses, shelf.lowest = 0, len(shelf.waiting)
+        shelf.peak = max(shelf.busy, shelf.peak - 1)
         before, shelf.most = shelf.most, _most(source)
-        if shelf.most < shelf.wanted and shelf.most < before:
+        if shelf.most < min(before, shelf.peak + 1):
             await self._say("limited", shelf, "the host has little memory left")
-        while len(shelf.waiting) > min(shelf.wanted, shelf.most):
+        while len(shelf.waiting) > shelf.wanted:
             shelf.waiting.pop().watch.cancel()
 
     async def _keep(self, shelf: _Shelf, source: Source) -> None:
@@ -246,7 +285,8 @@ class Pool:
                     shelf.preparing -= 1
                 if proved.attestation.differences:
                     words = told(proved.attestation.differences)
-                    raise SandboxUnavailable("Preparing a sandbox", f"it is not what was planned ({words})", "")
+                    reason = f"it is not what was planned ({words})"
+                    raise SandboxUnavailable("Preparing a sandbox", reason, "Run `glovebox doctor`.")  # noqa: TRY301 - one place
                 await _held(shelf, _Waiting(proved=proved, places=places))
         except SandboxUnavailable as problem:
             # Not raised: calls are using what others of this shelf hold.
@@ -276,10 +316,16 @@ async def opened(tell: Tell) -> AsyncIterator[Pool]:
 
 async def _held(shelf: _Shelf, waiting: _Waiting) -> None:
     """Let one wait on its shelf until it is taken and given back, or of no use to anybody."""
-    shelf.waiting.append(waiting)
-    with waiting.watch:
-        await waiting.proved.link.quiet()
-        waiting.ended = True
+    if shelf.asking:
+        asking = shelf.asking.popleft()
+        asking.found = waiting
+        waiting.taken = True
+        asking.answered.set()
+    else:
+        shelf.waiting.append(waiting)
+        with waiting.watch:
+            await waiting.proved.link.quiet()
+            waiting.ended = True
     if waiting.taken:
         waiting.unwatched.set()
         await waiting.returned.wait()

@@ -1,4 +1,4 @@
-"""The source of prepared sandboxes for drivers that start each of them the same way as for a call. No I/O of its own."""
+"""The source of prepared sandboxes for drivers that start each of them as for a call. No I/O of its own."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

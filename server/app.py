@@ -16,6 +16,7 @@ from profiles.model import Effect, Profile
 from sandboxes import drivers
 from sandboxes import pool as pools
 from sandboxes.owner import new_owner
+from server import preloads
 from server.arguments import validated
 from server.artifacts.store import ArtifactStore
 from server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
@@ -138,6 +139,8 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
         for tool, profile in profiles.items():
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
+        if transport != "cli":
+            await preloads.check(profiles, available, settings.workspace.resolve(), settings.state_dir)
         tasks.start_soon(_sweep, store)
         broker = Broker(
             tools=TOOLS,
@@ -159,6 +162,8 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
             ended=ended,
         )
         try:
+            if transport != "cli":
+                tasks.start_soon(broker.prepare)
             yield app
         finally:
             tasks.cancel_scope.cancel()

@@ -6,6 +6,7 @@ Every step that has an effect is in the audit log, on disk, before the effect.
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,6 +106,14 @@ class Broker:
             await _last_word(log, event)
             raise
 
+    async def prepare(self) -> None:
+        """Have sandboxes ready for profiles that preload modules, before their first call."""
+        for profile in self.profiles.values():
+            if profile.python.preload:
+                with suppress(UnsupportedSpec):  # its calls will hear of it
+                    spec = to_spec(profile, workspace=self.workspace)
+                    self.pool.prepare(*await self.drivers.choose(profile.isolation, spec))
+
     async def _run(
         self,
         call: ToolCall,
@@ -118,15 +127,18 @@ class Broker:
     ) -> CallResult:
         spec = to_spec(profile, workspace=self.workspace)
         driver, plan = await self.drivers.choose(profile.isolation, spec)
-        # A sandbox made for a call that waits must not import what the program may not need: that is for prepared ones.
-        _, cold = await self.drivers.choose((driver.name,), replace(spec, preload=())) if spec.preload else (driver, plan)
+        cold = plan
+        if spec.preload:
+            # A sandbox made for a call that waits does not import what the program may not need.
+            _, cold = await self.drivers.choose((driver.name,), replace(spec, preload=()))
         listener.progress(f"Starting a {driver.name} sandbox")
         async with (
             self.artifacts.collect(call, spec.limits) as collection,
             Collector(collection, log, call) as collector,
         ):
             gate = gate_for(profile, log, call)
-            async with self.pool.take(driver, plan, cold) as proved:
+            warm = profile.python.start == "warm"
+            async with self.pool.take(driver, plan, cold) if warm else self.pool.start(driver, plan) as proved:
                 await _announce(log, call, driver, proved)
                 listener.progress("Running")
                 hooks = running.Hooks(

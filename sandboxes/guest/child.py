@@ -1,8 +1,8 @@
 """The process untrusted code runs in: forked from the guest, with nothing of the guest's in its hands.
 
 It is forked before there is a job, so that a call does not wait for it: until then it waits for its order, which comes
-from the guest alone. It has pipes of its own for output and result, no other descriptor, no way to look into the guest (which is not
-dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot raise.
+from the guest alone. It has pipes of its own for output and result, no other descriptor, no way to look into the guest
+(which is not dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot raise.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def _wait(order: int) -> dict[str, Any]:
     while part := os.read(order, _READ):
         parts.append(part)
     os.close(order)
-    return loads(b"".join(parts).decode())
+    wanted: dict[str, Any] = loads(b"".join(parts).decode())
+    return wanted
 
 
 def _become_child(order: int, pipes: tuple[int, ...]) -> None:

@@ -119,20 +119,23 @@ def fork_into(namespaces: int) -> int:
     _before_fork()
     # Without a stack of its own the child goes on where the parent is; the interpreter is not left meanwhile.
     pid = _clone(_SYS_CLONE, _Size(namespaces | _SIGCHLD), _Size(0), _Size(0), _Size(0), _Size(0))
+    number = _ctypes.get_errno()
     if pid == 0:
         _after_fork_child()
         return 0
     _after_fork_parent()
-    return _checked(f"clone({namespaces:#x})", pid)
+    if pid == -1:
+        raise OSError(number, f"clone({namespaces:#x}): {os.strerror(number)}")
+    return int(pid)
 
 
 def unshare(flags: int) -> None:
-    """Move into new namespaces, see unshare(2). Raises OSError."""
+    """Move this process into new namespaces. Raises OSError."""
     _checked(f"unshare({flags:#x})", _unshare(flags))
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """Mount a file system, see mount(2). Raises OSError."""
+    """Put a file system at a place. Raises OSError."""
     words = (source.encode(), target.encode(), kind.encode(), flags, data.encode())
     _checked(f"mount({kind or flags} at {target})", _mount(*words))
 

@@ -84,7 +84,7 @@ def work(
     return _done(loop, child, job, config, started, original)
 
 
-def _done(
+def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for one call
     loop: Loop,
     child: children.Child,
     job: Mapping[str, Any],
