@@ -68,6 +68,7 @@ class _Waiting:
     watch: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     unwatched: anyio.Event = field(default_factory=anyio.Event)
     returned: anyio.Event = field(default_factory=anyio.Event)
+    gone: anyio.Event = field(default_factory=anyio.Event)
     taken: bool = False
     ended: bool = False
 
@@ -98,7 +99,6 @@ class _Shelf:
         self.tended = False
         self.failures = 0
         self.not_before = 0.0
-        self.problem: SandboxUnavailable | None = None
         self.changed = anyio.Event()
 
     @property
@@ -191,6 +191,12 @@ class Pool:
                     if not found.ended:
                         yield found.proved
                         return
+                except BaseException:
+                    # A call that was cancelled or failed returns when its sandbox is gone; others do not wait for that.
+                    found.returned.set()
+                    with anyio.CancelScope(shield=True):
+                        await found.gone.wait()
+                    raise
                 finally:
                     found.returned.set()
             async with self.start(driver, cold) as proved:
@@ -220,49 +226,52 @@ class Pool:
 
     async def _tend(self, shelf: _Shelf) -> None:
         """Keep a shelf filled until nobody takes from it any more, or until its source fails."""
-        shelf.problem = None
+        problem = None
         try:
             async with shelf.driver.source(shelf.plan) as source, anyio.create_task_group() as keepers:
                 await self._say("recovered" if shelf.failures else "opened", shelf)
+                shelf.failures = 0
                 shelf.source = source
                 try:
-                    await self._fill(shelf, source, keepers)
+                    problem = await self._fill(shelf, source, keepers)
                 finally:
                     # From here on the shelf may be tended anew, while calls still use what they took from this source.
-                    self._leave(shelf)
-        except SandboxUnavailable as problem:
-            shelf.problem = problem
-            self._leave(shelf)
-        if shelf.problem is None:
-            shelf.failures = 0
+                    self._leave(shelf, problem)
+        except SandboxUnavailable as failed:
+            problem = failed
+            self._leave(shelf, problem)
+        if problem is None:
             await self._say("cleared", shelf, "nobody took from it for a while, or it is started anew")
-            return
-        shelf.failures += 1
-        shelf.not_before = anyio.current_time() + min(RETRY_SECONDS[0] * 2**shelf.failures, RETRY_SECONDS[1])
-        if shelf.failures == 1:
-            await self._say("failed", shelf, f"{shelf.problem.attempted}: {shelf.problem.reason}")
+        elif shelf.failures == 1:
+            await self._say("failed", shelf, f"{problem.attempted}: {problem.reason}")
 
-    def _leave(self, shelf: _Shelf) -> None:
+    def _leave(self, shelf: _Shelf, problem: SandboxUnavailable | None) -> None:
         shelf.source = None
         shelf.tended = False
+        if problem is not None:
+            shelf.failures += 1
+            shelf.not_before = anyio.current_time() + min(RETRY_SECONDS[0] * 2**shelf.failures, RETRY_SECONDS[1])
         while shelf.waiting:
             shelf.waiting.pop().watch.cancel()
         while shelf.asking:
             shelf.asking.popleft().answered.set()
 
-    async def _fill(self, shelf: _Shelf, source: Source, keepers: anyio.abc.TaskGroup) -> None:
+    async def _fill(self, shelf: _Shelf, source: Source, keepers: anyio.abc.TaskGroup) -> SandboxUnavailable | None:
+        """Prepare what is wanted, until nothing is any more, or preparing one fails: then why."""
+        problems: list[SandboxUnavailable] = []
         began = looked = anyio.current_time()
         shelf.most = _most(source)
-        while shelf.problem is None and not _over(shelf, began):
+        while not problems and not _over(shelf, began):
             shelf.changed = anyio.Event()
             for _ in range(shelf.room):
                 shelf.preparing += 1
-                keepers.start_soon(self._keep, shelf, source)
+                keepers.start_soon(self._keep, shelf, source, problems)
             with anyio.move_on_after(max(0.0, looked + LOOK_SECONDS - anyio.current_time())):
                 await shelf.changed.wait()
                 continue
             looked = anyio.current_time()
             await self._look(shelf, source)
+        return problems[0] if problems else None
 
     async def _look(self, shelf: _Shelf, source: Source) -> None:
         """Follow demand and memory."""
@@ -273,8 +282,9 @@ class Pool:
         while len(shelf.waiting) > shelf.wanted:
             shelf.waiting.pop().watch.cancel()
 
-    async def _keep(self, shelf: _Shelf, source: Source) -> None:
+    async def _keep(self, shelf: _Shelf, source: Source, problems: list[SandboxUnavailable]) -> None:
         """Prepare one sandbox, and hold it until it has been used, or is of no use."""
+        waiting = None
         try:
             async with AsyncExitStack() as stack:
                 try:
@@ -287,11 +297,15 @@ class Pool:
                     words = told(proved.attestation.differences)
                     reason = f"it is not what was planned ({words})"
                     raise SandboxUnavailable("Preparing a sandbox", reason, "Run `glovebox doctor`.")  # noqa: TRY301 - one place
-                await _held(shelf, _Waiting(proved=proved, places=places))
+                waiting = _Waiting(proved=proved, places=places)
+                await _held(shelf, waiting)
         except SandboxUnavailable as problem:
             # Not raised: calls are using what others of this shelf hold.
-            shelf.problem = problem
+            problems.append(problem)
             shelf.wake()
+        finally:
+            if waiting is not None:
+                waiting.gone.set()
 
     async def _say(self, what: What, shelf: _Shelf, reason: str = "") -> None:
         await self._tell(

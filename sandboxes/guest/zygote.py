@@ -50,6 +50,8 @@ def main() -> None:
     """Import, say ``ready``, and fork once for every order until the host closes the socket."""
     config = loads(sys.argv[-1])
     sys.path.extend(config["path"])
+    # bwrap leaves open what it waited on.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     orders = _socket.socket(fileno=0)
     own = os.getuid()
     # Nobody waits for what is forked: the host sees its end by a pidfd.
@@ -82,9 +84,9 @@ def main() -> None:
 def _be(uid: int) -> None:
     """Be the user of the host that the next sandbox is to be, where this zygote has several."""
     if uid != os.getuid():
-        # What is saved is what this process may become again; it is not root in any namespace, so it keeps its rights.
-        os.setresgid(uid, uid, -1)
-        os.setresuid(uid, uid, -1)
+        # It has never been root in this namespace, so it keeps its rights, and can be yet another the next time.
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
         # The files below /proc/self belong to root for a process that is not dumpable.
         kernel.set_dumpable(1)
 
