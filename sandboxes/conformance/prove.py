@@ -26,6 +26,9 @@ from sandboxes.seccomp import cases as calls
 Status = Literal["held", "failed", "gap", "closed", "skipped"]
 """``gap``: does not hold and is known not to; ``closed``: is said not to hold, and does; ``skipped``: not asked."""
 
+Start = Literal["cold", "forked"]
+"""``cold``: started for a call; ``forked``: prepared ahead of it, where that is done in another way."""
+
 AT_ONCE = 2
 """Sandboxes at a time: many cases only wait for a limit of time, and more would change what the others measure."""
 
@@ -77,6 +80,8 @@ class Proof:
     """All findings about one driver."""
 
     capabilities: Capabilities
+    start: Start
+    """How the sandboxes came to be that were asked."""
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     """What this proof cannot show on this host."""
@@ -113,9 +118,13 @@ def gap_names(capabilities: Capabilities) -> tuple[str, ...]:
 
 
 async def prove(
-    driver: Driver, cases: Iterable[Case], host: Planted, heard: Callable[[Finding], None] = lambda _: None
+    driver: Driver,
+    cases: Iterable[Case],
+    host: Planted,
+    heard: Callable[[Finding], None] = lambda _: None,
+    start: Start = "cold",
 ) -> Proof:
-    """Ask one driver for every claim; ``heard`` is told each finding as it comes."""
+    """Ask one driver for every claim; ``heard`` is told each finding as it comes, ``start`` is for the report."""
     started = anyio.current_time()
     watched = True
     names = gap_names(driver.capabilities)
@@ -154,6 +163,7 @@ async def prove(
     found = [*skipped, *await together(jobs, heard)]
     return Proof(
         capabilities=driver.capabilities,
+        start=start,
         findings=tuple(found),
         notes=() if watched else (_UNWATCHED,),
         seconds=round(anyio.current_time() - started, 3),

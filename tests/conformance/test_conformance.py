@@ -12,6 +12,7 @@ from sandboxes.base import Driver
 from sandboxes.conformance import control, host, prove, trial
 from sandboxes.conformance.case import Case, load
 from sandboxes.conformance.host import Planted
+from sandboxes.conformance.prepared import FORKED, prepared
 from sandboxes.conformance.prove import gap_names
 from sandboxes.docker import DockerDriver
 from server.settings import Settings
@@ -21,9 +22,12 @@ CASES = load()
 ATTEMPTS = tuple(case for case in CASES if case.attempt is not None)
 PROGRAMS = tuple(case for case in CASES if case.program is not None)
 #: "rlimits": bubblewrap as on a host that lets it make no control groups, which is most people's own machine.
+#: "forked": bubblewrap's sandboxes as calls get them that find one prepared.
 DRIVERS = [
     pytest.param("bubblewrap", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("rlimits", marks=pytest.mark.driver("bubblewrap")),
+    pytest.param("forked", marks=pytest.mark.driver("bubblewrap")),
+    pytest.param("forked-rlimits", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("docker", marks=pytest.mark.driver("docker")),
     pytest.param("gvisor", marks=pytest.mark.driver("gvisor")),
     pytest.param(GVISOR_DOCKER, marks=pytest.mark.driver(GVISOR_DOCKER)),
@@ -66,10 +70,16 @@ def subject(request: pytest.FixtureRequest, portal: anyio.from_thread.BlockingPo
         return
     opened = drivers.opened(Settings().data_dir, f"conformance{os.getpid()}")
     with pytest.MonkeyPatch.context() as patch, portal.wrap_async_context_manager(opened) as available:
-        if request.param == "rlimits":
+        words = request.param.split("-")
+        if "rlimits" in words:
             patch.setattr(cgroup, "detect", lambda _: None)
-        found = portal.call(available.get, "bubblewrap" if request.param == "rlimits" else request.param)
-        yield Subject(request.param, (request.param,), found)
+        name = request.param if request.param in drivers.NAMES else "bubblewrap"
+        found = portal.call(available.get, name)
+        if FORKED not in words:
+            yield Subject(request.param, tuple(words), found)
+            return
+        with portal.wrap_async_context_manager(prepared(found)) as forked:
+            yield Subject(request.param, tuple(words), forked)
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,22 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from sandboxes import drivers
-from sandboxes.base import Capabilities, Driver, Missing
-from sandboxes.conformance import call, case, host, prove, trial
+from sandboxes.base import Capabilities, Driver, Missing, Plan, Source
+from sandboxes.conformance import call, case, host, prepared, prove, trial
 from sandboxes.conformance.case import Case, Control
 from sandboxes.conformance.host import Planted
-from sandboxes.errors import UnsupportedSpec
+from sandboxes.conformance.prepared import Prepared
+from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
+from sandboxes.measure import Expected
 from sandboxes.seccomp.cases import load_cases
+from sandboxes.source import Starting
+from sandboxes.spec import SandboxSpec
 from server import call_trial, commands
 from server.errors import AuditUnavailable
 from server.exits import FAILED, OK, UNAVAILABLE
@@ -35,8 +40,19 @@ class Dummy:
 
     name = "bubblewrap"
 
-    def __init__(self, capabilities: Capabilities = CAPABILITIES) -> None:
+    def __init__(self, capabilities: Capabilities = CAPABILITIES, *, quick: bool = False) -> None:
         self.capabilities = capabilities
+        self._quick = quick
+
+    def plan(self, spec: SandboxSpec) -> Plan:
+        """Nothing to do."""
+        expected = Expected(uid=1, interfaces=(), writable=(), mounts=(), namespaces=())
+        return Plan(driver=self.name, level="namespaces", spec=spec, action={}, expected=expected)
+
+    @asynccontextmanager
+    async def source(self, _plan: Plan) -> AsyncIterator[Source]:
+        """Of sandboxes that nobody opens."""
+        yield Starting(start=lambda: pytest.fail("opened"), bytes_each=1, quick=self._quick)
 
 
 def a_case(identity: str, **more: object) -> Case:
@@ -153,12 +169,12 @@ def test_the_digest_is_of_all_that_the_cases_say() -> None:
     assert case.digest([a_case("a")]) != case.digest([a_case("a", stdout="1")])
 
 
-def _served(monkeypatch: pytest.MonkeyPatch, **capabilities: Capabilities) -> None:
+def _served(monkeypatch: pytest.MonkeyPatch, *, quick: bool = False, **capabilities: Capabilities) -> None:
     @asynccontextmanager
     async def opened(_data: Path, _server_id: str) -> AsyncIterator[object]:
         class Available:
             async def get(self, name: str) -> Dummy:
-                return Dummy(capabilities[name])
+                return Dummy(capabilities[name], quick=quick)
 
         yield Available()
 
@@ -218,6 +234,50 @@ def test_the_scorecard_names_what_failed_and_cannot_redraw_the_terminal(
     assert "it answered '\\x1b[2J' instead of EROFS" in text
     assert "NOT PROVED" in text
     assert "1 of 2 claims hold" in text
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_both_ways_to_start_a_sandbox_are_proved_and_told_apart(
+    monkeypatch: pytest.MonkeyPatch, judged: dict[str, tuple[str, ...] | Exception], *, quick: bool
+) -> None:
+    """Where prepared sandboxes come to be in another way, a claim that only holds for the others is not proved."""
+    ways: list[bool] = []
+
+    async def judge(driver: Driver, one: Case, _host: Planted) -> trial.Verdict:
+        ways.append(isinstance(driver, Prepared))
+        return trial.Verdict(case=one, problems=("forked",) if ways[-1] else ())
+
+    monkeypatch.setattr(trial, "judge", judge)
+    monkeypatch.setattr(case, "load", lambda: (a_case("a"),))
+    monkeypatch.setattr(call, "load", lambda: ())
+    _served(monkeypatch, quick=quick, bubblewrap=CAPABILITIES)
+    out = StringIO()
+    assert _run(out) == (FAILED if quick else OK)
+    found = [(each["start"], each["holds"]) for each in json.loads(out.getvalue())["drivers"]]
+    assert found == [("cold", True), ("forked", False)][: 1 + quick]
+    assert ways == [False, True][: 1 + quick]
+    out = StringIO()
+    _run(out, as_json=False)
+    assert ("prepared ahead, forked: 0 of 1 claims hold" in out.getvalue()) == quick
+    assert "started for a call: 1 of 1 claims hold" in out.getvalue()
+
+
+async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
+    """Not a driver that has no other way, and not an error of the proof."""
+
+    class Broken(Dummy):
+        @asynccontextmanager
+        async def source(self, _plan: Plan) -> AsyncIterator[Source]:
+            raise SandboxUnavailable("Starting a zygote", "it broke", "")
+            yield
+
+    driver: Any = Broken()
+    assert await prepared.has_another_way(driver)
+    async with prepared.prepared(driver) as forked:
+        for _ in range(2):
+            with pytest.raises(SandboxUnavailable, match="it broke"):
+                async with forked.open(forked.plan(SandboxSpec(limits=case.LIMITS))):
+                    pytest.fail("opened")
 
 
 def _run(out: StringIO, *, names: tuple[str, ...] = (), as_json: bool = True) -> int:
