@@ -1,173 +1,220 @@
-"""``make bench``: a whole call, from a client and back, beside what people do otherwise: run the interpreter bare.
+"""``make bench``: every promise about time and memory, measured beside what people do otherwise, in one run.
 
-Rounds are interleaved, so that a slow moment of the machine falls on every row alike; ratios of medians carry over to
-other machines, milliseconds do not. Exit code 1 if a ratio is over its bound.
+Exit code 1 if a bound that was measured is not met, 2 if there is no such row or revision. What each row means, and how
+to read the table: docs/performance.md. The rows are in rows.py; what measures them in a module for each part.
 """
 
 import argparse
 import json
 import os
-import platform
-import re
-import statistics
-import subprocess  # noqa: TID251 - the bare interpreter is what we measure ourselves against
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-from mcp import Client, StdioServerParameters
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from profiles.loader import SHIPPED
+from server.settings import Settings
+from tests.perf import against, bare, clients, idle, latency, load, machine, peers, plot, report, where, wire
+from tests.perf.rows import ROWS, Part, Row, Verdict, chosen, judge
+from tests.perf.series import Series
+from tests.perf.where import Parts
 
-GLOVEBOX = Path(sys.executable).with_name("glovebox")
-PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
-CODE = "print(1)"
-ROUNDS = 40
-WARM_UP = 3
-#: A whole call over stdio with a sandbox made for it, at most so many times the bare interpreter.
-BOUNDS = {"bubblewrap": 3.0, "docker": 30.0}
-
-Once = Callable[[], Awaitable[None]]
+ROUNDS, QUICK_ROUNDS = 20, 2
+PANDAS_ROWS = frozenset({"pandas-p50", "pandas-p99", "throughput-pandas"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What one way of running the program took."""
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One run: what is asked of it, and what it has found so far."""
 
-    name: str
-    p50_ms: float
-    p95_ms: float
-    ratio: float
-    """Of its median to the bare interpreter's."""
-    bound: float | None = None
+    rows: tuple[Row, ...]
+    directory: Path
+    rounds: int
+    quick: bool
+    image: str
+    tick: Callable[[str], None]
+    series: dict[str, Series] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    parts: Parts | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+
+    async def measure(self) -> list[Verdict]:
+        """Every part that a row needs, one after another; what fails is a reason beside its rows."""
+        workspace = self.directory / "workspace"
+        workspace.mkdir(mode=0o755)
+        bare.write_csv(workspace)
+        usable = await clients.usable()
+        self.facts = machine.facts(usable)
+        self.tick("looking for the fastest interpreter")
+        plain, pandas = bare.fastest(), self._pandas()
+        self.facts |= {"bare": plain.told, "bare with pandas": pandas.told if pandas else "none"}
+        wanted = {row.part for row in self.rows}
+        async with self._part("latency", wanted), AsyncExitStack() as stack:
+            bench = latency.Bench(
+                directory=self.directory, stack=stack, bare=plain, pandas=pandas, usable=usable, image=self.image,
+                quick=self.quick, wanted={key for row in self.rows for key in row.needs}, reasons=self.reasons,
+            )  # fmt: skip
+            if "latency" in wanted:
+                self.series |= await latency.measured(bench, self.rounds, self.tick)
+                self.facts |= bench.versions
+        async with self._part("broker", wanted):
+            if "broker" in wanted:
+                self.tick("parts of a call")
+                self.parts = await where.measured(self.directory, count=50 if self.quick else where.CALLS)
+                self.series |= {each.key: each for each in self.parts.broker()}
+        async with self._part("load", wanted):
+            if "load" in wanted:
+                seconds = load.QUICK_SECONDS if self.quick else load.SECONDS
+                needs_pandas = any(row.key in PANDAS_ROWS for row in self.rows)
+                self.series |= await load.throughput(
+                    self.directory, plain, pandas if needs_pandas else None, seconds, self.tick
+                )
+        async with self._part("burst", wanted):
+            if "burst" in wanted:
+                self.tick(f"{load.BURST} calls at once")
+                self.series |= await load.burst(self.directory)
+        for driver, preload in (("bubblewrap", False), ("bubblewrap", True), ("docker", False), ("docker", True),
+                                ("gvisor", False)):  # fmt: skip
+            await self._idle(driver, preload=preload, can=driver in usable)
+        async with self._part("wire", wanted):
+            if "wire" in wanted:
+                self.tick("32 MiB through the wire")
+                self.series |= await wire.measured(3 if self.quick else wire.ROUNDS)
+        return [judge(row, self.series, self.reasons) for row in self.rows]
+
+    async def _idle(self, driver: str, *, preload: bool, can: bool) -> None:
+        keys = {row.judged for row in self.rows if row.part == "idle"}
+        memory = idle.memory_key(driver, preload=preload)
+        if not keys & {memory, f"idle-{driver}"}:
+            return
+        if not can:
+            self.reasons |= dict.fromkeys((memory, f"idle-{driver}"), f"{driver} cannot be used here")
+            return
+        try:
+            seconds = idle.QUICK_CPU_SECONDS if self.quick else idle.CPU_SECONDS
+            self.series |= await idle.measured(self.directory, driver, preload=preload, seconds=seconds, tick=self.tick)
+        except Exception as problem:  # noqa: BLE001 - the other rows are still worth having
+            self.reasons |= dict.fromkeys((memory, f"idle-{driver}"), f"{type(problem).__name__}: {problem}"[:300])
+
+    def _pandas(self) -> bare.Bare | None:
+        try:
+            return bare.with_pandas(Settings().data_dir)
+        except RuntimeError as problem:
+            self.reasons |= dict.fromkeys(("pandas", "bare-pandas", "throughput-pandas"), str(problem))
+            return None
+
+    @asynccontextmanager
+    async def _part(self, part: Part, wanted: set[Part]) -> AsyncIterator[None]:
+        """Have a part that fails be a reason for its rows, and no end of the run."""
+        try:
+            yield
+        except Exception as problem:
+            if part not in wanted:
+                raise
+            for row in self.rows:
+                if row.part == part and row.judged not in self.series:
+                    self.reasons.setdefault(row.judged, f"{type(problem).__name__}: {problem}"[:300])
 
 
-async def bare() -> None:
-    """What Glovebox is compared with: the interpreter as a subprocess, nothing isolated."""
-    done = subprocess.run([PYTHON, "-I", "-c", CODE], capture_output=True, check=True)  # noqa: ASYNC221 - measured so
-    assert done.stdout == b"1\n"
+@asynccontextmanager
+async def scratch() -> AsyncIterator[Path]:
+    """A directory for servers and their workspaces."""
+    with tempfile.TemporaryDirectory(prefix="glovebox-bench-", ignore_cleanup_errors=True) as place:
+        Path(place).chmod(0o755)  # as root, sandboxes run as another user
+        yield Path(place)
 
 
-def calling(client: Client, driver: str) -> Once:
-    """One whole call of a connected client."""
-
-    async def once() -> None:
-        result = await client.call_tool("run_python", {"code": CODE})
-        found = result.structured_content or {}
-        assert not result.is_error, found
-        assert found["stdout"]["text"] == "1\n"
-        assert found["isolation"]["driver"] == driver
-        assert found["isolation"]["verified"]
-
-    return once
-
-
-async def usable() -> dict[str, str]:
-    """Drivers this machine can run, each with its version."""
-    done = await anyio.run_process([str(GLOVEBOX), "doctor", "--json"], check=False)
-    return {each["driver"]: each["version"] for each in json.loads(done.stdout)["drivers"] if each["usable"]}
-
-
-def server(directory: Path, driver: str) -> StdioServerParameters:
-    """A server whose ``run_python`` has no other driver than this one, and is else as shipped."""
-    own = directory / driver / "profiles"
-    workspace = directory / driver / "workspace"
-    own.mkdir(parents=True, mode=0o755)
-    workspace.mkdir(mode=0o755)
-    shipped = (SHIPPED / "run_python.toml").read_text()
-    (own / "run_python.toml").write_text(re.sub(r"(?m)^isolation = .*$", f'isolation = ["{driver}"]', shipped))
-    options = ["serve", "--profiles-dir", str(own), "--workspace", str(workspace)]
-    options += ["--state-dir", str(directory / driver / "state")]
-    names = ("GLOVEBOX_", "XDG_", "DOCKER_")
-    environment = {name: value for name, value in os.environ.items() if name.startswith(names)}
-    return StdioServerParameters(command=str(GLOVEBOX), args=options, env=environment)
+async def bench(options: argparse.Namespace, console: Console, tick: Callable[[str], None]) -> int:
+    """Measure, show, keep; the exit code."""
+    async with scratch() as directory:
+        rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+        run = Run(
+            rows=chosen(options.rows), directory=directory, rounds=rounds, quick=options.quick, image=options.image,
+            tick=tick,
+        )  # fmt: skip
+        verdicts = await run.measure()
+        run.facts["run"] = f"{rounds} rounds{', quick' if options.quick else ''}"
+        found = report.as_json(verdicts, run.series, run.facts, run.parts)
+        report.show(found, console)
+        if run.parts is not None:
+            console.print(where.table(run.parts, "where the time of one warm call goes"))
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if options.plot or options.docs:
+            tick("drawing")
+            picture = await plot.drawn(found, peers.KEYS, directory)
+            if options.plot and picture:
+                options.plot.write_bytes(picture)
+            if options.docs:
+                report.keep(found, picture)
+    return int(any(each.met is False for each in verdicts))
 
 
-async def measure(rounds: int, drivers: list[str], console: Console) -> list[Row]:
-    """Every way in turn, ``rounds`` times."""
-    with tempfile.TemporaryDirectory(prefix="glovebox-bench-") as scratch:
-        directory = Path(scratch)
-        directory.chmod(0o755)  # as root, sandboxes run as another user
-        async with AsyncExitStack() as stack:
-            ways: dict[str, Once] = {"bare": bare}
-            for driver in drivers:
-                client = await stack.enter_async_context(Client(server(directory, driver)))
-                ways[driver] = calling(client, driver)
-            taken: dict[str, list[float]] = {name: [] for name in ways}
-            for number in track(range(WARM_UP + rounds), "Measuring", console=console, transient=True):
-                for name, once in ways.items():
-                    began = time.perf_counter()
-                    await once()
-                    if number >= WARM_UP:
-                        taken[name].append((time.perf_counter() - began) * 1000)
-    base = statistics.median(taken["bare"])
-    return [
-        Row(
-            name=name,
-            p50_ms=round(statistics.median(times), 2),
-            p95_ms=round(statistics.quantiles(times, n=20)[-1], 2),
-            ratio=round(statistics.median(times) / base, 2),
-            bound=BOUNDS.get(name),
+async def compare(options: argparse.Namespace, console: Console, tick: Callable[[str], None]) -> int:
+    """This tree against another revision; the exit code is 0 whatever is found."""
+    async with scratch() as directory, against.checked_out(options.against, directory) as other:
+        tick("asking both which drivers can be used")
+        both = [name for name in await clients.usable() if name in await clients.usable(other)]
+        reasons: dict[str, str] = {}
+        try:
+            pandas = bare.with_pandas(Settings().data_dir)
+        except RuntimeError:
+            pandas = None
+        rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+        series = await against.measured(
+            other, directory, drivers=both, pandas=pandas, rounds=rounds, reasons=reasons, tick=tick
         )
-        for name, times in taken.items()
-    ]
+        against.show(series, options.against, console)
+        for key, reason in reasons.items():
+            console.print(f"[yellow]{key}: {reason}[/]")
+        if options.json:
+            found = {key: each.summary() for key, each in series.items()}
+            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
 
 
-def machine(drivers: dict[str, str]) -> dict[str, str]:
-    """What the numbers belong to."""
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    python = subprocess.run([PYTHON, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-    return {
-        "processor": f"{os.cpu_count()} × {model[1] if model else platform.machine()}",
-        "kernel": f"{platform.system()} {platform.release()}",
-        "bare": f"{PYTHON} {python}",
-        "server": f"glovebox {version('glovebox-mcp')}, mcp {version('mcp')}, Python {platform.python_version()}",
-        **{name: found for name, found in drivers.items() if name in BOUNDS},
-    }
-
-
-def show(rows: list[Row], facts: dict[str, str], rounds: int, console: Console) -> None:
-    """The table, and under it what it belongs to."""
-    table = Table(title=f"{CODE}, {rounds} interleaved rounds, whole calls over stdio", title_justify="left")
-    for title in ("", "p50 ms", "p95 ms", "× bare", "at most"):
-        table.add_column(title, justify="left" if not title else "right")
-    for row in rows:
-        fine = row.bound is None or row.ratio <= row.bound
-        ratio = f"[{'green' if fine else 'red'}]{row.ratio:.2f}[/]"
-        bound = "" if row.bound is None else f"{row.bound:g}"
-        table.add_row(row.name, f"{row.p50_ms:.1f}", f"{row.p95_ms:.1f}", ratio, bound)
-    console.print(table)
-    for name, fact in facts.items():
-        console.print(f"[dim]{name:11} {fact}[/]", highlight=False)
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    options = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, epilog="rows: " + ", ".join(row.key for row in ROWS)
+    )
+    options.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="only these; patterns like 'cold-*' too")
+    options.add_argument("--quick", action="store_true", help="few rounds and short loads: to see that it runs")
+    options.add_argument("--rounds", type=int, help=f"of the rows about time; {ROUNDS} unless given")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    options.add_argument("--plot", type=Path, metavar="FILE", help="draw the times there, as PNG")
+    options.add_argument("--docs", action="store_true", help="renew docs/performance.md, .json and .png")
+    options.add_argument("--image", default="python:3.11-slim", help="of the peers on Docker; it must have python3")
+    options.add_argument("--against", metavar="REV", help="compare with this revision of git instead")
+    return options.parse_args()
 
 
 def main() -> int:
     """Measure, show, and say whether every bound holds."""
-    options = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    options.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
-    options.add_argument("--rounds", type=int, default=ROUNDS)
-    chosen = options.parse_args()
-    console = Console()
-    drivers = anyio.run(usable)
-    rows = anyio.run(measure, chosen.rounds, [name for name in BOUNDS if name in drivers], console)
-    facts = machine(drivers)
-    show(rows, facts, chosen.rounds, console)
-    if chosen.json:
-        report = {"code": CODE, "rounds": chosen.rounds, "machine": facts, "rows": [asdict(row) for row in rows]}
-        chosen.json.write_text(json.dumps(report, indent=2) + "\n")
-    missing = [name for name in BOUNDS if name not in drivers]
-    if missing:
-        console.print(f"[yellow]Not measured: {', '.join(missing)}; `glovebox doctor` says why.[/]")
-    return int(any(row.bound is not None and row.ratio > row.bound for row in rows))
+    options = parsed()
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    errors = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors, transient=True
+    ) as progress:
+        task = progress.add_task("")
+
+        def tick(text: str) -> None:
+            progress.update(task, description=text)
+            if not errors.is_terminal and os.environ.get("CI"):
+                errors.print(text)
+
+        try:
+            chosen(options.rows)
+            return anyio.run(compare if options.against else bench, options, console, tick)
+        except (ValueError, against.NoRevisionError) as problem:
+            errors.print(str(problem), style="red", markup=False)
+            return 2
 
 
 if __name__ == "__main__":

@@ -1,0 +1,256 @@
+"""Every row about how long one thing takes, all in one run and interleaved: a slow moment falls on all of them alike.
+
+A way is one thing to time and how often a round does it. Rounds take the ways in turn, each beginning with another.
+"""
+
+import subprocess  # noqa: TID251 - one way is an import in a bare interpreter
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+from mcp import Client
+
+from tests.perf import bare, clients, peers, workspace
+from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
+from tests.perf.clients import Setup
+from tests.perf.machine import ROOT
+from tests.perf.series import Series
+
+Once = Callable[[], Awaitable[float]]
+"""Do it once; milliseconds."""
+_Ready = TypeVar("_Ready")
+ONE_CALL_SECONDS = 120.0
+"""For one call: what takes longer has failed."""
+QUICK_PART = 5
+"""A quick run does one part in so many of each block."""
+FULL_SHELF = 16
+"""Sandboxes that the pool may have ready (sandboxes/pool.py): so many calls in a row may profit from the pause before
+them, and are not counted where calls are to be sustained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One thing to time."""
+
+    key: str
+    what: str
+    once: Once
+    block: int = 1
+    """Times in a row, each round."""
+    uncounted: int = 0
+    """Of these, how many at the beginning do not count."""
+    every: int = 1
+    """Rounds from one to the next that does it; for what takes seconds."""
+    rest: float = 0.0
+    """Seconds after each time in which nothing is measured: what it left to be done must not fall on the next."""
+    note: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """What ways are made of; ``ways`` and ``reasons`` fill as servers come up."""
+
+    quick: bool
+    """Whether blocks are to be short."""
+
+    directory: Path
+    stack: AsyncExitStack
+    bare: Bare
+    pandas: Bare | None
+    usable: Collection[str]
+    image: str
+    wanted: Collection[str]
+    ways: list[Way] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Series that cannot be measured here, and why."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def workspace(self) -> Path:
+        """The small one, with the CSV file."""
+        return self.directory / "workspace"
+
+    async def build(self) -> None:
+        """Have every way that is wanted ready; a server that cannot be had is a reason, not an end."""
+        self._bare()
+        await self._warm()
+        await self._cold()
+        if "start" in self.wanted:
+            self._start()
+        if {"list", "search", "read"} & set(self.wanted):
+            await self._large()
+        for key in peers.KEYS:
+            if key in self.wanted:
+                await self._try(key, peers.ready(key, self.directory, self.image), self._peer)
+
+    def _add(self, way: Way) -> None:
+        if way.key in self.wanted:
+            block = max(1, way.block // QUICK_PART) if self.quick else way.block
+            self.ways.append(replace(way, block=block))
+
+    def _bare(self) -> None:
+        async def plain() -> float:
+            return self.bare.milliseconds(CODE, PRINTED)
+
+        self._add(Way(key="bare", what=f"bare {self.bare.python} -I -c", once=plain, block=50))
+        if self.pandas is None:
+            return
+        pandas = self.pandas
+        expected = pandas.run(PANDAS_CODE, self.workspace)
+
+        async def grouped() -> float:
+            return pandas.milliseconds(PANDAS_CODE, expected, self.workspace)
+
+        self._add(Way(key="bare-pandas", what="bare, the program with pandas", once=grouped, block=4))
+
+    async def _warm(self) -> None:
+        setup = self._setup("bubblewrap")
+        if {"print", "pandas"} & set(self.wanted):
+            await self._try("print", clients.over_stdio(setup), self._sustained)
+        for driver, rest in (("docker", 1.0), ("gvisor", 1.5)):
+            if driver in self.wanted and self._can(driver, driver):
+                made = partial(self._called, key=driver, driver=driver, block=2, rest=rest)
+                await self._try(driver, clients.over_stdio(self._setup(driver)), made)
+
+    async def _sustained(self, client: Client) -> None:
+        block, note = 200, f"200 in a row each round; the first {FULL_SHELF}, which a full pool had ready, do not count"
+        once = partial(clients.printed, client, CODE, PRINTED, "bubblewrap")
+        self._add(
+            Way(key="print", what="print(1), bubblewrap", once=once, block=block, uncounted=FULL_SHELF, note=note)
+        )
+        if self.pandas is None:
+            self.reasons["pandas"] = self.reasons["bare-pandas"]
+            return
+        expected = self.pandas.run(PANDAS_CODE, self.workspace)
+        once = partial(clients.printed, client, PANDAS_CODE, expected, "bubblewrap")
+        self._add(Way(key="pandas", what="pandas, bubblewrap", once=once, block=block, uncounted=FULL_SHELF, note=note))
+
+    async def _cold(self) -> None:
+        for driver, block, rest in (("bubblewrap", 10, 0.0), ("docker", 2, 0.3), ("gvisor", 2, 0.3)):
+            key = f"cold-{driver}"
+            if key in self.wanted and self._can(key, driver):
+                made = partial(self._called, key=key, driver=driver, block=block, rest=rest)
+                await self._try(key, clients.over_stdio(self._setup(driver, cold=True)), made)
+
+    async def _called(self, client: Client, *, key: str, driver: str, block: int, rest: float) -> None:
+        once = partial(clients.printed, client, CODE, PRINTED, driver)
+        await once()  # the first call probes the driver
+        note = f"{rest:g} s after each call, for what it left to be made or removed" if rest else ""
+        self._add(Way(key=key, what=f"print(1), {key}", once=once, block=block, rest=rest, note=note))
+
+    def _start(self) -> None:
+        setup = self._setup("bubblewrap", name="start")
+
+        async def start() -> float:
+            began = time.perf_counter()
+            async with clients.over_stdio(setup) as client:
+                await clients.printed(client, CODE, PRINTED, "bubblewrap")
+                return (time.perf_counter() - began) * 1000
+
+        async def imported() -> float:
+            began = time.perf_counter()
+            argv = [sys.executable, "-c", "import mcp.server"]
+            subprocess.run(argv, check=True, cwd=ROOT, env={}, timeout=ONE_CALL_SECONDS)  # noqa: ASYNC221 - measured so
+            return (time.perf_counter() - began) * 1000
+
+        self._add(Way(key="start", what="server started, first call answered", once=start))
+        self._add(Way(key="import-mcp", what=f"{sys.executable} -c 'import mcp.server'", once=imported))
+
+    async def _large(self) -> None:
+        place = self.directory / "large"
+        place.mkdir(mode=0o755)
+        await anyio.to_thread.run_sync(workspace.build, place)
+        setup = self._setup("bubblewrap", name="large", place=place)
+
+        async def made(client: Client) -> None:
+            for key, question in workspace.questions().items():
+
+                async def on_host(question: workspace.Question = question) -> float:
+                    return workspace.on_host(question, place)
+
+                self._add(Way(key=key, what=question.tool, once=partial(workspace.asked, client, question), block=2))
+                self._add(Way(key=f"host-{key}", what=" ".join(question.command), once=on_host, block=2))
+
+        await self._try("list", clients.over_stdio(setup), made, also=("search", "read"))
+
+    async def _peer(self, peer: peers.Peer) -> None:
+        key = peer.key
+        self.versions[f"peer {key}"] = peer.version
+        self._add(Way(key=key, what=f"print(1), {key}", once=peer.once, every=4, rest=0.5, note="every fourth round"))
+
+    def _setup(self, driver: str, *, cold: bool = False, name: str = "", place: Path | None = None) -> Setup:
+        directory = self.directory / (name or f"{'cold' if cold else 'warm'}-{driver}")
+        return Setup(directory=directory, workspace=place or self.workspace, driver=driver, cold=cold)
+
+    def _can(self, key: str, driver: str) -> bool:
+        if driver not in self.usable:
+            self.reasons[key] = f"{driver} cannot be used here: `glovebox doctor` says why"
+        return driver in self.usable
+
+    async def _try(
+        self,
+        key: str,
+        manager: AbstractAsyncContextManager[_Ready],
+        then: Callable[[_Ready], Awaitable[None]],
+        also: tuple[str, ...] = (),
+    ) -> None:
+        try:
+            await then(await self.stack.enter_async_context(manager))
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the other rows are still worth having
+            for each in (key, *also):
+                self.reasons[each] = f"{type(problem).__name__}: {problem}"[:300]
+
+
+async def interleaved(
+    ways: list[Way], rounds: int, reasons: dict[str, str], tick: Callable[[str], None]
+) -> dict[str, Series]:
+    """Time every way, round by round; the first round warms up and does not count.
+
+    Args:
+        ways: what to time. One that fails is left out from then on, and has a reason.
+        rounds: that count.
+        reasons: gets what failed, by key.
+        tick: told before each block what is done.
+    """
+    taken: dict[str, list[tuple[float, ...]]] = {way.key: [] for way in ways}
+    for number in range(rounds + 1):
+        first = number % len(ways) if ways else 0
+        for way in ways[first:] + ways[:first]:
+            if way.key in reasons or (number and (number - 1) % way.every):
+                continue
+            tick(f"round {number} of {rounds}: {way.key}" if number else f"warming up: {way.key}")
+            try:
+                times = [await _timed(way) for _ in range(way.block)]
+            except Exception as problem:  # noqa: BLE001 - as when it was made
+                reasons[way.key] = f"{type(problem).__name__}: {problem}"[:300]
+                continue
+            if number:
+                taken[way.key].append(tuple(times[way.uncounted :]))
+    return {
+        way.key: Series(key=way.key, what=way.what, unit="ms", rounds=tuple(taken[way.key]), note=way.note)
+        for way in ways
+        if way.key not in reasons and any(taken[way.key])
+    }
+
+
+async def _timed(way: Way) -> float:
+    with anyio.fail_after(ONE_CALL_SECONDS):
+        spent = await way.once()
+    if way.rest:
+        await anyio.sleep(way.rest)
+    return spent
+
+
+async def measured(bench: Bench, rounds: int, tick: Callable[[str], None]) -> dict[str, Series]:
+    """Everything that is wanted of this part."""
+    (bench.workspace).mkdir(exist_ok=True, mode=0o755)
+    bare.write_csv(bench.workspace)
+    tick("starting servers")
+    await bench.build()
+    return await interleaved(bench.ways, rounds, bench.reasons, tick)

@@ -1,0 +1,132 @@
+"""What a run found, as JSON, as a table in a terminal, as the tables of docs/performance.md. Nothing here measures."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.perf.machine import ROOT
+from tests.perf.rows import ROWS, Verdict
+from tests.perf.series import Series, rounded
+from tests.perf.where import Parts
+
+PAGE = ROOT / "docs" / "performance.md"
+KEPT = ROOT / "docs" / "performance.json"
+PICTURE = ROOT / "docs" / "performance.png"
+BEGIN = "<!-- begin: written by make bench -->"
+END = "<!-- end: written by make bench -->"
+_PLANNED = {row.key: row for row in ROWS}
+
+
+def as_json(
+    verdicts: Sequence[Verdict], series: Mapping[str, Series], facts: Mapping[str, str], parts: Parts | None
+) -> dict[str, Any]:
+    """Everything of a run that is kept."""
+    report: dict[str, Any] = {
+        "format": 1,
+        "machine": dict(facts),
+        "rows": [each.as_json() for each in verdicts],
+        "series": {key: each.summary() for key, each in series.items()},
+    }
+    if parts is not None:
+        report["where"] = [
+            {"part": part, "p50_us": rounded(_of(parts, part).get("p50") * 1000),
+             "p95_us": rounded(_of(parts, part).get("p95") * 1000)}
+            for part in parts.named()
+        ]  # fmt: skip
+    return report
+
+
+def _of(parts: Parts, part: str) -> Series:
+    return Series(key=part, what=part, unit="ms", rounds=(tuple(parts.of(part)),))
+
+
+def said(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What was measured, what the bound is about, and the verdict, of one row of the JSON."""
+    if row["found"] is None:
+        return "", "", f"not measured: {row['reason']}"
+    measured = f"{row['value']:g} {row['unit']}"
+    if row["base"] is not None:
+        measured += f" against {row['base']:g}"
+    found = {"ratio": f"{row['found']:g} ×", "more": f"{row['found']:g} {row['unit']} more", "alone": ""}[
+        row["compare"]
+    ]
+    verdict = "reported" if row["met"] is None else "met" if row["met"] else "**not met**"
+    return measured, found, verdict
+
+
+def bound_of(row: Mapping[str, Any]) -> str:
+    """The bound with what it counts."""
+    if not row["bound"]:
+        return ""
+    unit = {"ratio": "×", "more": "ms more", "alone": row["unit"]}[row["compare"]]
+    return f"{row['bound']} {unit}".strip()
+
+
+def show(report: Mapping[str, Any], console: Console) -> None:
+    """The table, and under it what it belongs to."""
+    table = Table(title="make bench", title_justify="left")
+    for title in ("row", "", "measured", "", "bound", "verdict"):
+        table.add_column(title, overflow="fold")
+    for row in report["rows"]:
+        measured, found, verdict = said(row)
+        style = {True: "green", False: "red"}.get(row["met"], "dim")
+        what = f"{_PLANNED[row['row']].what}, {row['statistic']}"
+        table.add_row(row["row"], what, measured, found, bound_of(row), f"[{style}]{verdict.strip('*')}[/]")
+    console.print(table)
+    for name, fact in report["machine"].items():
+        console.print(f"[dim]{name:18} {fact}[/]", highlight=False)
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """What stands between the markers of docs/performance.md."""
+    lines = ["| row | what | measured | | bound | |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in report["rows"]:
+        measured, found, verdict = said(row)
+        what = f"{_PLANNED[row['row']].what}, {row['statistic']}"
+        lines.append(f"| `{row['row']}` | {what} | {measured} | {found} | {bound_of(row)} | {_cell(verdict)} |")
+    lines += ["", "| series | p50 | quartiles | p95 | p99 | | how often, and how |", f"| {' | '.join(['---'] * 7)} |"]
+    for key, each in report["series"].items():
+        low, high = each["quartiles"]
+        numbers = f"{each['p50']:g} | {low:g} to {high:g} | {each['p95']:g} | {each['p99']:g} | {each['unit']}"
+        lines.append(f"| `{key}` | {numbers} | {_cell('; '.join(filter(None, (str(each['count']), each['note']))))} |")
+    if report.get("where"):
+        lines += ["", "| where the time of one warm call goes | p50 µs | p95 µs |", "| --- | --- | --- |"]
+        lines += [f"| {each['part']} | {each['p50_us']:.0f} | {each['p95_us']:.0f} |" for each in report["where"]]
+    lines += ["", "| machine | |", "| --- | --- |"]
+    lines += [f"| {name} | {_cell(fact)} |" for name, fact in report["machine"].items()]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def written(text: str, report: Mapping[str, Any]) -> str:
+    """A page with what stands between its markers renewed.
+
+    Raises:
+        ValueError: the markers are not there.
+    """
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"the page has no place between {BEGIN} and {END}")
+    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    return pattern.sub(lambda _: f"{BEGIN}\n{page(report)}\n{END}", text)
+
+
+def keep(report: Mapping[str, Any], picture: bytes | None) -> None:
+    """Write the numbers into docs/: JSON, tables, picture."""
+    KEPT.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
+    if picture is not None:
+        PICTURE.write_bytes(picture)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A report that was kept."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,14 @@
+"""``python -m tests.perf.serving FILE serve …``: ``glovebox serve …`` that times the parts of each call into FILE.
+
+Never imported by anything else.
+"""
+
+import sys
+from pathlib import Path
+
+from server.cli import main
+from tests.perf import spans
+
+if __name__ == "__main__":
+    with spans.recorded(Path(sys.argv.pop(1))):
+        main()

@@ -1,0 +1,198 @@
+"""Where the time of one call goes, told by the server itself: its parts wrapped with a clock, in its own process.
+
+What a part spends in another part counts for that one alone, so the parts of a call add up to the call. ``POINTS`` has
+functions of ours by their place; a test holds that each is there. Nothing of the client is in here.
+"""
+
+import functools
+import importlib
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from unittest import mock
+
+PARSE = ("server.stdio", "_parse")
+CALL = ("server.mcp", "Surface._call_tool")
+IN_SANDBOX = "in the sandbox, by its own clock"
+TRANSPORT = "MCP: from the line read to the tool"
+REST = "between the parts: tasks, dispatch"
+POLICY, RECEIPT = "policy: decide", "audit: last record and signed receipt, on disk"
+AUDIT = "audit: {}, on disk"
+#: Module, name in it, what it does in a call. A context manager is two parts: entering and leaving.
+POINTS: tuple[tuple[str, str, str], ...] = (
+    ("server.mcp", "validated", "arguments: validate"),
+    ("server.admission", "Admission.enter", "admission"),
+    ("server.delivery", "listening", "messages beside the call"),
+    ("server.broker", "Broker.call", "broker: the rest"),
+    ("server.broker", "decide", POLICY),
+    ("server.receipts.ledger", "Ledger.append", AUDIT),
+    ("server.receipts.ledger", "Ledger.close", RECEIPT),
+    ("sandboxes.drivers", "Drivers.choose", "driver and plan: choose"),
+    ("server.artifacts.store", "ArtifactStore.collect", "artifacts: a place for them"),
+    ("sandboxes.pool", "Pool.take", "sandbox: take from the pool"),
+    ("sandboxes.run", "run", "job: body, ending"),
+    ("sandboxes.link", "Link.run", "job: over the wire and back"),
+    ("server.collecting", "Collector.deliver", "artifacts: deliver"),
+    ("server.broker", "_finished", "outcome: digests"),
+    ("server.broker", "answered", "answer: fields"),
+    ("server.rendering", "tool_result", "answer: as MCP"),
+)
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call's parts in milliseconds."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, part: str, milliseconds: float) -> None:
+        self.parts[part] = self.parts.get(part, 0.0) + milliseconds
+
+
+@dataclass(slots=True)
+class _Span:
+    """A part under way."""
+
+    call: _Call
+    within: "_Span | None"
+    inner: float = 0.0
+    """Milliseconds spent in parts within it."""
+    began: float = field(default_factory=time.perf_counter)
+
+    def end(self, part: str) -> float:
+        spent = (time.perf_counter() - self.began) * 1000
+        if self.within is not None:
+            self.within.inner += spent
+        self.call.add(part, spent - self.inner)
+        return spent
+
+
+_now: ContextVar[_Span | None] = ContextVar("_now", default=None)
+
+
+@contextmanager
+def _timed(part: str) -> Iterator[None]:
+    """A part of the call we are in; nothing where we are in none, as when the pool prepares."""
+    within = _now.get()
+    if within is None:
+        yield
+        return
+    span = _Span(within.call, within)
+    token = _now.set(span)
+    try:
+        yield
+    finally:
+        _now.reset(token)
+        span.end(part)
+
+
+class _Manager:
+    """A context manager with both its ends timed."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[Any], part: str) -> None:
+        self._manager = manager
+        self._part = part
+
+    async def __aenter__(self) -> Any:
+        with _timed(self._part):
+            return await self._manager.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        with _timed(f"{self._part}, leave"):
+            return await self._manager.__aexit__(kind, problem, traceback)
+
+
+def wrapped(function: Callable[..., Any], part: str) -> Callable[..., Any]:
+    """The same function with a clock: a plain one, a coroutine function, or one that makes a context manager."""
+
+    def named(arguments: tuple[Any, ...]) -> str:
+        return (
+            part.format(next((each.kind for each in arguments if hasattr(each, "kind")), "")) if "{}" in part else part
+        )
+
+    if inspect.isasyncgenfunction(inspect.unwrap(function)):
+        return functools.wraps(function)(lambda *a, **k: _Manager(function(*a, **k), part))
+    if inspect.iscoroutinefunction(function):
+
+        async def waiting(*arguments: Any, **keywords: Any) -> Any:
+            with _timed(named(arguments)):
+                found = await function(*arguments, **keywords)
+            within = _now.get()
+            spent = getattr(found, "wall_ms", None)
+            if within is not None and isinstance(spent, float):
+                # The guest says how long the program ran; the rest of this part is the way there and back.
+                within.call.add(IN_SANDBOX, spent)
+                within.call.add(part, -spent)
+            return found
+
+        return functools.wraps(function)(waiting)
+
+    def plain(*arguments: Any, **keywords: Any) -> Any:
+        with _timed(named(arguments)):
+            return function(*arguments, **keywords)
+
+    return functools.wraps(function)(plain)
+
+
+def found(module: str, name: str) -> tuple[Any, str, Callable[..., Any]]:
+    """Whose attribute a point is, its last name, and the function.
+
+    Raises:
+        AttributeError: it is not there any more: correct ``POINTS``.
+    """
+    owner: Any = importlib.import_module(module)
+    *way, last = name.split(".")
+    for each in way:
+        owner = getattr(owner, each)
+    return owner, last, getattr(owner, last)
+
+
+@contextmanager
+def recorded(file: Path) -> Iterator[None]:
+    """Time every call for the length of the block; then write a list of objects: part → milliseconds."""
+    calls: list[dict[str, float]] = []
+    read = 0.0
+
+    def parsed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def parse(line: bytes) -> Any:
+            nonlocal read
+            # One client that waits for each answer: the last line that was read is the one that is called for.
+            read = time.perf_counter()
+            return original(line)
+
+        return parse
+
+    def rooted(original: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*arguments: Any) -> Any:
+            span = _Span(_Call(), None)
+            span.call.add(TRANSPORT, (span.began - read) * 1000)
+            token = _now.set(span)
+            try:
+                return await original(*arguments)
+            finally:
+                _now.reset(token)
+                span.end(REST)
+                calls.append(span.call.parts)
+
+        return call
+
+    with ExitStack() as stack:
+        for (module, name), wrap in ((PARSE, parsed), (CALL, rooted)):
+            owner, last, original = found(module, name)
+            stack.enter_context(mock.patch.object(owner, last, wrap(original)))
+        for module, name, part in POINTS:
+            owner, last, original = found(module, name)
+            stack.enter_context(mock.patch.object(owner, last, wrapped(original, part)))
+        try:
+            yield
+        finally:
+            file.write_text(json.dumps(calls))
