@@ -57,7 +57,7 @@ def _surroundings(words: str, root: Path) -> str:
     if container(root) and (filtered(root) or apparmor_profile(root) or "mount proc" in words):
         return _in_container(words, root)
     if "mount proc" in words:
-        return f"The sandbox around this process hides parts of /proc. Start that one with a whole /proc, {_OUTSIDE}."
+        return f"The sandbox around this process hides parts of procfs. Start that one with a whole one, {_OUTSIDE}."
     if filtered(root):
         return (
             "A filter of system calls around this process refuses them. In a systemd unit, take RestrictNamespaces= "
@@ -74,7 +74,7 @@ def _in_container(words: str, root: Path) -> str:
     # All at once: a person who clears one obstacle should not meet the next.
     options = ["seccomp=unconfined"] * filtered(root) + ["systempaths=unconfined"]
     options += ["apparmor=unconfined"] * bool(apparmor_profile(root))
-    what = "hides parts of /proc" if "mount proc" in words else "refuses user namespaces"
+    what = "hides parts of procfs" if "mount proc" in words else "refuses user namespaces"
     return (
         f"This container {what}. Run Glovebox on the host or in a virtual machine; or start the container with "
         f"`{' '.join(f'--security-opt {each}' for each in options)}` (what that opens: docs/operations.md)."

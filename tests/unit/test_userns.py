@@ -81,7 +81,7 @@ def test_a_container_is_told_every_option_at_once(root: Path) -> None:
 def test_a_container_that_hides_proc_is_told(root: Path) -> None:
     """Without a filter only that option is named."""
     (root / ".dockerenv").touch()
-    assert "hides parts of /proc" in fix(MASKED, root)
+    assert "hides parts of procfs" in fix(MASKED, root)
     assert "`--security-opt systempaths=unconfined`" in fix(MASKED, root)
 
 
@@ -93,7 +93,7 @@ def test_a_filter_outside_of_containers_is_told(root: Path) -> None:
 
 def test_an_outer_sandbox_that_hides_proc_is_told(root: Path) -> None:
     """No container's option would help."""
-    assert fix(MASKED, root).startswith("The sandbox around this process hides parts of /proc")
+    assert fix(MASKED, root).startswith("The sandbox around this process hides parts of procfs")
 
 
 @pytest.mark.parametrize(("words", "limit"), [(ENOSPC, "127000"), (DENIED, "0")])
