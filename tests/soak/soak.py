@@ -103,6 +103,8 @@ class Report:
     rss_kib_warm_last: tuple[int, int] = (0, 0)
     rss_slope_kib_per_call: float = 0.0
     descriptors_warm_last: tuple[int, int] = (0, 0)
+    forgotten_by_engines: int = 0
+    """Containerd's own processes of containers that were starting when their Engine was killed; none of ours."""
     chain_records: int = 0
     chain_gaps: int = 0
     kernel: str = platform.release()
@@ -439,8 +441,9 @@ def main() -> None:
         directory.chmod(0o755)  # as root, sandboxes run as another user
         with own_engine(directory / "engine") if given.driver == "docker" else nullcontext() as engine:
             report = anyio.run(run, given.driver, given.calls, given.seed, directory, engine)
-        if engine is not None and engine.left():
-            report.problems.append(f"of the Docker Engine: {engine.left()[:5]}")
+        if engine is not None:
+            report.forgotten_by_engines, left = engine.left()
+            report.problems += [f"of the Docker Engine: {each}" for each in left[:5]]
     sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
     raise SystemExit(1 if report.problems else 0)
 
