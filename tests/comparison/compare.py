@@ -40,7 +40,9 @@ OWN = tuple(f"glovebox-{name}" for name in drivers.NAMES)
 KEYS = (NOTHING, *PEERS, *OWN)
 ROUNDS = 10
 """Of ``print(1)``: the time is there to tell tenths of a second from seconds, and no benchmark."""
-SHOWN_CHARACTERS = 160
+SHOWN_CHARACTERS = 100
+#: In a program: what is there only with a kernel of Linux, or is emulated so that its answers mean nothing.
+LINUX = ("socket.", "/proc", "/dev", "/sys/", "libc", "os.fork", "os.kill", "signal.")
 #: Before anything is asked: a system in which this does not work would seem to stop everything.
 _SANE = """
 if {workspace}:
@@ -92,7 +94,7 @@ class Comparison:
         about = {"title": "bare `python3`", "version": sys.version.partition(" ")[0], "skipped": "", "notes": ""}
         self.kept["systems"][NOTHING] = about | {
             "command": "python3 -I -B -X utf8 -c PROGRAM",
-            "median_ms": self.kept["systems"].get(NOTHING, {}).get("median_ms") or await _timed_bare(),
+            "median_ms": await _timed_bare(),
             "results": found,
         }
 
@@ -125,7 +127,7 @@ class Comparison:
         return dict(self.kept["systems"].get(key, {}).get("results", {})) if only else {}
 
     async def _sane(self, system: System, scratch: Path) -> None:
-        program = _SANE.format(workspace=system.workspace, forks=system.forks)
+        program = _SANE.format(workspace=system.workspace, forks=system.linux)
         async with host.planted() as planted:
             seen = await system.run(program, LIMITS, planted, scratch=scratch)
         if seen.ended != "ended" or "sane" not in seen.stdout:
@@ -141,9 +143,11 @@ class Comparison:
         return took
 
     async def _ask(self, system: System, case: Case, how: Portable) -> dict[str, str]:
-        program = text(case, how, forks=system.forks)
+        program = text(case, how, forks=system.linux)
         if not system.workspace and "WORKSPACE" in program:
             return {"word": "absent", "shown": "no file of the host can be given to it"}
+        if not system.linux and any(word in program for word in LINUX):
+            return {"word": "absent", "shown": "what it attacks is Linux's"}
         async with host.planted() as planted:
             missing = next((why for name, why in planted.absent.items() if f'HOST["{name}"]' in program), "")
             if missing:
@@ -159,7 +163,7 @@ class Comparison:
     async def _seen(self, system: System, case: Case, how: Portable, planted: Planted) -> tuple[Seen, Seen | None]:
         before = planted.fingerprint()
         limits = case.in_force()
-        program = text(case, how, forks=system.forks)
+        program = text(case, how, forks=system.linux)
         with _scratch(system) as scratch:
             if case.before is not None:
                 earlier = await system.run(case.before, limits, planted, scratch=scratch)

@@ -15,7 +15,6 @@ AREAS = {
     "privileges": "rights and kernel surface",
     "limits": "limits and lifetime",
     "fresh": "nothing left for the next call",
-    "guest": "start-up",
 }
 
 
