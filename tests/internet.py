@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import subprocess  # noqa: TID251 - runs ip(8) for the test bed; nothing here comes from a sandbox
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -250,6 +250,22 @@ def answering(response: bytes, requests: list[bytes] | None = None) -> Handler:
         if requests is not None:
             requests.append(head)
         await stream.send(response)
+
+    return handler
+
+
+def site(pages: Mapping[str, bytes], requests: list[bytes] | None = None) -> Handler:
+    """A server with these responses by path; one that is shorter than it says is followed by silence."""
+
+    async def handler(stream: anyio.abc.ByteStream) -> None:
+        head = await read_head(stream)
+        if requests is not None:
+            requests.append(head)
+        path = head.split(b" ")[1].decode()
+        if pages[path]:
+            await stream.send(pages[path])
+        if path in ("/slow", "/mute"):
+            await anyio.sleep_forever()
 
     return handler
 
