@@ -199,7 +199,7 @@ class SandboxRuntime(_Foreign):
         """Its runner's events."""
         events = [_parsed(line) for line in _text(ran.stdout).splitlines()]
         said = [each for each in events if each.get("type") in ("timeout", "resource_limit", "error")]
-        failed = any(each["type"] == "error" for each in said) or not events
+        failed = any(each["type"] == "error" for each in said) or not any(events)
         late = any(each["type"] == "timeout" for each in said)
         told: Ended = "failed" if failed else "timed_out" if late else "stopped" if said else "ended"
         return Seen(
