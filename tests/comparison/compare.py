@@ -28,8 +28,8 @@ from tests.comparison import page
 from tests.comparison.getting import PEERS, NotHereError, got
 from tests.comparison.own import Glovebox, glovebox
 from tests.comparison.portable import Portable, Seen, described, judge, read_json, selection, text, unpromised
-from tests.comparison.systems import System, owned
-from tests.comparison.timing import medians
+from tests.comparison.systems import System, first_line, owned
+from tests.comparison.timing import BARE, medians
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compare"
@@ -39,7 +39,7 @@ OWN = tuple(f"glovebox-{name}" for name in drivers.NAMES)
 KEYS = (NOTHING, *PEERS, *OWN)
 SHOWN_CHARACTERS = 100
 #: In a program: what is there only with a kernel of Linux, or is emulated so that its answers mean nothing.
-LINUX = ("socket.", "/proc", "/dev", "/sys/", "libc", "os.fork", "os.kill", "signal.")
+LINUX = ("socket.", "/proc", "/dev", "/sys/", "libc", "os.fork", "os.kill", "signal.", "threading")
 #: Before anything is asked: a system in which this does not work would seem to stop everything.
 _SANE = """
 if {workspace}:
@@ -88,7 +88,12 @@ class Comparison:
                 problems = await control.problems(self._cases[name], planted)
             found[name] = {"word": "unclear" if problems else "through", "shown": _clean("; ".join(problems), planted)}
             self._out.print(f"  {name}: {found[name]['word']} {found[name]['shown']}", markup=False)
-        about = {"title": "bare `python3`", "version": sys.version.partition(" ")[0], "skipped": "", "notes": ""}
+        about = {
+            "title": "bare `python3`",
+            "version": (await first_line([BARE, "-V"])).split()[-1],
+            "skipped": "",
+            "notes": "",
+        }
         self.kept["systems"][NOTHING] = about | {
             "command": "python3 -I -B -X utf8 -c PROGRAM",
             "median_ms": self.kept["systems"].get(NOTHING, {}).get("median_ms"),

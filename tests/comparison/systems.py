@@ -326,6 +326,7 @@ class McpRunPython(_Foreign):
             [str(self._home / "venv/bin/deno"), *self.arguments],
             stdin=b"".join(json.dumps(each).encode() + b"\n" for each in messages),
             complete=lambda printed: b'"id":2' in printed and printed.endswith(b"\n"),
+            keeps=False,
             seconds=limits.wall_seconds + self.slack,
             env=caller() | {"NO_COLOR": "1", "DENO_DIR": str(self._home / "cache")},
             cwd=self._home / "deno",

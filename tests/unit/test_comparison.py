@@ -68,6 +68,7 @@ def test_a_program_that_has_no_end_of_its_own_runs_its_control_elsewhere() -> No
         (Portable(running=True), Seen(ended="ended", seconds=0.1), "unclear"),
         (Portable(running=True, early=True), Seen(ended="ended", seconds=0.1), "stopped"),
         (Portable(flood=True), Seen(ended="flood"), "through"),
+        (Portable(flood=True), Seen(ended="running"), "through"),
         (Portable(through="held"), Seen(ended="flood"), "unclear"),
         (Portable(left=True), Seen(ended="ended", left=("process 7",)), "through"),
         (Portable(through="held"), Seen(ended="stopped", changed=True), "through"),
