@@ -214,7 +214,7 @@ async def _main(arguments: argparse.Namespace) -> int:
                 comparison.skipped(key, str(problem))
             page.keep(comparison.kept, arguments.json, arguments.page, KEYS)
         if arguments.times or not (arguments.system or arguments.case):
-            asked = [each for each in systems if not comparison.kept["systems"][each.key]["skipped"]]
+            asked = [each for each in systems if not comparison.kept["systems"].get(each.key, {}).get("skipped")]
             for key, milliseconds in (await medians(asked, FOLDER)).items():
                 comparison.kept["systems"].get(key, {})["median_ms"] = milliseconds
     page.keep(comparison.kept, arguments.json, arguments.page, KEYS)
