@@ -53,8 +53,9 @@ FULL_EVERY = 4
 ENGINE_EVERY = 4
 """Batches, between those with a full disk: with Docker its Engine is killed in these, and started again."""
 MAX_SLOPE_KIB = 4.0
-"""Growth of the server's resident memory for each call, over the last three quarters of the run."""
-MIN_SAMPLES = 12
+"""Growth of the server's resident memory for each call, over the second half of the run: in the first, whatever happens
+at once for the first time (six floods, a dozen failed calls) makes the heap larger for good."""
+MIN_SAMPLES = 10
 """With fewer looks at the server a slope says nothing and is not judged."""
 MAX_TOLD = 6000
 """Characters of the server's log in the report."""
@@ -378,7 +379,7 @@ async def run(driver: str, count: int, seed: int, directory: Path, engine: OwnEn
         report.account = accounted(leftovers.records(state, pid), soak.answers, soak.windows)
         report.rss_kib_warm_last = (warm.rss_kib, last.rss_kib)
         report.descriptors_warm_last = (warm.descriptors, last.descriptors)
-        later = samples[len(samples) // 4 :]
+        later = samples[len(samples) // 2 :]
         if len(later) >= MIN_SAMPLES:
             slope = statistics.linear_regression([each.calls for each in later], [each.rss_kib for each in later]).slope
             report.rss_slope_kib_per_call = round(slope, 2)
