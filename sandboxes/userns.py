@@ -54,10 +54,14 @@ def _surroundings(words: str, root: Path) -> str:
     """Something around this process."""
     if chrooted(root):
         return f"The kernel refuses user namespaces inside a chroot: enter it with pivot_root, {_OUTSIDE}."
-    if container(root) and (filtered(root) or apparmor_profile(root) or "mount proc" in words):
+    if container(root) and (filtered(root) or apparmor_profile(root) or _masked(words)):
         return _in_container(words, root)
-    if "mount proc" in words:
-        return f"The sandbox around this process hides parts of /proc. Start that one with a whole /proc, {_OUTSIDE}."
+    if _masked(words):
+        return (
+            "Something around this process hides parts of procfs, or makes them read-only. In a systemd unit, take "
+            "ProtectKernelTunables=, ProtectKernelLogs= and ProtectProc= out; start an outer sandbox with a whole one; "
+            "or run Glovebox outside."
+        )
     if filtered(root):
         return (
             "A filter of system calls around this process refuses them. In a systemd unit, take RestrictNamespaces= "
@@ -74,11 +78,16 @@ def _in_container(words: str, root: Path) -> str:
     # All at once: a person who clears one obstacle should not meet the next.
     options = ["seccomp=unconfined"] * filtered(root) + ["systempaths=unconfined"]
     options += ["apparmor=unconfined"] * bool(apparmor_profile(root))
-    what = "hides parts of /proc" if "mount proc" in words else "refuses user namespaces"
+    what = "hides parts of procfs" if _masked(words) else "refuses user namespaces"
     return (
         f"This container {what}. Run Glovebox on the host or in a virtual machine; or start the container with "
         f"`{' '.join(f'--security-opt {each}' for each in options)}` (what that opens: docs/operations.md)."
     )
+
+
+def _masked(words: str) -> bool:
+    """Whether namespaces were given, and it was procfs that could not be mounted anew, or not written."""
+    return "mount proc" in words or "Read-only file system" in words
 
 
 def container(root: Path = Path("/")) -> bool:

@@ -86,7 +86,7 @@ def _advice(settings: Settings, found: Sequence[Capabilities]) -> str | None:
 def _host(out: Console, width: int | None) -> None:
     """Where this is: what the drivers find follows from it."""
     facts = surroundings.facts()
-    out.print(Text.assemble(("here", "bold"), f": {facts['system']}, kernel {facts['kernel']}"))
+    out.print(Text.assemble(("here", "bold"), f": {facts['system'] or 'Linux'}, kernel {facts['kernel']}"))
     _line(out, "as", "root" if facts["root"] else "a normal user", width)
     _line(out, "inside", ", ".join(facts["inside"]) or "nothing that can be seen", width)
     _line(out, "groups", f"control groups {facts['control_groups']}", width)

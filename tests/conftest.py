@@ -15,27 +15,14 @@ import pytest
 from sandboxes import drivers, runtime
 from sandboxes.docker import DockerDriver
 from server.settings import Settings
-
-#: ``netns`` and ``node`` are no drivers; the fixtures that need them look into the variable themselves.
-MUST_RUN_NAMES = {*drivers.NAMES, "netns", "node"}
-#: gVisor as on a host where only the Docker Engine can start it: the gvisor driver's second way. It takes both.
-GVISOR_DOCKER = "gvisor-docker"
-
-
-def must_run(name: str) -> bool:
-    """Whether this run forbids to skip what needs ``name``."""
-    return ({"gvisor", "docker"} if name == GVISOR_DOCKER else {name}) <= _forbidden_to_skip()
-
-
-def _forbidden_to_skip() -> set[str]:
-    return {name.strip() for name in os.environ.get("GLOVEBOX_MUST_RUN", "").split(",") if name.strip()}
+from tests.must_run import GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
 
 
 def pytest_configure() -> None:
     """Refuse a name that nothing asks for: misspelt, it would forbid nothing."""
-    unknown = _forbidden_to_skip() - MUST_RUN_NAMES
+    unknown = forbidden_to_skip() - NAMES
     if unknown:
-        known = ", ".join(sorted(MUST_RUN_NAMES))
+        known = ", ".join(sorted(NAMES))
         raise pytest.UsageError(f"GLOVEBOX_MUST_RUN names {', '.join(sorted(unknown))}; there are: {known}")
 
 
@@ -44,10 +31,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("driver"):
         name = marker.args[0]
         reason = why_unusable(name)
-        if reason and must_run(name):
-            pytest.fail(f"GLOVEBOX_MUST_RUN names {name}, which is not usable here: {reason}", pytrace=False)
         if reason:
-            pytest.skip(f"{name} is not usable here: {reason}")
+            unusable(name, reason)
 
 
 @functools.cache

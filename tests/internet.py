@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import subprocess  # noqa: TID251 - runs ip(8) for the test bed; nothing here comes from a sandbox
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -29,6 +29,7 @@ from server.egress.events import Body, EgressAttempt, Head, RequestEvent
 from server.egress.exchange import request
 from server.egress.gate import EgressGate
 from server.egress.limits import EgressLimits
+from tests.must_run import unusable
 
 CLIENT = "93.184.0.1"
 SITE = "93.184.1.1"
@@ -113,9 +114,7 @@ def wires() -> Iterator[Cable]:
 def unavailable(error: object) -> NoReturn:
     """Skip a test that needs a namespace; where ``GLOVEBOX_MUST_RUN`` names ``netns``, fail it."""
     reason = f"network namespaces cannot be made here ({error}); run as root, with iproute2"
-    if "netns" in os.environ.get("GLOVEBOX_MUST_RUN", "").split(","):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    unusable("netns", reason)
 
 
 @dataclass
@@ -250,6 +249,22 @@ def answering(response: bytes, requests: list[bytes] | None = None) -> Handler:
         if requests is not None:
             requests.append(head)
         await stream.send(response)
+
+    return handler
+
+
+def site(pages: Mapping[str, bytes], requests: list[bytes] | None = None) -> Handler:
+    """A server with these responses by path; one that is shorter than it says is followed by silence."""
+
+    async def handler(stream: anyio.abc.ByteStream) -> None:
+        head = await read_head(stream)
+        if requests is not None:
+            requests.append(head)
+        path = head.split(b" ")[1].decode()
+        if pages[path]:
+            await stream.send(pages[path])
+        if path in ("/slow", "/mute"):
+            await anyio.sleep_forever()
 
     return handler
 

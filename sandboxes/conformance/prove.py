@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import anyio
 
-from sandboxes import surroundings
 from sandboxes.base import Capabilities, Driver
 from sandboxes.conformance import trial
 from sandboxes.conformance.case import LIMITS, Case, Claim
@@ -251,7 +250,3 @@ def _finding(case: Claim, status: Status, **more: Any) -> Finding:
 def _planted_names(case: Case) -> set[str]:
     text = "\n".join(filter(None, (case.attempt, case.before, case.program)))
     return set(re.findall(r"""HOST\[["'](\w+)["']\]""", text))
-
-
-host_facts = surroundings.facts
-"""What a reader of a proof needs to know of the machine."""

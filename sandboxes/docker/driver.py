@@ -221,8 +221,9 @@ class DockerDriver:
         # Named by us, so that it can be removed also when the answer to "create" never came.
         name = f"glovebox-{sandbox_id}"
         labels = {**plan.action["Labels"], OWNER_LABEL: connection.mark, SANDBOX_LABEL: sandbox_id}
+        identifier = ""
         try:
-            await engine.create(name, {**plan.action, "Labels": labels})
+            identifier = await engine.create(name, {**plan.action, "Labels": labels})
             with anyio.CancelScope(shield=True):  # or a cancellation in the middle would lose the connection
                 stream = AttachedStream(await engine.attach(name))
             try:
@@ -234,7 +235,7 @@ class DockerDriver:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()
         finally:
-            await connection.remover.take(name)
+            await connection.remover.take(name, identifier)
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""

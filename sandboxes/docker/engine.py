@@ -99,18 +99,18 @@ class Engine:
         """Whether it is Podman that answers in the Engine's place."""
         return any(part.get("Name") == "Podman Engine" for part in self.version.get("Components") or ())
 
-    async def create(self, name: str, body: Mapping[str, Any]) -> None:
-        """Create a container called ``name``; raises SandboxUnavailable."""
+    async def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """Create a container called ``name`` and return its id; raises SandboxUnavailable."""
+        made: Mapping[str, Any]
         if not self.podman:
-            await self._call(_CREATING, lambda: self.api.create_container_from_config(dict(body), name=name))
-            return
+            made = await self._call(_CREATING, lambda: self.api.create_container_from_config(dict(body), name=name))
+            return str(made["Id"])
         specification = podman.specification(name, body, await self.filters.path(body))
-        warnings = (await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification)))[
-            "Warnings"
-        ]
-        if warnings:
+        made = await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification))
+        if warnings := made["Warnings"]:
             # Its way to say that a part was left out.
             raise SandboxUnavailable(_CREATING, f"Podman would not do all of it: {'; '.join(warnings)}", podman.FIX)
+        return str(made["Id"])
 
     async def attach(self, name: str) -> anyio.abc.SocketStream:
         """Connect to input and output; done before the start, or the first output would be lost.

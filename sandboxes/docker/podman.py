@@ -202,7 +202,10 @@ class Filters:
     def _write(self, file: Path, text: str) -> None:
         if file.exists():
             return
-        # A name nobody could guess, and nobody else's directory: mkdir fails on whatever is there already.
-        self.directory.mkdir(mode=0o700, exist_ok=self._made)
+        # A name nobody could guess, and nobody else's directory: mkdir fails on whatever is there already. Readable by
+        # all, because Podman may be another user's; it is no secret.
+        self.directory.mkdir(mode=0o755, exist_ok=self._made)
         self._made = True
         file.write_text(text)
+        self.directory.chmod(0o755)
+        file.chmod(0o644)

@@ -9,8 +9,10 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import structlog
 
+from sandboxes.docker import usage
 from sandboxes.docker.engine import Engine
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.owner import is_orphan
@@ -32,7 +34,7 @@ class Remover:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._send, self._receive = anyio.create_memory_object_stream[str](_WAITING)
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[str, str]](_WAITING)
         self._waiting: set[str] = set()
         self._scopes: list[anyio.CancelScope] = []
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -71,11 +73,16 @@ class Remover:
             raise RuntimeError("the driver is not running")
         self._tasks.start_soon(function)
 
-    async def take(self, name: str) -> None:
-        """Hand over a container; returns at once unless the queue is full, also in a cancelled task."""
+    async def take(self, name: str, identifier: str) -> None:
+        """Hand over a container; returns at once unless the queue is full, also in a cancelled task.
+
+        Args:
+            name: its name, or its id.
+            identifier: its id; empty where the Engine did not tell it.
+        """
         self._waiting.add(name)
         with anyio.CancelScope(shield=True):
-            await self._send.send(name)
+            await self._send.send((name, identifier))
 
     async def reap(self, label: str) -> None:
         """Take over every container whose ``label`` names a server of this machine that is gone."""
@@ -83,13 +90,16 @@ class Remover:
             labels: Mapping[str, str] = container.get("Labels") or {}
             if is_orphan(labels.get(label, "")):
                 _log.info("removing a container whose server is gone", container=container["Id"])
-                await self.take(container["Id"])
+                await self.take(container["Id"], container["Id"])
 
     async def _work(self) -> None:
         with anyio.CancelScope(shield=True) as scope:
             self._scopes.append(scope)
-            async for name in self._receive:
+            async for name, identifier in self._receive:
                 await self._remove(name)
+                # An Engine that is gone, or was killed in the middle of a start, leaves what was in it running.
+                if identifier and (killed := await anyio.to_thread.run_sync(usage.end, identifier)):
+                    _log.warning("the Engine left processes of a container", container=identifier, killed=killed)
                 self._waiting.discard(name)
 
     async def _remove(self, name: str) -> None:

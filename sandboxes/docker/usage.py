@@ -1,9 +1,14 @@
-"""What the kernel accounts for one container, read from its control groups, v1 and v2; and the one limit runc lacks.
+"""What the kernel accounts for one container, read from its control groups, v1 and v2.
+
+Also the one limit that runc lacks, and an end for what an Engine left in them.
 
 See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
 """
 
+import os
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,10 @@ _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
 """UDP's as well, whatever its name. Without it v1 counts what lies in sockets nowhere; runc ignores the Engine's."""
 _PERIOD = 100_000
 """Microseconds in which NanoCpus are counted: the Engine's."""
+_GROUPS = tuple(place + name for place in ("pids/", "") for name in ("docker/{}", "system.slice/docker-{}.scope"))
+"""Where the Engine puts a container's group, by itself or through systemd: on version 1, and on version 2."""
+_ROUNDS = 100
+"""Looks at a group whose processes are being killed: more than the generations of a fork bomb that its limit allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,36 @@ def limits(
         "limit pids": (str(host["PidsLimit"]), pids),
         "limit cpu": (f"{host['NanoCpus'] * _PERIOD // _NANOSECONDS} {_PERIOD}", cpu),
     }
+
+
+def end(container: str, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Kill what runs in the control groups of a container that was removed, and that its Engine has forgotten.
+
+    Args:
+        container: the container's id, which its groups are named after.
+        root: where the control groups are mounted.
+
+    Returns:
+        How many processes were killed: usually none. Nor where the groups are elsewhere or not ours to see.
+    """
+    killed: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = {pid for group in _GROUPS for pid in _processes(root / group.format(container))} - killed
+        if not found:
+            break
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+    return len(killed)
+
+
+def _processes(group: Path) -> set[int]:
+    try:
+        # 0 stands for what is outside of our own pid namespace.
+        return {int(pid) for pid in (group / "cgroup.procs").read_text().split()} - {0}
+    except OSError:
+        return set()
 
 
 def _text(directory: Path | None, file: str) -> str | None:

@@ -126,7 +126,8 @@ class LogFile:
             without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
             ends = [draft(self._calls.lost(call, "log", reason)) for call, reason in without_end.items()]
             records = self._append([*ends, *drafts])
-            self._writer.settled(self._calls.since(self._tail))
+            with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
+                self._writer.settled(self._calls.since(self._tail))
             return records
 
     def _append(self, drafts: Sequence[Draft | Follower], torn: int = 0, ending: bytes = b"") -> list[Record]:
@@ -142,9 +143,9 @@ class LogFile:
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
             records.append(record)
         self._write(ending + b"".join(record.line for record in records))
-        self._move_head(tail)
         for record, end in zip(records, before, strict=True):
             self._calls.note(record, end)
+        self._move_head(tail)
         return records
 
     def _write(self, content: bytes) -> None:
@@ -240,7 +241,7 @@ class LogFile:
             os.fsync(place)
         found = os.stat(writers.DIRECTORY, dir_fd=place, follow_symlinks=False)
         self._check(found, stat.S_IFDIR, self._directory / writers.DIRECTORY)
-        return writers.abandoned(place, lambda name: self._open(place, name, 0))
+        return writers.abandoned(place, lambda name: self._open(place, name, 0, create=False))
 
     def _register(self, place: int) -> Writer:
         writer = writers.register(place, lambda name: self._open(place, name, 0), self._server, self._tail)
@@ -299,8 +300,8 @@ class LogFile:
             self._directory.parent.mkdir(parents=True, exist_ok=True)
             self._directory.mkdir(mode=0o700, exist_ok=True)
 
-    def _open(self, place: int, name: str, flags: int) -> int:
-        flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    def _open(self, place: int, name: str, flags: int, *, create: bool = True) -> int:
+        flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         descriptor = os.open(name, flags, 0o600, dir_fd=place)
         try:
             self._check(os.fstat(descriptor), stat.S_IFREG, self._directory / name)

@@ -124,8 +124,12 @@ class AuditLog:
         (record,) = await self._append(event, None)
         return record
 
-    async def append_with(self, event: Event, then: Then) -> tuple[Record, Record]:
+    async def append_with(self, event: Event, then: Callable[[Draft], Then]) -> tuple[Record, Record]:
         """Like ``append``, with a second event that may name the first one's place; one disk write for both.
+
+        Args:
+            event: the first.
+            then: says what the second is, given the first as it will be recorded; not called where it cannot be.
 
         Raises:
             AuditUnavailable: neither is in the log.
@@ -133,13 +137,14 @@ class AuditLog:
         record, following = await self._append(event, then)
         return record, following
 
-    async def _append(self, event: Event, then: Then | None) -> list[Record]:
+    async def _append(self, event: Event, following: Callable[[Draft], Then] | None) -> list[Record]:
         attempted = f"record {event.kind}"
         try:
             first = draft(event)
         except ValueError as error:
             fix = "Send smaller arguments, or let the profile keep their digest alone."
             raise AuditUnavailable(attempted, f"the record cannot be written: {error}", fix) from error
+        then = None if following is None else following(first)
         if then is not None and then.bytes > chain.MAX_LINE_BYTES - 1024:
             raise AuditUnavailable(attempted, f"what follows it takes {then.bytes} bytes", "Give back fewer files.")
         if len(self._queue) >= MAX_WAITING_APPENDS:

@@ -30,7 +30,7 @@ STEP_BYTES = 1 << 20
 #: Files that one start looks at. Each stands for a server that runs now or was killed since the last start.
 MAX_WRITERS = 4096
 
-#: Opens a file below the log's directory, made (0600) if it is missing, and checks that it is a file of our own.
+#: Opens a file below the log's directory, and checks that it is a file of our own.
 Opener = Callable[[str], int]
 
 
@@ -83,7 +83,10 @@ def abandoned(place: int, opener: Opener) -> list[Writer]:
         server = name.removesuffix(_SUFFIX)
         if name == server or not chain.is_name(server):
             continue
-        descriptor = opener(_path(server))
+        try:
+            descriptor = opener(_path(server))
+        except FileNotFoundError:  # its server ended in good order, in this moment
+            continue
         if not _held(descriptor):
             os.close(descriptor)
             continue

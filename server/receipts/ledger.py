@@ -5,13 +5,13 @@ So a receipt cannot say anything else than the log. Both are written by one disk
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from profiles.explain import withheld
 from profiles.model import Profile
-from server.audit.chain import Record
+from server.audit.chain import Draft, Record
 from server.audit.events import (
     ArtifactCollected,
     ArtifactRefused,
@@ -23,7 +23,6 @@ from server.audit.events import (
     Event,
     ReceiptSigned,
     SandboxStarted,
-    draft,
 )
 from server.audit.log import Then
 from server.calls import ToolCall
@@ -46,7 +45,7 @@ class Log(Protocol):
     async def append(self, event: Event) -> Record:
         """See ``AuditLog.append``."""
 
-    async def append_with(self, event: Event, then: Then) -> tuple[Record, Record]:
+    async def append_with(self, event: Event, then: Callable[[Draft], Then]) -> tuple[Record, Record]:
         """See ``AuditLog.append_with``."""
 
     def lose(self, call_id: str, reason: str) -> None:
@@ -113,33 +112,36 @@ class Ledger:
             AuditUnavailable: neither is on the disk.
         """
         office = self._office
-        statement = _encode(self._statement(last))
-        length = len(statement) + _POSITION_BYTES
         digest = ""
 
-        def receipt(record: Record) -> ReceiptSigned:
-            nonlocal digest
-            envelope = office.signer.sign(_placed(statement, record))
-            # Nothing but ASCII text: this is its canonical JSON.
-            digest = _digest(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
-            return ReceiptSigned(call_id=last.call_id, digest=digest, key=office.signer.key_id, envelope=envelope)
+        def receipt(ended: Draft) -> Then:
+            statement = _encode(self._statement(last.kind, ended.data))
+            length = len(statement) + _POSITION_BYTES
 
-        # Base64 makes four bytes of three.
-        await office.log.append_with(last, Then(event=receipt, bytes=length * 4 // 3 + _ENVELOPE_BYTES))
+            def signed(record: Record) -> ReceiptSigned:
+                nonlocal digest
+                envelope = office.signer.sign(_placed(statement, record))
+                # Nothing but ASCII text: this is its canonical JSON.
+                digest = _digest(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
+                return ReceiptSigned(call_id=last.call_id, digest=digest, key=office.signer.key_id, envelope=envelope)
+
+            # Base64 makes four bytes of three.
+            return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
+
+        await office.log.append_with(last, receipt)
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
 
     def lose(self, reason: str) -> None:
         """Give up the call's last record, which could not be written: the log says so when it can, with no receipt."""
         self._office.log.lose(self._call.id, reason)
 
-    def _statement(self, last: LastWord) -> dict[str, Any]:
-        """The statement of ``statement.Statement``, all but the place of the last record."""
+    def _statement(self, kind: str, ended: Mapping[str, Any]) -> dict[str, Any]:
+        """The statement of ``statement.Statement``, all but the place of the last record, whose data ``ended`` is."""
         told, profile = self._told, self._profile
         refused = {each["name"] for each in told.get(ArtifactRefused.kind, ())}
         files = [each for each in told.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
         connections = told.get(EgressDecided.kind, ())
         decided = told[CallDecided.kind][0]
-        ended = draft(last).data
         predicate = {
             "call": _asked(self._call, decided),
             "inputs": [
@@ -148,7 +150,7 @@ class Ledger:
             ],
             "policy": {"profile": decided["profile_digest"], "rule": decided["rule"]},
             "egress": [_picked(each, _CONNECTION) for each in connections[: names.MAX_EGRESS]],
-            "outcome": {"kind": last.kind, **_picked(ended, _OUTCOME)},
+            "outcome": {"kind": kind, **_picked(ended, _OUTCOME)},
             "refused_files": len(told.get(ArtifactRefused.kind, ())),
             "unlisted": sum(max(0, len(each) - most) for each, most in ((files, names.MAX_SUBJECTS),
                                                                         (connections, names.MAX_EGRESS))),

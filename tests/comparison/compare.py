@@ -7,12 +7,10 @@ left. Takes some twenty minutes. With ``--system docker-run`` one is asked again
 import argparse
 import os
 import shutil
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,16 +19,17 @@ from typing import Any
 import anyio
 from rich.console import Console
 
-from sandboxes import drivers
+from sandboxes import drivers, surroundings
 from sandboxes.conformance import case as cases
-from sandboxes.conformance import control, host, prove
+from sandboxes.conformance import control, host
 from sandboxes.conformance.case import LIMITS, Case
 from sandboxes.conformance.host import Planted
 from tests.comparison import page
 from tests.comparison.getting import PEERS, NotHereError, got
 from tests.comparison.own import Glovebox, glovebox
 from tests.comparison.portable import Portable, Seen, described, judge, read_json, selection, text, unpromised
-from tests.comparison.systems import System, owned
+from tests.comparison.systems import System, first_line, owned
+from tests.comparison.timing import BARE, medians
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compare"
@@ -38,9 +37,9 @@ DOCS = ROOT / "docs"
 NOTHING = "python3"
 OWN = tuple(f"glovebox-{name}" for name in drivers.NAMES)
 KEYS = (NOTHING, *PEERS, *OWN)
-ROUNDS = 10
-"""Of ``print(1)``: the time is there to tell tenths of a second from seconds, and no benchmark."""
-SHOWN_CHARACTERS = 160
+SHOWN_CHARACTERS = 100
+#: In a program: what is there only with a kernel of Linux, or is emulated so that its answers mean nothing.
+LINUX = ("socket.", "/proc", "/dev", "/sys/", "libc", "os.fork", "os.kill", "signal.", "threading")
 #: Before anything is asked: a system in which this does not work would seem to stop everything.
 _SANE = """
 if {workspace}:
@@ -73,7 +72,7 @@ class Comparison:
             "format": 1,
             "date": datetime.now(UTC).date().isoformat(),
             "suite": cases.digest(self._cases.values()),
-            "host": prove.host_facts(),
+            "host": surroundings.facts(),
             "cases": [described(self._cases[name], how) for name, how in self._selection.portable.items()],
             "elsewhere": dict(self._selection.elsewhere),
         }
@@ -89,18 +88,22 @@ class Comparison:
                 problems = await control.problems(self._cases[name], planted)
             found[name] = {"word": "unclear" if problems else "through", "shown": _clean("; ".join(problems), planted)}
             self._out.print(f"  {name}: {found[name]['word']} {found[name]['shown']}", markup=False)
-        about = {"title": "bare `python3`", "version": sys.version.partition(" ")[0], "skipped": "", "notes": ""}
+        about = {
+            "title": "bare `python3`",
+            "version": (await first_line([BARE, "-V"])).split()[-1],
+            "skipped": "",
+            "notes": "",
+        }
         self.kept["systems"][NOTHING] = about | {
             "command": "python3 -I -B -X utf8 -c PROGRAM",
-            "median_ms": self.kept["systems"].get(NOTHING, {}).get("median_ms") or await _timed_bare(),
+            "median_ms": self.kept["systems"].get(NOTHING, {}).get("median_ms"),
             "results": found,
         }
 
     async def system(self, system: System, only: frozenset[str]) -> None:
-        """One system: that it works, how long a call takes, and every case."""
+        """One system: that it works, and every case."""
         with _scratch(system) as scratch:
             await self._sane(system, scratch)
-            times = [await self._once(system, scratch) for _ in range(ROUNDS)]
         found: dict[str, Any] = self._before(system.key, only)
         for name, how in self._selection.portable.items():
             if only and name not in only:
@@ -113,7 +116,7 @@ class Comparison:
             "command": system.command(),
             "notes": system.notes,
             "skipped": "",
-            "median_ms": round(statistics.median(times) * 1000),
+            "median_ms": self.kept["systems"].get(system.key, {}).get("median_ms"),
             "results": found,
         }
 
@@ -125,25 +128,18 @@ class Comparison:
         return dict(self.kept["systems"].get(key, {}).get("results", {})) if only else {}
 
     async def _sane(self, system: System, scratch: Path) -> None:
-        program = _SANE.format(workspace=system.workspace, forks=system.forks)
+        program = _SANE.format(workspace=system.workspace, forks=system.linux)
         async with host.planted() as planted:
             seen = await system.run(program, LIMITS, planted, scratch=scratch)
         if seen.ended != "ended" or "sane" not in seen.stdout:
             raise NotHereError(f"a harmless program does not run in it: {(seen.note or seen.stderr)[-300:]}")
 
-    async def _once(self, system: System, scratch: Path) -> float:
-        async with host.planted() as planted:
-            began = time.perf_counter()
-            seen = await system.run("print(1)", LIMITS, planted, scratch=scratch)
-            # Not what follows a call here, but the call; of our own drivers the guest knows only its inner part.
-            took = time.perf_counter() - began if isinstance(system, Glovebox) else seen.seconds
-        assert "1" in seen.stdout, seen
-        return took
-
     async def _ask(self, system: System, case: Case, how: Portable) -> dict[str, str]:
-        program = text(case, how, forks=system.forks)
+        program = text(case, how, forks=system.linux)
         if not system.workspace and "WORKSPACE" in program:
             return {"word": "absent", "shown": "no file of the host can be given to it"}
+        if not system.linux and any(word in program for word in LINUX):
+            return {"word": "absent", "shown": "what it attacks is Linux's"}
         async with host.planted() as planted:
             missing = next((why for name, why in planted.absent.items() if f'HOST["{name}"]' in program), "")
             if missing:
@@ -159,7 +155,7 @@ class Comparison:
     async def _seen(self, system: System, case: Case, how: Portable, planted: Planted) -> tuple[Seen, Seen | None]:
         before = planted.fingerprint()
         limits = case.in_force()
-        program = text(case, how, forks=system.forks)
+        program = text(case, how, forks=system.linux)
         with _scratch(system) as scratch:
             if case.before is not None:
                 earlier = await system.run(case.before, limits, planted, scratch=scratch)
@@ -185,15 +181,6 @@ def _scratch(system: System) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _timed_bare() -> int:
-    times = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        await anyio.run_process(["python3", "-I", "-B", "-X", "utf8", "-c", "print(1)"])
-        times.append(time.perf_counter() - began)
-    return round(statistics.median(times) * 1000)
-
-
 def _clean(shown: str, planted: Planted) -> str:
     names = {str(planted.root): "(host)", str(FOLDER): "(folder)", str(ROOT): "(here)"}
     names |= {planted.names["hostname"]: "(host's name)", planted.names["canary_name"]: "CANARY"}
@@ -204,35 +191,46 @@ def _clean(shown: str, planted: Planted) -> str:
 
 async def _main(arguments: argparse.Namespace) -> int:
     out = Console(stderr=True, highlight=False)
-    kept = read_json(arguments.json) if arguments.json.exists() and (arguments.system or arguments.case) else {}
+    again = arguments.system or arguments.case or arguments.times
+    kept = read_json(arguments.json) if arguments.json.exists() and again else {}
     comparison = Comparison(out, kept)
     comparison.head()
     # Not below /tmp, which some systems are given to write in.
     tempfile.tempdir = str(owned(FOLDER / "host"))
-    for key in arguments.system or KEYS:
-        out.print(f"[bold]{key}[/bold]")
-        if key == NOTHING:
-            await comparison.nothing(frozenset(arguments.case))
-            continue
-        try:
-            async with AsyncExitStack() as stack:
-                system = await stack.enter_async_context(
-                    glovebox(key.removeprefix("glovebox-")) if key in OWN else got(key, FOLDER, arguments.image)
-                )
-                await comparison.system(system, frozenset(arguments.case))
-        except NotHereError as problem:
-            out.print(f"  skipped: {problem}", markup=False)
-            comparison.skipped(key, str(problem))
-        page.keep(comparison.kept, arguments.json, arguments.page, KEYS)
+    async with AsyncExitStack() as stack:
+        systems = []
+        for key in arguments.system or KEYS:
+            out.print(f"[bold]{key}[/bold]")
+            try:
+                if key == NOTHING:
+                    if not arguments.times:
+                        await comparison.nothing(frozenset(arguments.case))
+                    continue
+                systems.append(await stack.enter_async_context(_opened(key, arguments.image)))
+                if not arguments.times:
+                    await comparison.system(systems[-1], frozenset(arguments.case))
+            except NotHereError as problem:
+                out.print(f"  skipped: {problem}", markup=False)
+                comparison.skipped(key, str(problem))
+            page.keep(comparison.kept, arguments.json, arguments.page, KEYS)
+        if arguments.times or not (arguments.system or arguments.case):
+            asked = [each for each in systems if not comparison.kept["systems"].get(each.key, {}).get("skipped")]
+            for key, milliseconds in (await medians(asked, FOLDER)).items():
+                comparison.kept["systems"].get(key, {})["median_ms"] = milliseconds
     page.keep(comparison.kept, arguments.json, arguments.page, KEYS)
     out.print(f"{arguments.page} and {arguments.json} are written.")
     return 0
+
+
+def _opened(key: str, image: str) -> AbstractAsyncContextManager[System]:
+    return glovebox(key.removeprefix("glovebox-")) if key in OWN else got(key, FOLDER, image)
 
 
 def _arguments() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--system", action="append", choices=KEYS, default=[], help="only this; the rest is kept")
     options.add_argument("--case", action="append", default=[], help="only this case; the rest is kept")
+    options.add_argument("--times", action="store_true", help="only how long a call takes, of all systems in turns")
     options.add_argument("--image", default="python:3.11-slim", help="of the container systems; it must have python3")
     options.add_argument("--json", type=Path, default=DOCS / "comparison.json", help="where results are kept")
     options.add_argument("--page", type=Path, default=DOCS / "comparison.md", help="whose generated part is written")

@@ -140,7 +140,7 @@ def judge(  # noqa: PLR0911 - one line for each way to see it
     if seen.ended == "flood":
         return ("through" if how.flood else "unclear"), "its output had no end"
     if seen.ended == "running":
-        return ("through" if how.running else "unclear"), f"still running after {seen.seconds:.0f} s"
+        return ("through" if how.running or how.flood else "unclear"), f"still running after {seen.seconds:.0f} s"
     if how.through and re.search(_filled(how.through, names), seen.stdout):
         return "through", shown
     if _missing(seen.stderr):

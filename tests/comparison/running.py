@@ -49,6 +49,7 @@ async def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     complete: Callable[[bytes], bool] = lambda _: False,
+    keeps: bool = True,
 ) -> Ran:
     """Run a command until it ends, floods, or its seconds are up; then nothing of its session is left.
 
@@ -58,6 +59,7 @@ async def run(
         stdin: is written at once; where there is none, standard input is closed, else it stays open.
         env: instead of ours.
         cwd: its directory.
+        keeps: whether the command is a caller that may keep all output for itself, and not the sandbox.
         complete: whether this is all of the standard output that is waited for.
     """
     ran = Ran()
@@ -73,7 +75,8 @@ async def run(
                     tasks.start_soon(
                         partial(_keep, stream, ran, name, scope=tasks.cancel_scope, complete=complete, done=read)
                     )
-                tasks.start_soon(_look, process.pid, ran, tasks.cancel_scope)
+                if keeps:
+                    tasks.start_soon(_look, process.pid, ran, tasks.cancel_scope)
                 if process.stdin is not None:
                     # A program that ends without reading is one of the things that can be seen here.
                     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -29,6 +29,11 @@ CALLER = ("PATH", "HOME", "LANG", "DOCKER_HOST", "XDG_RUNTIME_DIR", CANARY)
 NOBODY = 65534
 """Who runs what is meant for a normal user's machine, where the comparison is run as root."""
 INSIDE = {"WORKSPACE": "/workspace", "SCRATCH": "/tmp", "OUTPUT": "/tmp/output", "INPUT": "/tmp/input"}  # noqa: S108
+BEGUN = "gbx-begun"
+"""What a program says before anything else, on standard error: without it nothing was run, and nothing stopped."""
+_HELLO = f"""
+os.write(2, b"{BEGUN}\\n")
+"""
 _PREFACE = """
 ctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)
 for _place in (OUTPUT, INPUT):
@@ -44,7 +49,8 @@ class System(ABC):
     version: str = ""
     notes: str = ""
     """How it was got and set, where that is not plain from the command."""
-    forks: ClassVar[bool] = True
+    linux: ClassVar[bool] = True
+    """Whether a program finds a Linux kernel: processes, /proc, /dev, sockets that are sockets."""
     workspace: ClassVar[bool] = True
     """Whether files of the host can be given to it at all."""
     slack: ClassVar[float] = 6.0
@@ -63,18 +69,24 @@ class _Foreign(System):
     """What is run as a command."""
 
     def _program(self, text: str, host: Planted, places: Mapping[str, str], name: str) -> str:
-        return layout.program(_PREFACE.format(name=name) * self.forks + text, places, host.names)
+        return layout.program(_HELLO + _PREFACE.format(name=name) * self.linux + text, places, host.names)
 
     async def run(self, text: str, limits: Limits, host: Planted, *, scratch: Path) -> Seen:
         """Run the command that this system makes of it."""
         name = f"gbx{secrets.token_hex(5)}"
         ran = await self.ran(text, limits, host, scratch=scratch, name=name)
-        await self.clean(name)
+        if ran.ended != "ended":
+            # What we broke off is ours to remove; what a call leaves that came to its end is what is looked for.
+            await self.clean(name)
         seen = self.read(ran)
         seconds, found = ran.seconds, await running.left(name)
-        return Seen(
-            ended=seen.ended, stdout=seen.stdout, stderr=seen.stderr, note=seen.note, seconds=seconds, left=found
-        )
+        if found:
+            await self.clean(name)
+        stdout, stderr = (stream.replace(f"{BEGUN}\n", "") for stream in (seen.stdout, seen.stderr))
+        begun = (stdout, stderr) != (seen.stdout, seen.stderr)
+        told: Ended = seen.ended if begun or seen.ended not in ("ended", "stopped") else "failed"
+        note = seen.note if begun else f"{seen.note} {stderr.strip()[-300:]}".strip()
+        return Seen(ended=told, stdout=stdout, stderr=stderr, note=note, seconds=seconds, left=found)
 
     @abstractmethod
     async def ran(self, text: str, limits: Limits, host: Planted, *, scratch: Path, name: str) -> Ran:
@@ -137,6 +149,7 @@ class SandboxRuntime(_Foreign):
 
     key = "sandbox-runtime"
     title = "`sandbox-runtime`"
+    slack = 15.0
 
     def __init__(self, home: Path, version: str, *, notes: str) -> None:
         """Take the folder with its virtual environment."""
@@ -186,7 +199,7 @@ class SandboxRuntime(_Foreign):
         """Its runner's events."""
         events = [_parsed(line) for line in _text(ran.stdout).splitlines()]
         said = [each for each in events if each.get("type") in ("timeout", "resource_limit", "error")]
-        failed = any(each["type"] == "error" for each in said) or not events
+        failed = any(each["type"] == "error" for each in said) or not any(events)
         late = any(each["type"] == "timeout" for each in said)
         told: Ended = "failed" if failed else "timed_out" if late else "stopped" if said else "ended"
         return Seen(
@@ -280,7 +293,7 @@ class McpRunPython(_Foreign):
 
     key = "mcp-run-python"
     title = "`mcp-run-python`"
-    forks = False
+    linux = False
     workspace = False
     slack = 20.0
 
@@ -313,6 +326,7 @@ class McpRunPython(_Foreign):
             [str(self._home / "venv/bin/deno"), *self.arguments],
             stdin=b"".join(json.dumps(each).encode() + b"\n" for each in messages),
             complete=lambda printed: b'"id":2' in printed and printed.endswith(b"\n"),
+            keeps=False,
             seconds=limits.wall_seconds + self.slack,
             env=caller() | {"NO_COLOR": "1", "DENO_DIR": str(self._home / "cache")},
             cwd=self._home / "deno",

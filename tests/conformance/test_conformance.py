@@ -16,7 +16,7 @@ from sandboxes.conformance.prepared import FORKED, prepared
 from sandboxes.conformance.prove import gap_names
 from sandboxes.docker import DockerDriver
 from server.settings import Settings
-from tests.conftest import GVISOR_DOCKER
+from tests.must_run import GVISOR_DOCKER
 
 CASES = load()
 ATTEMPTS = tuple(case for case in CASES if case.attempt is not None)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
@@ -24,12 +23,12 @@ from tests.internet import (
     PRIVATE,
     SITE,
     Cable,
-    Handler,
     answering,
     internet,
     ok,
     read_head,
     redirect,
+    site,
     wires,
 )
 
@@ -489,19 +488,3 @@ async def test_when_the_broker_is_gone_so_is_the_network(wires: Cable, tmp_path:
                 os.kill(broker.pid, signal.SIGKILL)
                 await left.wait()
             await broker.wait()
-
-
-def site(pages: Mapping[str, bytes], requests: list[bytes] | None = None) -> Handler:
-    """A server with these responses by path; one that is shorter than it says is followed by silence."""
-
-    async def handler(stream: anyio.abc.ByteStream) -> None:
-        head = await read_head(stream)
-        if requests is not None:
-            requests.append(head)
-        path = head.split(b" ")[1].decode()
-        if pages[path]:
-            await stream.send(pages[path])
-        if path in ("/slow", "/mute"):
-            await anyio.sleep_forever()
-
-    return handler

@@ -22,7 +22,7 @@ from server import app as apps
 from server.settings import Settings
 from tests import brokered
 from tests.brokered import Called, Glovebox
-from tests.conftest import GVISOR_DOCKER
+from tests.must_run import GVISOR_DOCKER
 
 DRIVERS = [*brokered.DRIVERS, pytest.param(GVISOR_DOCKER, marks=pytest.mark.driver(GVISOR_DOCKER))]
 

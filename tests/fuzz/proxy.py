@@ -168,16 +168,22 @@ def check(data: bytes) -> None:
         assert not up
         assert got[:13] in (b"", b"HTTP/1.1 400 ")
         return
-    body = sent.partition(b"\r\n\r\n")[2]
+    head, _, body = sent.partition(b"\r\n\r\n")
     if opened[0].kind == "connect":
         assert up == body
         return
     assert body.startswith(up)
+    fields = [
+        (name.lower(), value.strip(b" \t")) for name, _, value in (line.partition(b":") for line in head.split(b"\r\n"))
+    ]
+    lengths = {value for name, value in fields if name == b"content-length"}
+    assert len(lengths) <= 1
+    assert len(up) == min(int(next(iter(lengths), b"0")), len(body))
+    assert b"transfer-encoding" not in dict(fields)
     meta = opened[0].meta
     theirs = _second_reading(sent)
     if theirs is not None:
-        assert theirs == (meta["method"], meta["url"], theirs[2])
-        assert len(up) == min(theirs[2], len(body))
+        assert theirs == (meta["method"], meta["url"], int(next(iter(lengths), b"0")))
     # What comes back is one response, after at most one word that the body may come.
     got = got.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert got.count(b"HTTP/1.1 ") <= 1

@@ -8,7 +8,7 @@ import subprocess  # noqa: TID251 - foreign clients are processes of their own
 import sys
 from pathlib import Path
 
-import pytest
+from tests.must_run import unusable
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -21,12 +21,9 @@ CONFORMANCE_SECONDS = 240
 def directory() -> Path:
     """Return where the packages are; skip without them, or fail where ``GLOVEBOX_MUST_RUN`` names ``node``."""
     place = Path(os.environ.get("GLOVEBOX_NODE_DIR", HERE.parent / ".node"))
-    if (place / "installed.json").exists():
-        return place
-    reason = f"no Node packages in {place}: run tests/interaction/typescript/install.sh"
-    if "node" in os.environ.get("GLOVEBOX_MUST_RUN", "").split(","):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if not (place / "installed.json").exists():
+        unusable("node", f"no Node packages in {place}: run tests/interaction/typescript/install.sh")
+    return place
 
 
 def run(place: Path, *command: str, seconds: float = SESSION_SECONDS, **environment: str) -> str:

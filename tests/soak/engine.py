@@ -67,15 +67,26 @@ class OwnEngine:
         while any(line.split()[4] == data for line in _mounts()):
             subprocess.run(["umount", data], check=True)
 
-    def left(self) -> list[str]:
-        """Processes that belong to it (itself, its containerd and what holds containers), and its mounts."""
-        found = []
+    def left(self) -> tuple[int, list[str]]:
+        """What is left of it after ``close``, which is ended here.
+
+        Returns:
+            How many of containerd's processes, one for each container, wait for a killed Engine that has forgotten
+            them; and what must not be: processes in their containers, anything else of the Engine's, and its mounts.
+        """
+        shims: list[tuple[int, str]] = []
+        more: list[tuple[int, str]] = []
         for process in Path("/proc").iterdir():
             with suppress(OSError):
                 if process.name.isdigit() and str(self.directory).encode() in (process / "cmdline").read_bytes():
-                    found.append(f"{process.name}: {(process / 'comm').read_text().strip()}")
-        mounts = [line for line in _mounts() if str(self.directory) in line]
-        return [*(each for each in found if each.partition(":")[0] != str(os.getpid())), *mounts]
+                    pid, name = int(process.name), (process / "comm").read_text().strip()
+                    (shims if name.startswith("containerd-shim") else more).append((pid, name))
+        inside = [(each.pid, each.name) for pid, _ in shims for each in leftovers.family(pid)]
+        for pid, _ in [*inside, *shims]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wrong = [f"{pid}: {name}" for pid, name in [*inside, *more] if pid != os.getpid()]
+        return len(shims), [*wrong, *(line for line in _mounts() if str(self.directory) in line)]
 
     def _answers(self) -> bool:
         assert self._process is not None

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,52 @@ def test_a_start_after_a_good_end_reads_nothing(directory: Path, monkeypatch: py
     monkeypatch.setattr(LogFile, "_under_way", None)
     LogFile(directory, "s_new").close()
     assert lost(directory) == []
+
+
+def test_a_server_that_ends_in_good_order_while_another_starts_costs_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file may go between being listed and being opened: it is not made again, and nothing is read for it."""
+    ending = LogFile(directory, "s_1")
+    listed = os.listdir
+
+    def last_look(place: int) -> list[str]:
+        names = listed(place)
+        ending.close()
+        monkeypatch.setattr(os, "listdir", listed)
+        return names
+
+    monkeypatch.setattr(os, "listdir", last_look)
+    monkeypatch.setattr(LogFile, "_under_way", None)
+    LogFile(directory, "s_2").close()
+    assert list((directory / writers.DIRECTORY).iterdir()) == []
+
+
+@pytest.mark.parametrize("fails", ["head.json", "the writer's file"])
+async def test_a_place_that_cannot_be_noted_invents_no_loss(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """The records are on the disk: whatever fails after that, no call gets a second end."""
+    monkeypatch.setattr(writers, "STEP_BYTES", 1)
+    pwrite, seen = os.pwrite, 0
+
+    def refused(descriptor: int, content: bytes, offset: int) -> int:
+        nonlocal seen
+        seen += 1
+        if (seen % 2 == 1) == (fails == "head.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pwrite(descriptor, content, offset)
+
+    async with AuditLog.open(directory, "s_1") as audit:
+        await audit.append(decided())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", refused)
+            with pytest.raises(AuditUnavailable) if fails == "head.json" else nullcontext():
+                await audit.append(finished())
+        audit.lose("c_1", FULL)
+        await audit.append(ServerStopped(reason="done"))
+    assert lost(directory) == []
+    assert verify(directory).ok
 
 
 def test_what_is_no_file_of_a_server_is_not_touched(directory: Path) -> None:

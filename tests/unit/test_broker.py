@@ -25,7 +25,7 @@ from sandboxes.spec import GUEST_UID, SandboxSpec
 from server.app import check_example
 from server.artifacts.record import ArtifactsUnavailable
 from server.audit import chain
-from server.audit.chain import Head, Record
+from server.audit.chain import Draft, Head, Record
 from server.audit.events import draft
 from server.audit.log import Then
 from server.broker import Broker
@@ -81,9 +81,9 @@ class Recorder:
         self.events.append(event)
         return chain.seal(draft(event), seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64)
 
-    async def append_with(self, event: Any, then: Then) -> None:
+    async def append_with(self, event: Any, then: Callable[[Draft], Then]) -> None:
         """Take one event; the receipt is made of a record that never was, and kept apart."""
-        self.receipts.append(then.event(await self.append(event)))
+        self.receipts.append(then(draft(event)).event(await self.append(event)))
 
     def lose(self, call_id: str, reason: str) -> None:
         """Remember it."""

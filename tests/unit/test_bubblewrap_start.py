@@ -2,16 +2,19 @@
 
 import errno
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sandboxes.base import Capabilities
+from sandboxes.base import Capabilities, Plan
 from sandboxes.bubblewrap import Bubblewrap
-from sandboxes.cgroup import Hierarchy
+from sandboxes.bwrap import Launcher
+from sandboxes.cgroup import Cgroup, Hierarchy
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.janitor import Janitor
+from sandboxes.measure import Expected
 from sandboxes.runtime import Runtime
 from sandboxes.spec import WORKSPACE, Limits, Mount, SandboxSpec
 
@@ -63,3 +66,33 @@ async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(
     async with driver.open(driver.plan(replace(SPEC, mounts=(plain,)))):
         pass  # the control
     await driver.close()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_on_v2_nothing_runs_before_it_is_in_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, refused: bool
+) -> None:
+    """It waits as a shell; one that cannot be put into its group never becomes the program. The groups are made up."""
+
+    def add(_: Cgroup, pid: int) -> None:
+        until = time.monotonic() + 30
+        while Path(f"/proc/{pid}/comm").read_text() != "sh\n":  # on its way there, by setpriv
+            assert time.monotonic() < until, "it does not wait"
+        if refused:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Cgroup, "add", add)
+    launcher = Launcher("bubblewrap", Hierarchy(version=2, parents=(tmp_path,)), None)
+    plan = Plan(
+        driver="bubblewrap", level="namespaces", spec=SPEC, action={"argv": ["/bin/echo", "ran"], "cgroup": {}},
+        expected=Expected(uid=0, interfaces=(), writable=(), mounts=(), namespaces=(), hidden=()),
+    )  # fmt: skip
+    if refused:
+        with pytest.raises(SandboxUnavailable, match="Device or resource busy"):
+            async with launcher.open(plan, {}, {}):
+                pytest.fail("it must not open")
+    else:
+        async with launcher.open(plan, {}, {}) as sandbox:
+            assert await sandbox.channel.receive() == b"ran\n"
+    assert list(tmp_path.iterdir()) == []
+    await launcher.close()

@@ -1,11 +1,14 @@
 """What the kernel accounts for a container is read from its own groups, on both versions, and from nobody else's."""
 
+import signal
+import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from sandboxes.cgroup import SOCKET_BYTES
-from sandboxes.docker.usage import Usage, bound_sockets, groups, limits, read
+from sandboxes.docker.usage import Usage, bound_sockets, end, groups, limits, read
 
 CONTAINER = "c0ffee" * 10
 
@@ -73,3 +76,19 @@ def test_sockets_are_bounded_where_memory_does_not_count_them(tmp_path: Path) ->
     assert limits(own, HOST, bounded=True)["limit sockets"] == (str(SOCKET_BYTES), str(SOCKET_BYTES))
     for other in ({"": tmp_path}, {"memory": tmp_path / "gone"}, {}):
         assert not bound_sockets(other)
+
+
+@pytest.mark.parametrize(
+    "group", ["pids/docker/{}", "docker/{}", "pids/system.slice/docker-{}.scope", "system.slice/docker-{}.scope"]
+)
+async def test_what_an_engine_left_in_a_containers_groups_is_killed(tmp_path: Path, group: str) -> None:
+    """Wherever the groups are, and nothing in another container's (control)."""
+    command = [sys.executable, "-c", "input()"]
+    async with await anyio.open_process(command) as left, await anyio.open_process(command) as other:
+        files = {CONTAINER: f"0\n{left.pid}\n", "beef" * 16: f"{other.pid}\n"}
+        tree(tmp_path, {f"{group.format(name)}/cgroup.procs": text for name, text in files.items()})
+        assert end("dead" * 16, tmp_path) == 0
+        assert end(CONTAINER, tmp_path) == 1
+        assert await left.wait() == -signal.SIGKILL
+        assert other.returncode is None
+        other.kill()

@@ -223,6 +223,18 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
         assert log_lines(tmp_path) == before
 
 
+async def test_a_last_word_too_long_to_be_recorded_is_a_lost_record(tmp_path: Path) -> None:
+    """What does not fit in one record is no other error than a full disk; a word that fits is written (control)."""
+    async with desk(tmp_path) as office:
+        ledger = await office.ledger()
+        before = log_lines(tmp_path)
+        with pytest.raises(AuditUnavailable, match=r"record call\.failed.*a record holds 1047552"):
+            await ledger.close(CallFailed(call_id=CALL_ID, error="E", reason="x" * (1 << 20), elapsed_ms=1.0))
+        assert log_lines(tmp_path) == before
+        await ledger.close(CallFailed(call_id=CALL_ID, error="E", reason="x" * 1000, elapsed_ms=1.0))
+        assert len(log_lines(tmp_path)) == len(before) + 2
+
+
 @pytest.mark.parametrize(
     ("last", "outcome"),
     [

@@ -57,6 +57,7 @@ def test_a_chroot_is_told_as_anybody(root: Path) -> None:
 
 
 MASKED = "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"
+READ_ONLY = "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system"
 ENOSPC = "bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded (ENOSPC)"
 
 
@@ -81,7 +82,7 @@ def test_a_container_is_told_every_option_at_once(root: Path) -> None:
 def test_a_container_that_hides_proc_is_told(root: Path) -> None:
     """Without a filter only that option is named."""
     (root / ".dockerenv").touch()
-    assert "hides parts of /proc" in fix(MASKED, root)
+    assert "hides parts of procfs" in fix(MASKED, root)
     assert "`--security-opt systempaths=unconfined`" in fix(MASKED, root)
 
 
@@ -91,9 +92,13 @@ def test_a_filter_outside_of_containers_is_told(root: Path) -> None:
     assert "take RestrictNamespaces= and SystemCallFilter= out" in fix(DENIED, root)
 
 
-def test_an_outer_sandbox_that_hides_proc_is_told(root: Path) -> None:
-    """No container's option would help."""
-    assert fix(MASKED, root).startswith("The sandbox around this process hides parts of /proc")
+@pytest.mark.parametrize("words", [MASKED, READ_ONLY])
+def test_what_hides_proc_outside_of_containers_is_told(words: str, root: Path) -> None:
+    """No container's option would help, and a filter that is there as well is not what stands in the way."""
+    _filter(root)
+    assert fix(words, root).startswith("Something around this process hides parts of procfs")
+    assert "take ProtectKernelTunables=" in fix(words, root)
+    assert "A filter of system calls" in fix(DENIED, root)  # the control
 
 
 @pytest.mark.parametrize(("words", "limit"), [(ENOSPC, "127000"), (DENIED, "0")])

@@ -1,0 +1,44 @@
+"""What was in a container ends with it, also where the Engine cannot do it any more."""
+
+from typing import Any
+
+import pytest
+
+from sandboxes.docker import removal, usage
+from sandboxes.docker.removal import Remover
+from sandboxes.errors import SandboxUnavailable
+
+
+class Engine:
+    """One that removes, or one that is gone."""
+
+    def __init__(self, *, gone: bool) -> None:
+        self.gone = gone
+        self.asked: list[str] = []
+
+    async def remove(self, name: str) -> None:
+        """Remove it."""
+        self.asked.append(name)
+        if self.gone:
+            raise SandboxUnavailable("Removing a container", "Connection refused", "Start it.")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_what_the_engine_left_in_a_container_is_killed(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the Engine had its chance, whether or not it took it; a container that was never made has nothing in it."""
+    ended: list[str] = []
+
+    def end(container: str) -> int:
+        ended.append(container)
+        return 1
+
+    monkeypatch.setattr(usage, "end", end)
+    monkeypatch.setattr(removal, "_RETRY_SECONDS", 0)
+    engine: Any = Engine(gone=gone)
+    remover = Remover(engine)
+    async with remover.running():
+        await remover.take("glovebox-1", "c0ffee")
+        await remover.take("glovebox-2", "")
+    assert ended == ["c0ffee"]
+    assert {name for name in engine.asked if name} == {"glovebox-1", "glovebox-2"}
+    assert set(remover.leaked) == ({"glovebox-1", "glovebox-2"} if gone else set())

@@ -1,0 +1,76 @@
+"""The plan in Podman's words: all of it, or a refusal; and the file with the filter."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxes.docker import podman
+from sandboxes.docker.plan import make
+from sandboxes.errors import UnsupportedSpec
+from tests.unit.test_docker_plan import HOST, SECCOMP, SPEC
+
+FILTER = "/somewhere/filter.json"
+
+
+def body() -> dict[str, Any]:
+    """A plan's body, free to be changed."""
+    return copy.deepcopy(dict(make(SPEC, HOST, SECCOMP).action))
+
+
+def test_every_guard_of_the_plan_is_asked_for() -> None:
+    """Nothing is left to Podman's defaults, which differ from the Engine's and from version to version."""
+    found = podman.specification("name", body(), FILTER)
+    wanted = {
+        "image": HOST.image.removeprefix("sha256:"), "user": "65532:65532", "privileged": False, "cap_drop": ["ALL"],
+        "cap_add": [], "no_new_privileges": True, "seccomp_profile_path": FILTER, "read_only_filesystem": True,
+        "netns": {"nsmode": "none"}, "cgroupns": {"nsmode": "private"}, "ipcns": {"nsmode": "private"},
+        "pidns": {"nsmode": "private"}, "utsns": {"nsmode": "private"}, "systemd": "false", "unsetenvall": True,
+        "use_image_hosts": True, "manage_password": False, "image_volume_mode": "ignore", "remove": True,
+        "log_configuration": {"driver": "none"}, "oci_runtime": "runc", "stop_signal": 9,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["resource_limits"]["memory"] == {"limit": 512 * 2**20, "swap": 512 * 2**20}
+    assert found["resource_limits"]["pids"] == {"limit": 64}
+    assert found["resource_limits"]["cpu"] == {"period": 100_000, "quota": 100_000}
+    mounts = {each["destination"]: each["options"] for each in found["mounts"]}
+    assert {"bind", "ro", "rprivate", "nosuid", "nodev"} == set(mounts["/workspace"])
+    for place in ("/tmp", "/input", "/output"):  # noqa: S108 - inside the sandbox
+        assert {"nosuid", "nodev", "noexec", "notmpcopyup"} <= set(mounts[place])
+        assert any(option.startswith("size=") for option in mounts[place])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("Binds", ["/:/host"]), ("UsernsMode", "host"), ("Devices", [{}]), ("SecurityOpt", ["label=x"]), ("New", 1)],
+)
+def test_what_has_no_word_is_refused(field: str, value: object) -> None:
+    """A field this translation does not know, or a value Podman would not take, is never left out in silence."""
+    changed = body()
+    changed["HostConfig"][field] = value
+    with pytest.raises(UnsupportedSpec, match="Podman has no counterpart"):
+        podman.specification("name", changed, FILTER)
+
+
+async def test_the_filter_is_a_file_of_its_own_and_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Written once, named after its content, writable by nobody else, gone with the driver."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    filters = podman.Filters()
+    assert list(tmp_path.iterdir()) == []
+    first = Path(await filters.path(body()))
+    assert Path(await filters.path(body())) == first
+    assert first.read_text().startswith("{")
+    assert first.stat().st_mode & 0o777 == 0o644
+    filters.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_directory_that_is_there_already_is_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Somebody else's directory, or link, under the name: nothing is written into it."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    filters = podman.Filters()
+    filters.directory.symlink_to(tmp_path)
+    with pytest.raises(FileExistsError):
+        await filters.path(body())
+    assert list(tmp_path.iterdir()) == [filters.directory]
