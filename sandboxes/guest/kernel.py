@@ -10,6 +10,8 @@ import _ctypes
 import os
 import struct
 
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
 _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
@@ -88,6 +90,11 @@ def syscall(what: str, number: int, *arguments: int | bytes | None) -> int:
 def set_dumpable(value: int) -> None:
     """Set whether other processes of this user may look into this one (1) or not (0). Raises OSError."""
     _checked(f"prctl(PR_SET_DUMPABLE, {value})", _prctl(_PR_SET_DUMPABLE, value, 0, 0, 0))
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends. Raises OSError."""
+    _checked("prctl(PR_SET_PDEATHSIG)", _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
 
 
 def get_dumpable() -> int:

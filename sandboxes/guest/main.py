@@ -35,7 +35,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
     if os.getpid() != 1:
         # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else everybody.
         sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
-    wire_in, wire_out = _take_wire()
+    wire_in, wire_out = take_wire()
     set_dumpable(0)
     if config["filter"]:
         add_filter(bytes.fromhex(config["filter"]))
@@ -77,7 +77,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
     os._exit(0)
 
 
-def _take_wire() -> tuple[int, int]:
+def take_wire() -> tuple[int, int]:
     """Move standard input and output out of reach, and put /dev/null in their place."""
     import fcntl
 

@@ -18,7 +18,7 @@ import os
 import sys
 
 from sandboxes.guest import kernel
-from sandboxes.guest.main import serve
+from sandboxes.guest.main import serve, take_wire
 from sandboxes.guest.work import warm_up
 from sandboxes.jsontext import loads
 
@@ -52,8 +52,10 @@ def main() -> None:
     sys.path.extend(config["path"])
     # bwrap leaves open what it waited on.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    orders = _socket.socket(fileno=0)
+    kernel.set_dumpable(0)
     own = os.getuid()
+    # Out of the way of modules that print when they are imported.
+    orders = _socket.socket(fileno=take_wire()[0])
     # Nobody waits for what is forked: the host sees its end by a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -73,10 +75,15 @@ def main() -> None:
         if not order:
             return
         outside = loads(order.decode())["uid"] or own
-        _be(outside)
-        if kernel.fork_into(_NEW_NAMESPACES) == 0:
-            orders.detach()
-            _leave(descriptors, own, outside, config)
+        try:
+            _be(outside)
+            if kernel.fork_into(_NEW_NAMESPACES) == 0:
+                orders.detach()
+                _leave(descriptors, own, outside, config)
+        except (
+            OSError
+        ) as problem:  # no more processes or namespaces, for instance: the host hears of it, and may ask again
+            _say(descriptors[1], problem)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -87,8 +94,8 @@ def _be(uid: int) -> None:
         # It has never been root in this namespace, so it keeps its rights, and can be yet another the next time.
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        # The files below /proc/self belong to root for a process that is not dumpable.
-        kernel.set_dumpable(1)
+        # Becoming another takes it back, see prctl(2).
+        kernel.die_with_parent()
 
 
 def _collapse() -> None:
@@ -128,7 +135,7 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         for group in groups:
             # 0 is the writer: a process that moves itself makes nobody wait, see cgroups(7).
             os.write(group, b"0")
-        os.closerange(3, max(descriptors) + 1)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         # Now, and not with the others: its root is the group one is in.
         kernel.unshare(_CLONE_NEWCGROUP)
         _announce()
@@ -137,13 +144,19 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         _forget()
         serve(config)
     except BaseException as problem:  # noqa: BLE001 - it must never return into the zygote's loop
-        os.write(2, f"{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
+        _say(2, problem)
     finally:
         os._exit(1)
 
 
+def _say(descriptor: int, problem: BaseException) -> None:
+    os.write(descriptor, f"{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
+
+
 def _map_user(inside: int, outside: int) -> None:
     """Have a number in the new user namespace, see user_namespaces(7)."""
+    # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
+    kernel.set_dumpable(1)
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{inside} {outside} 1")
     _write("/proc/self/gid_map", f"{inside} {outside} 1")
