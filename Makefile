@@ -24,10 +24,10 @@ check: ## Lint, formatting, types, and the rules of this repository
 	@scripts/bootstrap check
 	@scripts/check
 
-bench: ## Measure whole calls against a bare python3 (BENCH='--json FILE' keeps the numbers)
+bench: ## Measure every promise about time and memory (BENCH='--quick'), or against another revision (AGAINST=main)
 	@scripts/bootstrap demo
 	@.venv/bin/glovebox setup
-	@.venv/bin/python -m tests.perf.bench $(BENCH)
+	@.venv/bin/python -m tests.perf.bench $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
 
 fuzz: ## Search for inputs that break a reader (TARGET=wire, SECONDS=600; all targets, one after another)
 	@scripts/bootstrap check

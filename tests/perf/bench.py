@@ -140,11 +140,11 @@ async def bench(options: argparse.Namespace, console: Console, tick: Callable[[s
         verdicts = await run.measure()
         run.facts["run"] = f"{rounds} rounds{', quick' if options.quick else ''}"
         found = report.as_json(verdicts, run.series, run.facts, run.parts)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         report.show(found, console)
         if run.parts is not None:
             console.print(where.table(run.parts, "where the time of one warm call goes"))
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         if options.plot or options.docs:
             tick("drawing")
             picture = await plot.drawn(found, peers.KEYS, directory)

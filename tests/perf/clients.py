@@ -250,11 +250,16 @@ def family(pid: int) -> Sequence[int]:
     found: list[int] = []
     waiting = [pid]
     while waiting:
-        try:
-            tasks = list(Path(f"/proc/{waiting.pop()}/task").iterdir())
-            children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-        except OSError:
-            continue  # it has ended
-        found += children
-        waiting += children
+        below = children(waiting.pop())
+        found += below
+        waiting += below
     return found
+
+
+def children(pid: int) -> list[int]:
+    """A process's children; none where it has ended."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []

@@ -46,6 +46,10 @@ def waiting(server: int, driver: str) -> list[Group]:
     """The sandboxes of a server that wait; without the zygote they are forked from."""
     if driver == "docker":
         return _containers(server)
+    if driver == "gvisor":
+        # Its kernel and its server of files have a namespace each: here a sandbox is all below one child of ours.
+        trees = [(child, *clients.family(child)) for child in clients.children(server)]
+        return [tree for tree in trees if in_namespaces(tree)]
     groups = in_namespaces(clients.family(server))
     # The zygote is the one whose own child is in another namespace.
     parents = {_parent(pid) for group in groups.values() for pid in group}

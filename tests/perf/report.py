@@ -22,6 +22,12 @@ END = "<!-- end: written by make bench -->"
 _PLANNED = {row.key: row for row in ROWS}
 
 
+def title(row: Mapping[str, Any]) -> str:
+    """What a row of the JSON is about, with the number that is judged where there are several."""
+    what = _PLANNED[row["row"]].what
+    return what if (row["compare"], row["statistic"]) == ("alone", "p50") else f"{what}, {row['statistic']}"
+
+
 def as_json(
     verdicts: Sequence[Verdict], series: Mapping[str, Series], facts: Mapping[str, str], parts: Parts | None
 ) -> dict[str, Any]:
@@ -70,13 +76,12 @@ def bound_of(row: Mapping[str, Any]) -> str:
 def show(report: Mapping[str, Any], console: Console) -> None:
     """The table, and under it what it belongs to."""
     table = Table(title="make bench", title_justify="left")
-    for title in ("row", "", "measured", "", "bound", "verdict"):
-        table.add_column(title, overflow="fold")
+    for head in ("row", "", "measured", "", "bound", "verdict"):
+        table.add_column(head, overflow="fold")
     for row in report["rows"]:
         measured, found, verdict = said(row)
         style = {True: "green", False: "red"}.get(row["met"], "dim")
-        what = f"{_PLANNED[row['row']].what}, {row['statistic']}"
-        table.add_row(row["row"], what, measured, found, bound_of(row), f"[{style}]{verdict.strip('*')}[/]")
+        table.add_row(row["row"], title(row), measured, found, bound_of(row), f"[{style}]{verdict.strip('*')}[/]")
     console.print(table)
     for name, fact in report["machine"].items():
         console.print(f"[dim]{name:18} {fact}[/]", highlight=False)
@@ -87,8 +92,7 @@ def page(report: Mapping[str, Any]) -> str:
     lines = ["| row | what | measured | | bound | |", "| --- | --- | --- | --- | --- | --- |"]
     for row in report["rows"]:
         measured, found, verdict = said(row)
-        what = f"{_PLANNED[row['row']].what}, {row['statistic']}"
-        lines.append(f"| `{row['row']}` | {what} | {measured} | {found} | {bound_of(row)} | {_cell(verdict)} |")
+        lines.append(f"| `{row['row']}` | {title(row)} | {measured} | {found} | {bound_of(row)} | {_cell(verdict)} |")
     lines += ["", "| series | p50 | quartiles | p95 | p99 | | how often, and how |", f"| {' | '.join(['---'] * 7)} |"]
     for key, each in report["series"].items():
         low, high = each["quartiles"]

@@ -1,0 +1,312 @@
+"""``make bench`` says what was measured and no more: statistics, verdicts, page, and what it changes in servers."""
+
+import importlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from profiles.loader import SHIPPED
+from tests.perf import bare, clients, idle, plot, report, spans, workspace
+from tests.perf.clients import Setup, adapted, succeeded
+from tests.perf.latency import Way, interleaved
+from tests.perf.rows import ROWS, Row, Verdict, chosen, judge
+from tests.perf.series import Series, compared, one, quantile, rounded
+
+
+def series(key: str, *rounds: tuple[float, ...], unit: str = "ms") -> Series:
+    """What was measured."""
+    return Series(key=key, what=key, unit=unit, rounds=rounds)
+
+
+def test_quantiles_lie_straight_between_neighbours() -> None:
+    """And the ends are the ends."""
+    values = [4.0, 1.0, 3.0, 2.0]
+    assert [quantile(values, share) for share in (0.0, 0.5, 1.0)] == [1.0, 2.5, 4.0]
+    assert quantile([7.0], 0.99) == 7.0
+    with pytest.raises(ValueError, match="of nothing"):
+        quantile([], 0.5)
+
+
+def test_a_series_counts_all_its_rounds() -> None:
+    """Its numbers are of all values; what is kept of a round is its median."""
+    found = series("x", (1.0, 2.0, 3.0), (100.0,))
+    assert (found.get("p50"), found.get("max")) == (2.5, 100.0)
+    assert found.get("p95") == pytest.approx(85.45)
+    summary = found.summary()
+    assert (summary["count"], summary["rounds"]) == (4, [2.0, 100.0])
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.0, 0.0), (123456.0, 123456.0), (0.0123456, 0.01235), (9.87654, 9.877)])
+def test_numbers_are_shown_with_four_digits(value: float, shown: float) -> None:
+    """Before the point nothing is lost."""
+    assert rounded(value) == shown
+
+
+def test_twice_as_slow_is_told_apart() -> None:
+    """And the interval is about two, although every round has a slow moment that falls on both."""
+    slow = [1.0, 5.0, 1.2, 3.0, 1.1, 2.0, 1.3, 1.0]
+    theirs = series("theirs", *[(10.0 * each, 10.1 * each, 9.9 * each) for each in slow])
+    ours = series("ours", *[(20.0 * each, 20.3 * each, 19.7 * each) for each in slow])
+    found = compared(ours, theirs)
+    assert found.ratio == pytest.approx(2.0, rel=0.01)
+    assert 1.9 < found.low <= found.high < 2.1
+    assert found.differs
+
+
+def test_the_same_is_not_told_apart_from_itself() -> None:
+    """The control: what differs by noise alone has an interval with 1 in it."""
+    ours = series("ours", (10.0,), (11.0,), (10.5,), (9.5,), (10.2,))
+    theirs = series("theirs", (10.4,), (10.1,), (10.9,), (9.9,), (9.8,))
+    assert not compared(ours, theirs).differs
+
+
+def test_rounds_that_do_not_fit_are_not_compared() -> None:
+    """What was not interleaved has no common rounds."""
+    with pytest.raises(ValueError, match="zip"):
+        compared(series("a", (1.0,)), series("b", (1.0,), (2.0,)))
+
+
+RATIO = Row(key="r", part="latency", what="", base="b", most=0.5)
+
+
+@pytest.mark.parametrize(
+    ("row", "found", "met"),
+    [
+        (RATIO, 0.4, True),
+        (Row(key="r", part="latency", what="", base="b", most=0.3), 0.4, False),
+        (Row(key="r", part="latency", what="", base="b", compare="more", most=-7), -6.0, False),
+        (Row(key="r", part="latency", what="", base="b", least=0.4), 0.4, True),
+        (Row(key="r", part="latency", what="", base="b", least=0.41), 0.4, False),
+        (Row(key="r", part="latency", what="", base="b"), 0.4, None),
+        (Row(key="r", part="wire", what="", compare="alone", most=4), 4.0, True),
+    ],
+)
+def test_a_verdict_is_what_the_bound_says(row: Row, found: float, met: bool | None) -> None:
+    """Ratio, difference or the value itself; at most or at least; none where nothing is promised."""
+    verdict = judge(row, {"r": series("r", (4.0,)), "b": series("b", (10.0,))}, {})
+    assert verdict.found == pytest.approx(found)
+    assert verdict.met is met
+
+
+def test_p99_is_held_against_p99() -> None:
+    """Not against the base's median."""
+    row = Row(key="r", part="latency", what="", base="b", statistic="p99", most=1)
+    many = {"r": series("r", (1.0,) * 50 + (30.0,) * 50), "b": series("b", (10.0,) * 50 + (40.0,) * 50)}
+    assert judge(row, many, {}).found == pytest.approx(0.75)
+
+
+def test_what_was_not_measured_is_neither_met_nor_unmet() -> None:
+    """It says why, also where only its base is missing."""
+    assert judge(RATIO, {}, {"r": "no docker"}).reason == "no docker"
+    half = judge(RATIO, {"r": series("r", (1.0,))}, {"b": "no interpreter"})
+    assert (half.met, half.reason) == (None, "no interpreter")
+    assert judge(RATIO, {}, {}).reason == "not measured in this run"
+
+
+def test_rows_are_found_by_key_and_by_pattern() -> None:
+    """A name that is nothing is an error, not an empty table that says all is well."""
+    assert [row.key for row in chosen(["cold-*", "wire"])] == ["cold-bubblewrap", "cold-docker", "cold-gvisor", "wire"]
+    assert chosen([]) == ROWS
+    with pytest.raises(ValueError, match="no row 'prnit'"):
+        chosen(["print-p50", "prnit"])
+
+
+def test_rows_are_whole() -> None:
+    """One of each key, never two bounds, and a base exactly where something is compared."""
+    assert len({row.key for row in ROWS}) == len(ROWS)
+    assert [row.key for row in ROWS if (row.compare == "alone") == bool(row.base)] == []
+    assert [row.key for row in ROWS if row.most is not None and row.least is not None] == []
+
+
+def test_every_row_is_explained() -> None:
+    """docs/performance.md has each key."""
+    text = report.PAGE.read_text()
+    assert [row.key for row in ROWS if f"`{row.key}`" not in text] == []
+
+
+def kept() -> dict[str, Any]:
+    """A report with one row met, one unmet, the others not measured."""
+    found = {
+        "print": series("print", (1.0, 2.0), (3.0,)),
+        "bare": series("bare", (10.0,), (12.0,)),
+        "wire": one("wire", "rate", "MB/s", 100.0, "a | note"),
+    }
+    verdicts = [judge(row, found, {}) for row in ROWS]
+    return report.as_json(verdicts, found, {"processor": "2 × a | b"}, None)
+
+
+def test_the_page_has_every_row_and_its_verdict() -> None:
+    """What is not met stays visible."""
+    text = report.page(kept())
+    lines = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert lines.keys() >= {row.key for row in ROWS}
+    assert "0.1818 × | ≤ 0.3 × | met |" in lines["print-p50"]
+    rows = {line.split("`")[1]: line for line in text.partition("| series |")[0].splitlines() if line.startswith("| `")}
+    assert "100 MB/s |  | ≥ 200 MB/s | **not met** |" in rows["wire"]
+    assert "not measured: not measured in this run" in rows["docker"]
+    assert "a \\| note" in text
+
+
+def test_only_what_is_between_the_markers_is_renewed() -> None:
+    """The words around are written by hand."""
+    before = f"above\n{report.BEGIN}\nearlier\n{report.END}\nbelow\n"
+    after = report.written(before, kept())
+    assert after.startswith(f"above\n{report.BEGIN}\n| row |")
+    assert after.endswith(f"{report.END}\nbelow\n")
+    assert "earlier" not in after
+    assert report.written(after, kept()) == after
+    with pytest.raises(ValueError, match="no place"):
+        report.written("no markers", kept())
+
+
+def test_the_page_is_what_was_kept() -> None:
+    """docs/performance.md shows docs/performance.json and nothing else."""
+    text = report.PAGE.read_text()
+    if report.KEPT.exists():
+        assert report.written(text, report.read(report.KEPT)) == text
+    else:
+        assert "Not kept yet" in text
+
+
+def test_a_report_is_plain_json(tmp_path: Path) -> None:
+    """It comes back as it was."""
+    (tmp_path / "r.json").write_text(json.dumps(kept()))
+    assert report.read(tmp_path / "r.json") == kept()
+
+
+async def test_ways_are_interleaved_and_a_failing_one_ends_alone() -> None:
+    """Rounds begin with another way each; the first warms up; what does not count does not; what fails has a reason."""
+    order: list[str] = []
+
+    def way(key: str, **options: Any) -> Way:
+        async def once() -> float:
+            await anyio.lowlevel.checkpoint()
+            order.append(key)
+            if key == "bad":
+                raise RuntimeError("it broke")
+            return float(len(order))
+
+        return Way(key=key, what=key, once=once, **options)
+
+    reasons: dict[str, str] = {}
+    ways = [way("a"), way("b", block=3, uncounted=2), way("bad"), way("rare", every=2)]
+    found = await interleaved(ways, 3, reasons, lambda _: None)
+    assert order[:6] == ["a", "b", "b", "b", "bad", "rare"]
+    assert order[6:11] == ["b", "b", "b", "rare", "a"]
+    assert reasons == {"bad": "RuntimeError: it broke"}
+    assert {key: [len(each) for each in one.rounds] for key, one in found.items()} == {
+        "a": [1, 1, 1], "b": [1, 1, 1], "rare": [1, 1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shipped", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+def test_servers_differ_from_what_is_shipped_only_as_they_should(shipped: Path, tmp_path: Path) -> None:
+    """The driver; and where asked, what is prepared. Limits, files and network stay."""
+    original = tomllib.loads(shipped.read_text())
+    setup = Setup(directory=tmp_path, workspace=tmp_path, driver="gvisor")
+    warm = tomllib.loads(adapted(shipped.read_text(), setup))
+    assert warm == original | {"isolation": ["gvisor"]}
+    cold = tomllib.loads(adapted(shipped.read_text(), Setup(directory=tmp_path, workspace=tmp_path, cold=True)))
+    assert cold.get("python", {}).get("preload", []) == []
+    assert cold.get("python", {}).get("start", "cold") == "cold"
+    assert {**cold, "python": None} == {**original, "isolation": ["bubblewrap"], "python": None}
+
+
+def test_the_smallest_client_finds_the_end_of_an_answer() -> None:
+    """In pieces: nothing is taken before all of it is there, and nothing of the next answer."""
+    data = b"4\r\nwiki\r\n3;x=y\r\nped\r\n0\r\n\r\n".replace(b";x=y", b"")
+    assert clients._chunks(data) == len(data)
+    assert clients._chunks(data + b"HTTP/1.1 200") == len(data)
+    assert [clients._chunks(data[:end]) for end in range(len(data))] == [0] * len(data)
+
+
+def test_an_answer_is_a_success_only_with_the_right_words() -> None:
+    """The program's output, and isolation that was verified."""
+    good = json.dumps({"stdout": {"text": "1\n"}, "isolation": {"verified": True}}).encode()
+    assert succeeded(good, "1\n")
+    assert not succeeded(good, "2\n")
+    assert not succeeded(good.replace(b"true", b"false"), "1\n")
+    assert not succeeded(b"", "1\n")
+
+
+@pytest.mark.parametrize(("module", "name"), [spans.PARSE, spans.CALL, *((a, b) for a, b, _ in spans.POINTS)])
+def test_every_part_of_a_call_is_where_it_is_looked_for(module: str, name: str) -> None:
+    """A function that was renamed would silently count as "between the parts"."""
+    owner, last, function = spans.found(module, name)
+    assert callable(function)
+    assert getattr(owner, last) is function
+    assert importlib.import_module(module).__name__ == module
+
+
+async def test_parts_add_up_to_the_whole() -> None:
+    """What is spent in an inner part counts there alone, and outside of a call nothing counts."""
+
+    async def inner() -> None:
+        await anyio.lowlevel.checkpoint()
+
+    timed_inner = spans.wrapped(inner, "inner")
+
+    async def outer() -> None:
+        await timed_inner()
+
+    timed_outer = spans.wrapped(outer, "outer")
+    await timed_outer()
+    call = spans._Call()
+    span = spans._Span(call, None)
+    token = spans._now.set(span)
+    await timed_outer()
+    spans._now.reset(token)
+    whole = span.end("rest")
+    assert call.parts.keys() == {"inner", "outer", "rest"}
+    assert sum(call.parts.values()) == pytest.approx(whole)
+    assert min(call.parts.values()) >= 0
+
+
+def test_the_hosts_commands_see_what_the_tools_are_asked_for(tmp_path: Path) -> None:
+    """The control of the rows about files: on the host, each command runs and shows what the tool has to."""
+    workspace.build(tmp_path, workspace.FOLDERS * 2)
+    (tmp_path / workspace.PICKED).write_text("x\n")
+    for question in workspace.questions(workspace.FOLDERS * 2).values():
+        assert workspace.on_host(question, tmp_path) > 0
+    assert len(list(tmp_path.rglob("*.txt"))) == workspace.FOLDERS * 2 + 1
+
+
+def test_the_bare_interpreter_is_named_by_its_absolute_path() -> None:
+    """What a shim costs would flatter us."""
+    found = bare.candidates()
+    assert found
+    assert all(Path(each).is_absolute() for each in found)
+    assert len({Path(each).resolve() for each in found}) == len(found)
+
+
+def test_a_bare_program_that_prints_something_else_is_no_measurement() -> None:
+    """The base is held to the same as we are."""
+    python = bare.Bare(python=bare.candidates()[0], version="")
+    assert python.milliseconds("print(1)", "1\n") > 0
+    with pytest.raises(RuntimeError, match="printed '2"):
+        python.milliseconds("print(2)", "1\n")
+
+
+def test_memory_and_processor_time_of_a_process_can_be_read() -> None:
+    """Of our own, which has both."""
+    own = [int(Path("/proc/self").readlink().name)]
+    assert 0 < idle.own_mib(own) <= idle.pss_mib(own) + 1
+    assert idle.processor_seconds(own) > 0
+    assert idle.in_namespaces(own) == {}
+
+
+def test_the_picture_is_of_what_was_measured() -> None:
+    """A program that compiles, with the numbers in it; none where there are none."""
+    code = plot.program(kept(), ("docker-run",))
+    compile(code, "plot", "exec")
+    assert '"bare"' in code
+    assert plot.program({"series": {}}, ()) == ""
+
+
+def test_a_verdict_as_json_has_what_the_page_needs() -> None:
+    """Also where nothing was measured."""
+    assert Verdict(row=RATIO, reason="why").as_json()["found"] is None
