@@ -116,7 +116,8 @@ def own_engine(directory: Path) -> Iterator[OwnEngine]:
     subprocess.run(["docker", "save", "--output", str(image), content.tag()], check=True)
     try:
         anyio.run(engine.start)
-        subprocess.run(["docker", "--host", engine.host, "load", "--quiet", "--input", str(image)], check=True)
+        load = ["docker", "--host", engine.host, "load", "--quiet", "--input", str(image)]
+        subprocess.run(load, check=True, stdout=subprocess.DEVNULL)
         image.unlink()
         os.environ["DOCKER_HOST"] = engine.host
         yield engine
