@@ -4,6 +4,7 @@ Its data, sockets and containerd are below one directory. Sandboxes have no netw
 """
 
 import os
+import re
 import signal
 import subprocess  # noqa: TID251 - a whole Engine is what is killed
 from collections.abc import Iterator, Mapping
@@ -72,8 +73,10 @@ class OwnEngine:
 
         Returns:
             How many of containerd's processes, one for each container, wait for a killed Engine that has forgotten
-            them; and what must not be: processes in their containers, anything else of the Engine's, and its mounts.
+            them (and their empty control groups); and what must not be: processes in their containers, anything else
+            of the Engine's, and its mounts.
         """
+        containers: list[bytes] = []
         shims: list[tuple[int, str]] = []
         more: list[tuple[int, str]] = []
         for process in Path("/proc").iterdir():
@@ -81,10 +84,14 @@ class OwnEngine:
                 if process.name.isdigit() and str(self.directory).encode() in (process / "cmdline").read_bytes():
                     pid, name = int(process.name), (process / "comm").read_text().strip()
                     (shims if name.startswith("containerd-shim") else more).append((pid, name))
+                    containers += re.findall(rb"-id\0([0-9a-f]{64})", (process / "cmdline").read_bytes())
         inside = [(each.pid, each.name) for pid, _ in shims for each in leftovers.family(pid)]
         for pid, _ in [*inside, *shims]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for empty in (each for name in containers for each in Path("/sys/fs/cgroup").glob(f"*/docker/{name.decode()}")):
+            with suppress(OSError):
+                empty.rmdir()
         wrong = [f"{pid}: {name}" for pid, name in [*inside, *more] if pid != os.getpid()]
         return len(shims), [*wrong, *(line for line in _mounts() if str(self.directory) in line)]
 
@@ -116,7 +123,8 @@ def own_engine(directory: Path) -> Iterator[OwnEngine]:
     subprocess.run(["docker", "save", "--output", str(image), content.tag()], check=True)
     try:
         anyio.run(engine.start)
-        subprocess.run(["docker", "--host", engine.host, "load", "--quiet", "--input", str(image)], check=True)
+        load = ["docker", "--host", engine.host, "load", "--quiet", "--input", str(image)]
+        subprocess.run(load, check=True, stdout=subprocess.DEVNULL)
         image.unlink()
         os.environ["DOCKER_HOST"] = engine.host
         yield engine
