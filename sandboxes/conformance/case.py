@@ -73,8 +73,8 @@ class Claim(Strict):
     proves: tuple[str, ...] = Field(min_length=1)
     """Ids of the sentences of docs/threat-model.md that it is a part of the proof of."""
     gaps: dict[str, str] = {}
-    """Driver → why it is known not to hold there; ``rlimits`` besides, where there are no control groups. A gap that
-    has closed must be deleted."""
+    """Driver → why it is known not to hold there; ``rlimits`` besides, where there are no control groups, and
+    ``forked``, where sandboxes are. A gap that has closed must be deleted."""
 
 
 class Case(Claim):

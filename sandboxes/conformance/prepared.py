@@ -14,9 +14,6 @@ from sandboxes.conformance.case import LIMITS
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.spec import SandboxSpec
 
-FORKED = "forked"
-"""What such a driver is called in the cases' gaps, besides its own names."""
-
 
 class Prepared:
     """A ``Driver`` that opens every sandbox from a source of its plan, which is started when it is first needed."""

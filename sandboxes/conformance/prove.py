@@ -126,7 +126,7 @@ async def prove(
     """Ask one driver for every claim; ``heard`` is told each finding as it comes, ``start`` is for the report."""
     started = anyio.current_time()
     watched = True
-    names = gap_names(driver.capabilities)
+    names = (*gap_names(driver.capabilities), start)
 
     async def attempts(cases: Sequence[Case]) -> list[Finding]:
         nonlocal watched

@@ -67,9 +67,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
     if case.repeated is not None:
         again = await see(driver, case.program or "", case.in_force(), host)
         problems += _aftermath(again)
-        equal = _stdout(seen) == _stdout(again)
-        if equal != (case.repeated == "same"):
-            problems.append(f"two runs printed {'the same' if equal else 'different things'}: {_stdout(seen)!r}")
+        problems += _repeated(case, _stdout(seen).split(), _stdout(again).split())
     if host.fingerprint() != fingerprint:
         problems.append("files of the host were changed")
     return Verdict(case=case, problems=tuple(problems), watched=seen.watched)
@@ -174,6 +172,15 @@ def _inside(case: Case, seen: Seen) -> list[str]:
     if problems and found.stderr.text:
         problems.append(f"standard error ends with {found.stderr.text[-800:]!r}")
     return problems
+
+
+def _repeated(case: Case, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    if case.repeated == "same":
+        return [] if first == second else [f"two runs printed different things: {first} and {second}"]
+    same = [one for one, another in zip(first, second, strict=False) if one == another]
+    if same or len(first) != len(second) or not first:
+        return [f"two runs printed the same {same or 'nothing'}: {first} and {second}"]
+    return []
 
 
 def _is_one(found: str, wanted: str | tuple[str, ...]) -> bool:

@@ -12,7 +12,7 @@ from sandboxes.base import Driver
 from sandboxes.conformance import control, host, prove, trial
 from sandboxes.conformance.case import Case, load
 from sandboxes.conformance.host import Planted
-from sandboxes.conformance.prepared import FORKED, prepared
+from sandboxes.conformance.prepared import prepared
 from sandboxes.conformance.prove import gap_names
 from sandboxes.docker import DockerDriver
 from server.settings import Settings
@@ -75,7 +75,7 @@ def subject(request: pytest.FixtureRequest, portal: anyio.from_thread.BlockingPo
             patch.setattr(cgroup, "detect", lambda _: None)
         name = request.param if request.param in drivers.NAMES else "bubblewrap"
         found = portal.call(available.get, name)
-        if FORKED not in words:
+        if "forked" not in words:
             yield Subject(request.param, tuple(words), found)
             return
         with portal.wrap_async_context_manager(prepared(found)) as forked:

@@ -22,7 +22,7 @@ def test_every_case_is_one_sentence_with_seeds_and_gaps_of_known_drivers() -> No
     for case in CASES:
         assert re.fullmatch(r"[^.].*\.", case.claim), case.id
         assert all(re.fullmatch(r"[EFIM]\d{1,2}", seed) for seed in case.seeds), case.id
-        assert set(case.gaps) <= {*drivers.NAMES, "rlimits", "gvisor-docker"}, case.id
+        assert set(case.gaps) <= {*drivers.NAMES, "rlimits", "gvisor-docker", "forked"}, case.id
         assert all(reason for reason in case.gaps.values()), case.id
         assert set(case.limits) <= set(LIMITS.__slots__), case.id
 
