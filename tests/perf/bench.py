@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from server.settings import Settings
 from tests.perf import against, bare, clients, idle, latency, load, machine, peers, plot, report, where, wire
-from tests.perf.rows import ROWS, Part, Row, Verdict, chosen, judge
+from tests.perf.bare import Bare
+from tests.perf.rows import ROWS, Part, Row, Verdict, chosen, judge, told
 from tests.perf.series import Series
 from tests.perf.where import Parts
 
 ROUNDS, QUICK_ROUNDS = 20, 2
-PANDAS_ROWS = frozenset({"pandas-p50", "pandas-p99", "throughput-pandas"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,83 +42,88 @@ class Run:
     reasons: dict[str, str] = field(default_factory=dict)
     parts: Parts | None = None
     facts: dict[str, str] = field(default_factory=dict)
+    usable: dict[str, str] = field(default_factory=dict)
+    plain: Bare = field(init=False)
+    pandas: Bare | None = None
 
     async def measure(self) -> list[Verdict]:
         """Every part that a row needs, one after another; what fails is a reason beside its rows."""
         workspace = self.directory / "workspace"
         workspace.mkdir(mode=0o755)
         bare.write_csv(workspace)
-        usable = await clients.usable()
-        self.facts = machine.facts(usable)
+        self.usable = await clients.usable()
+        self.facts = machine.facts(self.usable)
         self.tick("looking for the fastest interpreter")
-        plain, pandas = bare.fastest(), self._pandas()
-        self.facts |= {"bare": plain.told, "bare with pandas": pandas.told if pandas else "none"}
-        wanted = {row.part for row in self.rows}
-        async with self._part("latency", wanted), AsyncExitStack() as stack:
-            bench = latency.Bench(
-                directory=self.directory, stack=stack, bare=plain, pandas=pandas, usable=usable, image=self.image,
-                quick=self.quick, wanted={key for row in self.rows for key in row.needs}, reasons=self.reasons,
-            )  # fmt: skip
-            if "latency" in wanted:
-                self.series |= await latency.measured(bench, self.rounds, self.tick)
-                self.facts |= bench.versions
-        async with self._part("broker", wanted):
-            if "broker" in wanted:
-                self.tick("parts of a call")
-                self.parts = await where.measured(self.directory, count=50 if self.quick else where.CALLS)
-                self.series |= {each.key: each for each in self.parts.broker()}
-        async with self._part("load", wanted):
-            if "load" in wanted:
-                seconds = load.QUICK_SECONDS if self.quick else load.SECONDS
-                needs_pandas = any(row.key in PANDAS_ROWS for row in self.rows)
-                self.series |= await load.throughput(
-                    self.directory, plain, pandas if needs_pandas else None, seconds, self.tick
-                )
-        async with self._part("burst", wanted):
-            if "burst" in wanted:
-                self.tick(f"{load.BURST} calls at once")
-                self.series |= await load.burst(self.directory)
-        for driver, preload in (("bubblewrap", False), ("bubblewrap", True), ("docker", False), ("docker", True),
-                                ("gvisor", False)):  # fmt: skip
-            await self._idle(driver, preload=preload, can=driver in usable)
-        async with self._part("wire", wanted):
-            if "wire" in wanted:
-                self.tick("32 MiB through the wire")
-                self.series |= await wire.measured(3 if self.quick else wire.ROUNDS)
+        self.plain, self.pandas = bare.fastest(), self._with_pandas()
+        self.facts |= {"bare": self.plain.told, "bare with pandas": self.pandas.told if self.pandas else "none"}
+        steps: dict[Part, Callable[[], Awaitable[dict[str, Series]]]] = {
+            "latency": self._latency,
+            "broker": self._broker,
+            "load": self._load,
+            "burst": self._burst,
+            "idle": self._idle,
+            "wire": self._wire,
+        }
+        for part in (each for each in steps if each in {row.part for row in self.rows}):
+            try:
+                self.series |= await steps[part]()
+            except Exception as problem:  # noqa: BLE001 - the other parts are still worth having
+                keys = [row.judged for row in self.rows if row.part == part]
+                self.reasons = dict.fromkeys(keys, told(problem)) | self.reasons
         return [judge(row, self.series, self.reasons) for row in self.rows]
 
-    async def _idle(self, driver: str, *, preload: bool, can: bool) -> None:
-        keys = {row.judged for row in self.rows if row.part == "idle"}
-        memory = idle.memory_key(driver, preload=preload)
-        if not keys & {memory, f"idle-{driver}"}:
-            return
-        if not can:
-            self.reasons |= dict.fromkeys((memory, f"idle-{driver}"), f"{driver} cannot be used here")
-            return
-        try:
-            seconds = idle.QUICK_CPU_SECONDS if self.quick else idle.CPU_SECONDS
-            self.series |= await idle.measured(self.directory, driver, preload=preload, seconds=seconds, tick=self.tick)
-        except Exception as problem:  # noqa: BLE001 - the other rows are still worth having
-            self.reasons |= dict.fromkeys((memory, f"idle-{driver}"), f"{type(problem).__name__}: {problem}"[:300])
+    async def _latency(self) -> dict[str, Series]:
+        async with AsyncExitStack() as stack:
+            bench = latency.Bench(
+                directory=self.directory, stack=stack, bare=self.plain, pandas=self.pandas, usable=self.usable,
+                image=self.image, quick=self.quick, wanted={key for row in self.rows for key in row.needs},
+                reasons=self.reasons,
+            )  # fmt: skip
+            found = await latency.measured(bench, self.rounds, self.tick)
+            self.facts |= bench.versions
+            return found
 
-    def _pandas(self) -> bare.Bare | None:
+    async def _broker(self) -> dict[str, Series]:
+        self.tick("parts of a call")
+        self.parts = await where.measured(self.directory, count=where.QUICK_CALLS if self.quick else where.CALLS)
+        return {each.key: each for each in self.parts.broker()}
+
+    async def _load(self) -> dict[str, Series]:
+        pandas = self.pandas if any(row.key == "throughput-pandas" for row in self.rows) else None
+        seconds = load.QUICK_SECONDS if self.quick else load.SECONDS
+        return await load.throughput(self.directory, self.plain, pandas, seconds, self.tick)
+
+    async def _burst(self) -> dict[str, Series]:
+        self.tick(f"{load.BURST} calls at once")
+        return await load.burst(self.directory)
+
+    async def _idle(self) -> dict[str, Series]:
+        wanted = {row.judged for row in self.rows}
+        found: dict[str, Series] = {}
+        seconds = idle.QUICK_CPU_SECONDS if self.quick else idle.CPU_SECONDS
+        for driver, preload in idle.LOOKED_AT:
+            keys = (idle.memory_key(driver, preload=preload), f"idle-{driver}")
+            if not wanted.intersection(keys):
+                continue
+            if driver not in self.usable:
+                self.reasons |= dict.fromkeys(keys, f"{driver} cannot be used here: `glovebox doctor` says why")
+                continue
+            try:
+                found |= await idle.measured(self.directory, driver, preload=preload, seconds=seconds, tick=self.tick)
+            except Exception as problem:  # noqa: BLE001 - the other drivers are still worth having
+                self.reasons |= dict.fromkeys(keys, told(problem))
+        return found
+
+    async def _wire(self) -> dict[str, Series]:
+        self.tick(f"{wire.MIB} MiB through the wire")
+        return await wire.measured(wire.QUICK_ROUNDS if self.quick else wire.ROUNDS)
+
+    def _with_pandas(self) -> Bare | None:
         try:
             return bare.with_pandas(Settings().data_dir)
         except RuntimeError as problem:
             self.reasons |= dict.fromkeys(("pandas", "bare-pandas", "throughput-pandas"), str(problem))
             return None
-
-    @asynccontextmanager
-    async def _part(self, part: Part, wanted: set[Part]) -> AsyncIterator[None]:
-        """Have a part that fails be a reason for its rows, and no end of the run."""
-        try:
-            yield
-        except Exception as problem:
-            if part not in wanted:
-                raise
-            for row in self.rows:
-                if row.part == part and row.judged not in self.series:
-                    self.reasons.setdefault(row.judged, f"{type(problem).__name__}: {problem}"[:300])
 
 
 @asynccontextmanager

@@ -26,6 +26,9 @@ CPU_SECONDS = 20.0
 QUICK_CPU_SECONDS = 4.0
 """Over which processor time is counted; the kernel counts it in nanoseconds."""
 
+#: Driver, and whether modules are preloaded.
+LOOKED_AT = (("bubblewrap", False), ("bubblewrap", True), ("docker", False), ("docker", True), ("gvisor", False))
+
 Group = tuple[int, ...]
 """The processes of one sandbox."""
 

@@ -20,6 +20,7 @@ from tests.perf import bare, clients, peers, workspace
 from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
 from tests.perf.clients import Setup
 from tests.perf.machine import ROOT
+from tests.perf.rows import told
 from tests.perf.series import Series
 
 Once = Callable[[], Awaitable[float]]
@@ -204,7 +205,7 @@ class Bench:
             await then(await self.stack.enter_async_context(manager))
         except Exception as problem:  # noqa: BLE001 - whatever it is, the other rows are still worth having
             for each in (key, *also):
-                self.reasons[each] = f"{type(problem).__name__}: {problem}"[:300]
+                self.reasons[each] = told(problem)
 
 
 async def interleaved(
@@ -228,7 +229,7 @@ async def interleaved(
             try:
                 times = [await _timed(way) for _ in range(way.block)]
             except Exception as problem:  # noqa: BLE001 - as when it was made
-                reasons[way.key] = f"{type(problem).__name__}: {problem}"[:300]
+                reasons[way.key] = told(problem)
                 continue
             if number:
                 taken[way.key].append(tuple(times[way.uncounted :]))

@@ -36,9 +36,9 @@ async def rate(loops: list[Loop], seconds: float) -> float:
 
     async def over_and_over(loop: Loop) -> None:
         nonlocal done
-        while (now := anyio.current_time()) < end:
+        while anyio.current_time() < end:
             await loop()
-            done += begun <= now and anyio.current_time() <= end
+            done += begun <= anyio.current_time() <= end
 
     async with anyio.create_task_group() as tasks:
         for loop in loops:

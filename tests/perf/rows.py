@@ -13,6 +13,8 @@ from tests.perf.series import Series, Statistic, rounded
 
 Compare = Literal["ratio", "more", "alone"]
 """To its base: as a ratio; by how much it is more; or not at all."""
+MAX_REASON = 300
+"""Characters of why something was not measured."""
 Part = Literal["latency", "broker", "load", "burst", "idle", "wire"]
 """Rows of one part are measured together."""
 
@@ -201,6 +203,10 @@ def judge(row: Row, series: Mapping[str, Series], reasons: Mapping[str, str]) ->
     value = ours.get(row.statistic)
     base = series[row.base].get(row.statistic) if row.base else None
     found = value
+    if base == 0:
+        return Verdict(
+            row=row, value=value, unit=ours.unit, base=base, reason="what it is compared with came to nothing"
+        )
     if base is not None:
         found = value - base if row.compare == "more" else value / base
     met = None
@@ -209,6 +215,13 @@ def judge(row: Row, series: Mapping[str, Series], reasons: Mapping[str, str]) ->
     elif row.least is not None:
         met = found >= row.least
     return Verdict(row=row, value=value, unit=ours.unit, base=base, found=found, met=met)
+
+
+def told(problem: BaseException) -> str:
+    """Why something was not measured, in a line: of several exceptions, the first that is one."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return " ".join(f"{type(problem).__name__}: {problem}".split())[:MAX_REASON]
 
 
 def chosen(patterns: Sequence[str]) -> tuple[Row, ...]:

@@ -22,7 +22,7 @@ from tests.perf.clients import Setup
 from tests.perf.series import Series, quantile
 from tests.perf.spans import AUDIT, POLICY, RECEIPT
 
-CALLS = 300
+CALLS, QUICK_CALLS = 300, 50
 WARM_UP = 30
 """Calls before any counts: the pool finds out how many are wanted, and files and pages are where they will be."""
 OUTSIDE = "answer: written, read; the client's own work"

@@ -16,7 +16,7 @@ from tests.perf.series import Series
 MIB = 32
 WINDOW = 2**20
 """Bytes of one stream that may be on their way (sandboxes/wire.py)."""
-ROUNDS = 10
+ROUNDS, QUICK_ROUNDS = 10, 3
 WARM_UP = 2
 _CODE = f"""
 import os

@@ -13,7 +13,7 @@ from profiles.loader import SHIPPED
 from tests.perf import bare, clients, idle, plot, report, spans, workspace
 from tests.perf.clients import Setup, adapted, succeeded
 from tests.perf.latency import Way, interleaved
-from tests.perf.rows import ROWS, Row, Verdict, chosen, judge
+from tests.perf.rows import MAX_REASON, ROWS, Row, Verdict, chosen, judge, told
 from tests.perf.series import Series, compared, one, quantile, rounded
 
 
@@ -105,6 +105,20 @@ def test_what_was_not_measured_is_neither_met_nor_unmet() -> None:
     half = judge(RATIO, {"r": series("r", (1.0,))}, {"b": "no interpreter"})
     assert (half.met, half.reason) == (None, "no interpreter")
     assert judge(RATIO, {}, {}).reason == "not measured in this run"
+
+
+def test_nothing_is_a_multiple_of_nothing() -> None:
+    """A base that came to nothing, as a rate can in a short run, is no verdict."""
+    found = judge(RATIO, {"r": series("r", (1.0,)), "b": series("b", (0.0,))}, {})
+    assert (found.met, found.reason) == (None, "what it is compared with came to nothing")
+
+
+def test_the_reason_is_the_first_exception_in_a_group() -> None:
+    """And a line, however long the story."""
+    inner = ValueError("two\nlines " + "x" * 1000)
+    reason = told(BaseExceptionGroup("unhandled", [ExceptionGroup("again", [inner])]))
+    assert reason.startswith("ValueError: two lines x")
+    assert len(reason) == MAX_REASON
 
 
 def test_rows_are_found_by_key_and_by_pattern() -> None:
