@@ -27,6 +27,8 @@ taken it from the host's own. v2 counts it as memory."""
 _REMOVE_TRIES = 100
 """A group can be removed once its last process is reaped: polled every millisecond at first, for a second at most."""
 
+_SETTING_BYTES = 256
+"""Of one setting, read back: a few numbers."""
 PREFIX = "glovebox-"
 """On v2, of the names of servers' groups, which lie among everybody's."""
 SERVERS = f"{PREFIX}servers"
@@ -194,15 +196,23 @@ class Cgroup:
             if file in ("memory.swap.max", "memory.swappiness"):
                 return
             raise FileNotFoundError(file)
-        path.write_text(content)
-        # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
-        held = path.read_text()
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, content.encode())
+            # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
+            held = os.pread(descriptor, _SETTING_BYTES, 0).decode()
+        finally:
+            os.close(descriptor)
         if not _holds(held, content):
             raise OSError(f"{file} is {held.strip()} after {content} was written")
         self._held[file] = content
 
     def _find(self, file: str) -> Path | None:
-        return next((directory / file for directory in self._directories if (directory / file).exists()), None)
+        """Where a file of the group is: each controller of v1 has a directory of its own, v2 has one for all."""
+        controller = file.partition(".")[0].replace("cpuacct", "cpu")
+        at = _CONTROLLERS.index(controller) if len(self._directories) > 1 else 0
+        path = self._directories[at] / file
+        return path if path.exists() else None
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
         """By name what was wanted, and what the kernel said when it was set; and whether a process is in the group.

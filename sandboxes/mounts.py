@@ -4,7 +4,9 @@ A bind of a directory brings along whatever is mounted inside it, and that is no
 directory. See proc_pid_mountinfo(5).
 """
 
+import os
 import re
+import select
 from pathlib import Path
 
 _SHOWN = 3
@@ -12,6 +14,30 @@ _SHOWN = 3
 _POINT = 4
 """Column of the mount point."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Watch:
+    """``inside`` for one's own mount namespace, which reads the table only if it has changed."""
+
+    def __init__(self) -> None:
+        """Open the table; ``close`` closes it."""
+        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLERR | select.POLLPRI)
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def inside(self, directory: str) -> tuple[str, ...]:
+        """As the function of that name."""
+        # proc_pid_mountinfo(5): a change is an exceptional condition, told once to each who has the file open.
+        if self._poll.poll(0):
+            self._known.clear()
+        if directory not in self._known:
+            self._known[directory] = inside(directory)
+        return self._known[directory]
+
+    def close(self) -> None:
+        """Close the table."""
+        os.close(self._table)
 
 
 def inside(directory: str, table: str | None = None) -> tuple[str, ...]:

@@ -85,9 +85,10 @@ class _Asking:
 class _Shelf:
     """The sandboxes of one plan."""
 
-    def __init__(self, driver: Driver, plan: Plan) -> None:
+    def __init__(self, driver: Driver, plan: Plan, mounted: mounts.Watch) -> None:
         self.driver = driver
         self.plan = plan
+        self.mounted = mounted
         self.waiting: deque[_Waiting] = deque()
         self.asking: deque[_Asking] = deque()
         self.preparing = 0
@@ -147,7 +148,7 @@ class _Shelf:
     def _pop(self) -> _Waiting | None:
         """The one that has waited longest and is still what was asked for."""
         found = None
-        places = _places(self.plan) if self.waiting else ()
+        places = _places(self.plan, self.mounted) if self.waiting else ()
         while self.waiting and found is None:
             first = self.waiting.popleft()
             first.taken = first.places == places
@@ -166,6 +167,7 @@ class Pool:
         self._tell = tell
         self._shelves: dict[tuple[str, str], _Shelf] = {}
         self._makers = anyio.CapacityLimiter(MAKERS)
+        self.mounted = mounts.Watch()
 
     def prepare(self, driver: Driver, plan: Plan) -> None:
         """Have sandboxes of this plan ready from now on, as long as they are used."""
@@ -218,7 +220,7 @@ class Pool:
         key = (driver.name, plan.digest)
         shelf = self._shelves.get(key)
         if shelf is None or shelf.driver is not driver:
-            shelf = self._shelves[key] = _Shelf(driver, plan)
+            shelf = self._shelves[key] = _Shelf(driver, plan, self.mounted)
         if not shelf.tended and anyio.current_time() >= shelf.not_before:
             shelf.tended = True
             self._tasks.start_soon(self._tend, shelf)
@@ -289,7 +291,7 @@ class Pool:
             async with AsyncExitStack() as stack:
                 try:
                     async with self._makers:
-                        places = _places(shelf.plan)
+                        places = _places(shelf.plan, shelf.mounted)
                         proved = await prove(await stack.enter_async_context(source.open()), shelf.plan)
                 finally:
                     shelf.preparing -= 1
@@ -324,8 +326,12 @@ class Pool:
 async def opened(tell: Tell) -> AsyncIterator[Pool]:
     """A pool, for the length of the block; nothing of it is left after it."""
     async with anyio.create_task_group() as tasks:
-        yield Pool(tasks, tell)
-        tasks.cancel_scope.cancel()
+        pool = Pool(tasks, tell)
+        try:
+            yield pool
+        finally:
+            tasks.cancel_scope.cancel()
+            pool.mounted.close()
 
 
 async def _held(shelf: _Shelf, waiting: _Waiting) -> None:
@@ -354,8 +360,11 @@ def _over(shelf: _Shelf, began: float) -> bool:
     return now - shelf.used >= IDLE_SECONDS or now - began >= RENEW_SECONDS
 
 
-def _places(plan: Plan) -> tuple[object, ...]:
-    """What the plan's mounts lead to now: a directory that was replaced since is not what is mounted."""
+def _places(plan: Plan, watch: mounts.Watch) -> tuple[object, ...]:
+    """What the plan's mounts lead to now: a directory that was replaced since is not what is mounted.
+
+    Nor is one in which something was mounted since.
+    """
     found: list[object] = []
     for mount in plan.spec.mounts:
         try:
@@ -363,7 +372,7 @@ def _places(plan: Plan) -> tuple[object, ...]:
         except OSError as problem:
             found.append(problem.errno)
         else:
-            found.append((status.st_dev, status.st_ino, tuple(mounts.inside(mount.source))))
+            found.append((status.st_dev, status.st_ino, watch.inside(mount.source)))
     return tuple(found)
 
 

@@ -168,8 +168,7 @@ async def _announce(log: Ledger, call: ToolCall, driver: Driver, proved: Proved)
             driver=plan.driver,
             level=plan.level,
             plan_digest=plan.digest,
-            fields=proved.attestation.rows,
-            measured=proved.measured.model_dump(mode="json"),
+            **proved.record,
             host=made_with(driver, plan),
             verified=not differences,
         )
