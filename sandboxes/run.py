@@ -64,7 +64,7 @@ class Proved:
     measured: Measured
     attestation: Attestation
     record: Mapping[str, Any]
-    """``fields`` and ``measured`` as JSON: made ahead, so that a call for which it stood ready has no work with them."""
+    """``fields`` and ``measured`` as JSON: made ahead, so that a call for which it stood ready need not."""
 
 
 async def prove(sandbox: Sandbox, plan: Plan) -> Proved:
