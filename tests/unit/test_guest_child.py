@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from sandboxes.guest.kernel import get_dumpable, set_dumpable
 from sandboxes.guest.work import _reap_orphans
 
 LIMITS = {"cpu_seconds": 2}
-Task = Callable[[dict[str, Any], Emit], int | None]
+Task = Callable[[Mapping[str, Any], Emit], int | None]
 
 
 def nothing() -> None:
@@ -52,7 +52,7 @@ def run(task: Task, limits: dict[str, int] | None = None) -> tuple[int, bytes, b
 def test_a_task_has_its_streams_and_its_result() -> None:
     """The control: all three pipes, and the status it returns."""
 
-    def task(_payload: dict[str, Any], emit: Emit) -> int:
+    def task(_payload: Mapping[str, Any], emit: Emit) -> int:
         print("out")  # noqa: T201
         print("err \udcff", file=sys.stderr)  # noqa: T201
         emit.value({"stdin": sys.stdin.read()})
@@ -67,7 +67,7 @@ def test_a_task_holds_no_descriptor_of_the_guests() -> None:
     for descriptor in held:
         os.set_inheritable(descriptor, True)
 
-    def task(_payload: dict[str, Any], emit: Emit) -> None:
+    def task(_payload: Mapping[str, Any], emit: Emit) -> None:
         found = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
         emit.value([[n, os.readlink(f"/proc/self/fd/{n}")[:5]] for n in found if os.path.exists(f"/proc/self/fd/{n}")])  # noqa: PTH110, PTH115
 
@@ -82,7 +82,7 @@ def test_a_task_holds_no_descriptor_of_the_guests() -> None:
 def test_a_program_started_by_the_task_does_not_get_the_result() -> None:
     """Descriptor 3 is closed on exec: a child program cannot write values by accident."""
 
-    def task(_payload: dict[str, Any], _emit: Emit) -> None:
+    def task(_payload: Mapping[str, Any], _emit: Emit) -> None:
         os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import os; os.write(3, b'x')"])  # noqa: S606
 
     status, _, err, value = run(task)
@@ -94,7 +94,7 @@ def test_a_program_started_by_the_task_does_not_get_the_result() -> None:
 def test_a_task_is_in_a_session_of_its_own_with_its_limits() -> None:
     """It cannot raise them, and leaves no core file."""
 
-    def task(_payload: dict[str, Any], emit: Emit) -> None:
+    def task(_payload: Mapping[str, Any], emit: Emit) -> None:
         import resource  # noqa: PLC0415
 
         names = ("RLIMIT_CPU", "RLIMIT_CORE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
@@ -118,7 +118,7 @@ def refused(_order: dict[str, Any]) -> Task:
 def test_a_harness_that_fails_is_told_apart_from_the_program(broken: str) -> None:
     """What cannot be confined does not run: status 70, never the task."""
 
-    def task(_payload: dict[str, Any], emit: Emit) -> None:
+    def task(_payload: Mapping[str, Any], emit: Emit) -> None:
         emit.value("ran")
 
     def fail() -> None:
@@ -163,7 +163,7 @@ def test_an_order_larger_than_a_pipe_arrives_whole_and_its_descriptor_is_gone() 
     """A program of a megabyte is one order; the program finds no descriptor to the guest."""
     order: dict[str, Any] = {"payload": {"code": "x" * 2**20}, "limits": LIMITS}
 
-    def task(payload: dict[str, Any], emit: Emit) -> None:
+    def task(payload: Mapping[str, Any], emit: Emit) -> None:
         emit.value([len(payload["code"]), os.path.exists("/proc/self/fd/4")])  # noqa: PTH110
 
     child = children.fork(lambda _order: task, warm_up=nothing)
@@ -192,7 +192,7 @@ def test_an_order_for_a_child_that_is_dead_is_no_failure_of_its_own() -> None:
 def test_signals_mean_to_a_task_what_they_mean_to_any_program(number: int, status: int) -> None:
     """What the guest ignores or handles for itself is not inherited."""
 
-    def task(_payload: dict[str, Any], _emit: Emit) -> None:
+    def task(_payload: Mapping[str, Any], _emit: Emit) -> None:
         os.kill(os.getpid(), number)
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """``doctor --prove``: what is counted as held, failed, a gap or not asked, and what a gate is told."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from io import StringIO
@@ -169,7 +169,7 @@ def test_the_digest_is_of_all_that_the_cases_say() -> None:
     assert case.digest([a_case("a")]) != case.digest([a_case("a", stdout="1")])
 
 
-def _served(monkeypatch: pytest.MonkeyPatch, *, quick: bool = False, **capabilities: Capabilities) -> None:
+def _served(monkeypatch: pytest.MonkeyPatch, capabilities: Mapping[str, Capabilities], *, quick: bool = False) -> None:
     @asynccontextmanager
     async def opened(_data: Path, _server_id: str) -> AsyncIterator[object]:
         class Available:
@@ -209,7 +209,7 @@ def test_a_gate_is_told_by_the_exit_code(
     """A driver that was asked for and is not there is never a proof; one that was not asked for may be absent."""
     monkeypatch.setattr(case, "load", lambda: (a_case("a"),))
     monkeypatch.setattr(call, "load", lambda: ())
-    _served(monkeypatch, **found)
+    _served(monkeypatch, found)
     out = StringIO()
     assert _run(out, names=names) == code
     body = json.loads(out.getvalue())
@@ -226,7 +226,7 @@ def test_the_scorecard_names_what_failed_and_cannot_redraw_the_terminal(
     judged["b"] = ("it answered '\x1b[2J' instead of EROFS",)
     monkeypatch.setattr(case, "load", lambda: (a_case("a"), a_case("b")))
     monkeypatch.setattr(call, "load", lambda: ())
-    _served(monkeypatch, bubblewrap=CAPABILITIES)
+    _served(monkeypatch, {"bubblewrap": CAPABILITIES})
     out = StringIO()
     assert _run(out, as_json=False) == FAILED
     text = out.getvalue()
@@ -250,7 +250,7 @@ def test_both_ways_to_start_a_sandbox_are_proved_and_told_apart(
     monkeypatch.setattr(trial, "judge", judge)
     monkeypatch.setattr(case, "load", lambda: (a_case("a"),))
     monkeypatch.setattr(call, "load", lambda: ())
-    _served(monkeypatch, quick=quick, bubblewrap=CAPABILITIES)
+    _served(monkeypatch, {"bubblewrap": CAPABILITIES}, quick=quick)
     out = StringIO()
     assert _run(out) == (FAILED if quick else OK)
     found = [(each["start"], each["holds"]) for each in json.loads(out.getvalue())["drivers"]]
@@ -268,8 +268,9 @@ async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
     class Broken(Dummy):
         @asynccontextmanager
         async def source(self, _plan: Plan) -> AsyncIterator[Source]:
-            raise SandboxUnavailable("Starting a zygote", "it broke", "")
-            yield
+            if self.name:
+                raise SandboxUnavailable("Starting a zygote", "it broke", "")
+            yield Starting(start=lambda: pytest.fail("opened"), bytes_each=1)
 
     driver: Any = Broken()
     assert await prepared.has_another_way(driver)
@@ -299,6 +300,6 @@ def test_our_own_failures_are_one_paragraph(
     def full(_data: Path, _host: Planted) -> None:
         raise AuditUnavailable("Opening the log", "the disk is full", "Free space.")
 
-    _served(monkeypatch, bubblewrap=CAPABILITIES)
+    _served(monkeypatch, {"bubblewrap": CAPABILITIES})
     monkeypatch.setattr(call_trial, "opened", full)
     assert _run(StringIO()) == UNAVAILABLE

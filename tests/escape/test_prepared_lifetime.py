@@ -1,0 +1,193 @@
+"""I9, I11: a server whose sandboxes stand ready, and what is killed under it: calls go on, and nothing is left.
+
+Whole servers, real zygotes. Each test first sees that something stands ready: that is its control.
+"""
+
+import json
+import os
+import signal
+import subprocess  # noqa: TID251 - whole server processes are what is killed here
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandboxes import cgroup
+from sandboxes.errors import SandboxUnavailable
+from server import app as apps
+from server.app import App
+from server.arguments import validated
+from server.audit.verify import verify
+from server.calls import Principal, ToolCall
+from server.ids import new_call_id
+from server.settings import Settings
+from tests import leftovers, zygotes
+from tests.brokered import Heard, profile
+from tests.leftovers import until
+
+pytestmark = pytest.mark.driver("bubblewrap")
+ROOT = Path(__file__).parents[2]
+FOR_EVER = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A server that has sandboxes ready."""
+    profiles, workspace = tmp_path / "profiles", tmp_path / "workspace"
+    profiles.mkdir()
+    workspace.mkdir(mode=0o755)
+    text = profile("run_python", "bubblewrap") + '[files]\nworkspace = "read"\n[python]\nstart = "warm"\n'
+    (profiles / "run_python.toml").write_text(text)
+    return Settings(workspace=workspace, profiles_dir=profiles, state_dir=tmp_path / "state")
+
+
+def ready(app: App) -> list[str]:
+    """Ids of the sandboxes that stand ready."""
+    return [
+        each.proved.sandbox.id
+        for shelf in app.broker.pool._shelves.values()  # type: ignore[attr-defined]
+        for each in shelf.waiting
+    ]
+
+
+async def printed(app: App, code: str) -> str:
+    """What a program printed in a call of its own."""
+    call = ToolCall(
+        id=new_call_id(),
+        principal=Principal(id="local:test", transport="cli"),
+        session=None,
+        tool="run_python",
+        arguments=validated(app.tools["run_python"], {"code": code}),
+        received=datetime.now(UTC),
+    )
+    result = await app.broker.call(call, Heard())
+    return str(result.structured["stdout"]["text"])
+
+
+@asynccontextmanager
+async def warm(settings: Settings) -> AsyncIterator[App]:
+    """A server with something that stands ready."""
+    async with apps.opened(settings, "cli") as app:
+        assert await printed(app, "print(1)") == "1\n"
+        await until(lambda: ready(app))
+        yield app
+
+
+def started(settings: Settings) -> list[str]:
+    """Ids of all sandboxes that calls got."""
+    found = leftovers.records(settings.state_dir, os.getpid())
+    return [each.data["sandbox_id"] for each in found if each.kind == "sandbox.started"]
+
+
+async def test_a_call_gets_one_that_stood_ready(settings: Settings) -> None:
+    """And no two calls the same one, however many there are at one time."""
+    async with warm(settings) as app:
+        waiting = ready(app)
+        await printed(app, "print(1)")
+        assert started(settings)[-1] in waiting
+        async with anyio.create_task_group() as tasks:
+            for _ in range(40):
+                tasks.start_soon(printed, app, "print(1)")
+    assert len(started(settings)) == len(set(started(settings))) == 42
+    assert zygotes.running(os.getpid()) == []
+
+
+@pytest.mark.parametrize("limits", ["groups", "rlimits"])
+async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
+    settings: Settings, limits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL: they fail as unavailable; the next call gets a sandbox of its own; later ones stand ready again."""
+    if limits == "rlimits":
+        monkeypatch.setattr(cgroup, "detect", lambda _: None)
+    async with warm(settings) as app:
+        (first,) = zygotes.running(os.getpid())
+        failed: list[SandboxUnavailable] = []
+
+        async def lost() -> None:
+            with pytest.raises(SandboxUnavailable) as caught:
+                await printed(app, FOR_EVER)
+            failed.append(caught.value)
+
+        with anyio.fail_after(leftovers.PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lost)
+                await until(lambda: len(started(settings)) == 2)
+                await until(lambda: ready(app))
+                os.kill(first, signal.SIGKILL)
+            assert failed
+            assert await printed(app, "print(2)") == "2\n"
+
+        async def again() -> bool:
+            assert await printed(app, "print(3)") == "3\n"
+            return bool(ready(app))
+
+        with anyio.fail_after(leftovers.PATIENCE):
+            while not await again():
+                await anyio.sleep(0.05)
+        (second,) = zygotes.running(os.getpid())
+        assert second != first
+    assert zygotes.running(os.getpid()) == []
+    await until(lambda: not leftovers.groups(os.getpid()))
+    kinds = leftovers.kinds(leftovers.records(settings.state_dir, os.getpid()))
+    assert kinds.count("call.failed") == 1
+    changes = [
+        each.data["what"] for each in leftovers.records(settings.state_dir, os.getpid()) if each.kind == "pool.changed"
+    ]
+    assert changes == ["opened", "failed", "recovered"]
+    assert verify(settings.state_dir / "audit").ok
+
+
+async def test_a_workspace_that_was_replaced_is_not_what_a_call_sees(settings: Settings) -> None:
+    """The same path, another directory: neither what stood ready nor the zygote's forks show the old one."""
+    look = "import os\nprint(os.listdir('/workspace'))"
+    (settings.workspace / "old").touch()
+    async with warm(settings) as app:
+        assert await printed(app, look) == "['old']\n"
+        settings.workspace.rename(settings.workspace.with_name("before"))
+        settings.workspace.mkdir(mode=0o755)
+        (settings.workspace / "new").touch()
+        seen = []
+        for _ in range(6):
+            seen.append(await printed(app, look))
+            with anyio.move_on_after(2):
+                await until(lambda: ready(app))
+        assert seen == ["['new']\n"] * 6
+
+
+@pytest.mark.timeout(300)
+async def test_sigkill_of_a_server_with_sandboxes_that_stand_ready(settings: Settings) -> None:
+    """I11: no process, control group or mount is left, also of those that nobody had asked for yet; 15 times."""
+    mounts = leftovers.mounts()
+    for number in range(15):
+        await _killed(settings, number)
+    assert leftovers.mounts() == mounts
+    assert verify(settings.state_dir / "audit").ok
+
+
+async def _killed(settings: Settings, number: int) -> None:
+    places = ["--workspace", str(settings.workspace), "--profiles-dir", str(settings.profiles_dir)]
+    command = [sys.executable, "-m", "server.cli", "serve", *places, "--state-dir", str(settings.state_dir)]
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    process = await anyio.open_process(command, stderr=subprocess.DEVNULL, cwd=ROOT)
+    async with process:
+        assert process.stdin is not None
+        for message in (
+            {"id": 1, "method": "initialize", "params": hello},
+            {"method": "notifications/initialized"},
+            {"id": 2, "method": "tools/call", "params": {"name": "run_python", "arguments": {"code": FOR_EVER}}},
+        ):
+            await process.stdin.send(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        # At another moment each time: the zygote starts, it forks, sandboxes wait.
+        await until(lambda: zygotes.running(process.pid))
+        if number % 3:
+            (pid,) = zygotes.running(process.pid)
+            await until(lambda: len(leftovers.family(pid)) >= 2 * (number % 3) - 1)
+        family = leftovers.family(process.pid)
+        assert len(family) >= 2
+        process.kill()
+    await until(lambda: not leftovers.alive(family))
+    await until(lambda: not leftovers.groups(process.pid))
