@@ -65,7 +65,7 @@ async def measured(
     ways: list[Way] = []
     async with AsyncExitStack() as stack:
         for driver in drivers:
-            block, rest = (20, 0.0) if driver == "bubblewrap" else (1, 1.0)
+            block, rest = 1 if driver in clients.RESTS else 20, clients.RESTS.get(driver, 0.0)
             for side, root in ((HERE, ROOT), (THERE, other)):
                 setup = Setup(directory=directory / f"{driver}-{side}", workspace=workspace, driver=driver, root=root)
                 client = await stack.enter_async_context(clients.over_stdio(setup))

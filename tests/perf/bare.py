@@ -18,6 +18,8 @@ from sandboxes.runtime import PACKAGES
 
 TRIES = 15
 """Starts of each candidate; they differ by tenths."""
+OLDEST = (3, 11)
+"""The oldest series that Glovebox itself runs on."""
 SECONDS = 60
 """For one program; the slowest takes half a second."""
 CODE = "print(1)"
@@ -68,7 +70,7 @@ class Bare:
 
 
 def candidates() -> list[str]:
-    """Every CPython 3 of this machine that is found where people put them."""
+    """Every ``python3`` of this machine that is found where people put them."""
     named = [shutil.which(name, path=f"/usr/bin:/usr/local/bin:{os.environ.get('PATH', '')}") for name in _NAMES]
     base = getattr(sys, "_base_executable", sys.executable)
     managed = sorted(str(each) for each in Path.home().glob(".pyenv/versions/3.*/bin/python3"))
@@ -80,12 +82,14 @@ _NAMES = ("python3", *(f"python3.{minor}" for minor in range(11, 16)))
 
 
 def fastest(tries: int = TRIES) -> Bare:
-    """The candidate that runs ``print(1)`` soonest, by medians of interleaved runs."""
+    """The candidate that runs ``print(1)`` soonest, by medians of interleaved runs; of versions people would use."""
     taken: dict[Bare, list[float]] = {}
     for python in candidates():
         try:
             version = Bare(python=python, version="").run("import platform; print(platform.python_version())").strip()
         except (OSError, subprocess.SubprocessError):
+            continue
+        if tuple(map(int, version.split(".")[:2])) < OLDEST:
             continue
         taken[Bare(python=python, version=version)] = []
     for _ in range(tries):

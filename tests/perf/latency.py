@@ -114,7 +114,7 @@ class Bench:
         setup = self._setup("bubblewrap")
         if {"print", "pandas"} & set(self.wanted):
             await self._try("print", clients.over_stdio(setup), self._sustained)
-        for driver, rest in (("docker", 1.0), ("gvisor", 1.5)):
+        for driver, rest in clients.RESTS.items():
             if driver in self.wanted and self._can(driver, driver):
                 made = partial(self._called, key=driver, driver=driver, block=2, rest=rest)
                 await self._try(driver, clients.over_stdio(self._setup(driver)), made)
@@ -164,7 +164,7 @@ class Bench:
         self._add(Way(key="import-mcp", what=f"{sys.executable} -c 'import mcp.server'", once=imported))
 
     async def _large(self) -> None:
-        place = self.directory / "large"
+        place = self.directory / "files"
         place.mkdir(mode=0o755)
         await anyio.to_thread.run_sync(workspace.build, place)
         setup = self._setup("bubblewrap", name="large", place=place)

@@ -38,6 +38,8 @@ for name in ("bare", "bare-pandas"):
     if name in series:
         axes.axvline(series[name]["p50"], color="#888888", linewidth=0.7, linestyle=":")
 axes.set_xscale("log")
+axes.xaxis.set_major_formatter("{{x:g}}")
+axes.xaxis.set_minor_formatter("")
 axes.set_yticks(range(len(names)), names)
 axes.set_ylim(-0.7, len(names) - 0.2)
 axes.set_xlabel("ms, whole call: p50 (dot), p95 (bar), p99 (end of line)")
