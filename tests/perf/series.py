@@ -91,7 +91,7 @@ class Interval:
 
 
 def compared(ours: Series, theirs: Series, seed: int = 1) -> Interval:
-    """The ratio of two medians, with a bootstrap interval.
+    """The ratio of two medians (of their rounds' medians), with a bootstrap interval.
 
     Whole rounds are drawn, for both at once: what a slow moment of the machine did to one it did to the other, and
     the calls of one round are not independent of each other.
@@ -108,4 +108,4 @@ def compared(ours: Series, theirs: Series, seed: int = 1) -> Interval:
         return statistics.median(a for a, _ in drawn) / statistics.median(b for _, b in drawn)
 
     found = [ratio(chance.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES)]
-    return Interval(ratio=ours.get("p50") / theirs.get("p50"), low=quantile(found, 0.025), high=quantile(found, 0.975))
+    return Interval(ratio=ratio(pairs), low=quantile(found, 0.025), high=quantile(found, 0.975))

@@ -52,7 +52,7 @@ def test_twice_as_slow_is_told_apart() -> None:
     theirs = series("theirs", *[(10.0 * each, 10.1 * each, 9.9 * each) for each in slow])
     ours = series("ours", *[(20.0 * each, 20.3 * each, 19.7 * each) for each in slow])
     found = compared(ours, theirs)
-    assert found.ratio == pytest.approx(2.0, rel=0.01)
+    assert found.ratio == pytest.approx(2.0)
     assert 1.9 < found.low <= found.high < 2.1
     assert found.differs
 
