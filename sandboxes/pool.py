@@ -97,6 +97,8 @@ class _Shelf:
         self.peak = 0
         self.used = anyio.current_time()
         self.source: Source | None = None
+        self.places: tuple[object, ...] = ()
+        """What the plan's mounts led to when the source was started: a zygote's forks have what it has mounted."""
         self.tended = False
         self.failures = 0
         self.not_before = 0.0
@@ -112,9 +114,15 @@ class _Shelf:
         """How many more are to be prepared now."""
         return self.wanted + len(self.asking) - len(self.waiting) - self.preparing
 
+    @property
+    def outdated(self) -> bool:
+        """Whether the mounts lead elsewhere than when the source was started."""
+        return _places(self.plan, self.mounted) != self.places
+
     @contextmanager
     def used_once(self) -> Iterator[None]:
         """Count one call, for the length of the block."""
+        self.used = anyio.current_time()
         self.busy += 1
         self.peak = max(self.peak, self.busy)
         try:
@@ -130,7 +138,7 @@ class _Shelf:
     async def take(self) -> _Waiting | None:
         """One that is ready, or will be in a moment; None where starting another is as quick."""
         found = self._pop()
-        if found is not None or self.source is None or not self.source.quick:
+        if found is not None or self.source is None or not self.source.quick or self.outdated:
             return found
         asking = _Asking()
         self.asking.append(asking)
@@ -228,31 +236,36 @@ class Pool:
 
     async def _tend(self, shelf: _Shelf) -> None:
         """Keep a shelf filled until nobody takes from it any more, or until its source fails."""
-        problem = None
         try:
+            places = _places(shelf.plan, shelf.mounted)
             async with shelf.driver.source(shelf.plan) as source, anyio.create_task_group() as keepers:
-                await self._say("recovered" if shelf.failures else "opened", shelf)
-                shelf.failures = 0
-                shelf.source = source
+                if not shelf.failures:
+                    await self._say("opened", shelf)
+                shelf.source, shelf.places = source, places
+                problem = None
                 try:
                     problem = await self._fill(shelf, source, keepers)
                 finally:
                     # From here on the shelf may be tended anew, while calls still use what they took from this source.
-                    self._leave(shelf, problem)
-        except SandboxUnavailable as failed:
-            problem = failed
-            self._leave(shelf, problem)
+                    self._leave(shelf)
+                await self._ended(shelf, problem)
+        except Exception as failed:  # noqa: BLE001 - a call that meets it says so; the server goes on
+            self._leave(shelf)
+            await self._ended(shelf, _reason(failed))
+
+    async def _ended(self, shelf: _Shelf, problem: SandboxUnavailable | None) -> None:
         if problem is None:
             await self._say("cleared", shelf, "nobody took from it for a while, or it is started anew")
-        elif shelf.failures == 1:
+            return
+        first, last = RETRY_SECONDS
+        shelf.not_before = anyio.current_time() + min(first * 2.0**shelf.failures, last)
+        shelf.failures += 1
+        if shelf.failures == 1:
             await self._say("failed", shelf, f"{problem.attempted}: {problem.reason}")
 
-    def _leave(self, shelf: _Shelf, problem: SandboxUnavailable | None) -> None:
+    def _leave(self, shelf: _Shelf) -> None:
         shelf.source = None
         shelf.tended = False
-        if problem is not None:
-            shelf.failures += 1
-            shelf.not_before = anyio.current_time() + min(RETRY_SECONDS[0] * 2**shelf.failures, RETRY_SECONDS[1])
         while shelf.waiting:
             shelf.waiting.pop().watch.cancel()
         while shelf.asking:
@@ -263,7 +276,7 @@ class Pool:
         problems: list[SandboxUnavailable] = []
         began = looked = anyio.current_time()
         shelf.most = _most(source)
-        while not problems and not _over(shelf, began):
+        while not problems and not shelf.outdated and not _over(shelf, began):
             shelf.changed = anyio.Event()
             for _ in range(shelf.room):
                 shelf.preparing += 1
@@ -299,11 +312,14 @@ class Pool:
                     words = told(proved.attestation.differences)
                     reason = f"it is not what was planned ({words})"
                     raise SandboxUnavailable("Preparing a sandbox", reason, "Run `glovebox doctor`.")  # noqa: TRY301 - one place
-                waiting = _Waiting(proved=proved, places=places)
-                await _held(shelf, waiting)
-        except SandboxUnavailable as problem:
-            # Not raised: calls are using what others of this shelf hold.
-            problems.append(problem)
+                if shelf.failures:
+                    shelf.failures = 0
+                    await self._say("recovered", shelf)
+                if shelf.source is source:
+                    waiting = _Waiting(proved=proved, places=places)
+                    await _held(shelf, waiting)
+        except Exception as problem:  # noqa: BLE001 - calls are using what others of this shelf hold
+            problems.append(_reason(problem))
             shelf.wake()
         finally:
             if waiting is not None:
@@ -353,6 +369,14 @@ async def _held(shelf: _Shelf, waiting: _Waiting) -> None:
         # It has ended, or spoke unasked. Whatever it is, nobody gets it.
         shelf.waiting.remove(waiting)
         shelf.wake()
+
+
+def _reason(problem: Exception) -> SandboxUnavailable:
+    if isinstance(problem, SandboxUnavailable):
+        return problem
+    _log.error("preparing sandboxes failed", exc_info=problem)
+    reason = f"nobody foresaw this ({type(problem).__name__})"
+    return SandboxUnavailable("Preparing a sandbox", reason, "See the server's log, and report it.")
 
 
 def _over(shelf: _Shelf, began: float) -> bool:

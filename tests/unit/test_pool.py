@@ -1,0 +1,618 @@
+"""Sandboxes that wait: used once, never dead, never another's; and a pool that fails costs a call nothing but time.
+
+Drivers, sandboxes and the clock are in memory: hours pass at once, and what would wait for ever fails.
+"""
+
+import asyncio
+import functools
+import os
+import selectors
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import anyio
+import pytest
+
+from sandboxes import mounts, wire
+from sandboxes import pool as pools
+from sandboxes.base import Capabilities, Facts, Plan, Source
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.measure import Expected
+from sandboxes.outside import Outside, unseen
+from sandboxes.pool import Pool, PoolEvent
+from sandboxes.run import Proved, host_namespaces
+from sandboxes.spec import GUEST_UID, WORKSPACE, Limits, Mount, SandboxSpec
+from tests.channels import READY, Channel
+
+LIMITS = Limits(
+    wall_seconds=2.5, cpu_seconds=4, memory_bytes=512 * 2**20, pids=64, scratch_bytes=2**20, output_bytes=2**20,
+    output_files=8, stream_bytes=2**14,
+)  # fmt: skip
+EXPECTED = Expected(uid=GUEST_UID, interfaces=("lo",), writable=(), mounts=(), namespaces=("net",))
+PLAN = Plan(driver="fake", level="namespaces", spec=SandboxSpec(limits=LIMITS), action={}, expected=EXPECTED)
+COLD = replace(PLAN, action={"cold": True})
+GIB = 2**30
+
+P = ParamSpec("P")
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Where nothing is to be done before a time, it is that time."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        """What is ready now; else the clock jumps to when something will be."""
+        found = super().select(0)
+        if not found:
+            assert timeout is not None, "everything waits for something that will not come"
+            self.now += timeout
+        return found
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def jumping(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run a test with a clock that jumps."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        anyio.run(functools.partial(test, *args, **kwargs), backend_options={"loop_factory": _Loop})
+
+    return run
+
+
+class Sandbox:
+    """A channel on whose other end a guest has said that it is ready."""
+
+    def __init__(self, driver: "Fake", how: str, inode: int) -> None:
+        self.driver = driver
+        self.id = f"s{driver.opened}"
+        self.how = how
+        self.inode = inode
+        """Of the workspace it would have mounted."""
+        self.dead = False
+        self.channel = Channel()
+        namespaces = {"net": host_namespaces()["net"] + 1}
+        body = {**READY, "namespaces": namespaces, **driver.measured}
+        self.channel.to_host.send_nowait(wire.Wire("guest").message("ready", body))
+
+    async def kill(self) -> None:
+        """Be gone."""
+        self.dead = True
+        await self.channel.aclose()
+
+    def die(self) -> None:
+        """End by itself."""
+        self.dead = True
+        self.channel.to_host.close()
+
+    async def outside(self) -> Outside:
+        """There is no process to look at."""
+        return unseen("it is a channel of the test")
+
+    async def facts(self) -> Facts:
+        """Nothing is known."""
+        return Facts()
+
+
+@dataclass
+class Fake:
+    """A driver; ``quick`` like one with a zygote."""
+
+    name: str = "fake"
+    quick: bool = False
+    bytes_each: int = 1
+    capabilities: Capabilities = field(
+        default_factory=lambda: Capabilities(driver="fake", level="namespaces", version="1", limits={})
+    )
+    measured: dict[str, Any] = field(default_factory=dict)
+    problem: Exception | None = None
+    """Raised where a prepared one is opened."""
+    source_problem: Exception | None = None
+    opened: int = 0
+    sources: int = 0
+    """That are open now."""
+    tried: list[float] = field(default_factory=list)
+    """When a source was opened."""
+    starting: int = 0
+    at_once: int = 0
+    """The most that were being started at one time."""
+    live: list[Sandbox] = field(default_factory=list)
+    steps: int = 3
+    """Turns of the event loop it takes to start one."""
+
+    def plan(self, _spec: SandboxSpec) -> Plan:
+        """The one plan."""
+        return PLAN
+
+    def open(self, plan: Plan) -> Any:
+        """One for a call alone."""
+        return self._sandbox("cold" if plan.action else "alone", _inode(plan))
+
+    @asynccontextmanager
+    async def source(self, plan: Plan) -> AsyncIterator[Source]:
+        """A zygote or nothing: it holds the workspace as it was when it started."""
+        self.tried.append(anyio.current_time())
+        await anyio.lowlevel.checkpoint()
+        if self.source_problem is not None:
+            raise self.source_problem
+        self.sources += 1
+        try:
+            yield _Source(self, plan, _inode(plan))
+        finally:
+            assert not [each for each in self.live if each.how == f"source {self.tried[-1]}"]
+            self.sources -= 1
+
+    @asynccontextmanager
+    async def _sandbox(self, how: str, inode: int) -> AsyncIterator[Sandbox]:
+        self.starting += 1
+        self.at_once = max(self.at_once, self.starting)
+        try:
+            for _ in range(self.steps):
+                await anyio.lowlevel.checkpoint()
+            if self.problem is not None and how == "prepared":
+                raise self.problem
+        finally:
+            self.starting -= 1
+        self.opened += 1
+        sandbox = Sandbox(self, how, inode)
+        self.live.append(sandbox)
+        try:
+            yield sandbox
+        finally:
+            with anyio.CancelScope(shield=True):
+                await sandbox.kill()
+                await anyio.lowlevel.checkpoint()
+            self.live.remove(sandbox)
+
+
+@dataclass
+class _Source:
+    driver: Fake
+    plan: Plan
+    inode: int
+
+    @property
+    def quick(self) -> bool:
+        return self.driver.quick
+
+    @property
+    def bytes_each(self) -> int:
+        return self.driver.bytes_each
+
+    def open(self) -> Any:
+        return self.driver._sandbox("prepared", self.inode if self.quick else _inode(self.plan))
+
+
+def _inode(plan: Plan) -> int:
+    return os.stat(plan.spec.mounts[0].source).st_ino if plan.spec.mounts else 0  # noqa: PTH116
+
+
+@dataclass
+class Scene:
+    """A pool and what it works with."""
+
+    pool: Pool
+    driver: Fake
+    events: list[PoolEvent]
+    plan: Plan = PLAN
+
+    async def settle(self, seconds: float = 0.0) -> list[Sandbox]:
+        """Let time pass, and everything happen that happens by itself; returns what waits then."""
+        await anyio.sleep(seconds)
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+        return [each for each in self.driver.live if each.how == "prepared"]
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[Sandbox]:
+        """One call's sandbox."""
+        cold = replace(self.plan, action=COLD.action)
+        async with self.pool.take(self.driver, self.plan, cold) as proved:
+            yield sandbox_of(proved)
+
+    async def call(self) -> Sandbox:
+        """One call; it must find what is fit for one."""
+        async with self.take() as sandbox:
+            assert [each for each in self.driver.live if each is sandbox and not each.dead]
+        # It is removed when the call has its answer, and not on its way.
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        assert sandbox.dead
+        return sandbox
+
+    def told(self) -> list[str]:
+        """What was recorded."""
+        return [event.what for event in self.events]
+
+
+def sandbox_of(proved: Proved) -> Sandbox:
+    """The fake one behind it."""
+    assert isinstance(proved.sandbox, Sandbox)
+    return proved.sandbox
+
+
+@asynccontextmanager
+async def a_scene(driver: Fake | None = None, plan: Plan = PLAN) -> AsyncIterator[Scene]:
+    """A pool over a driver; nothing of it may be left afterwards."""
+    driver, events = driver or Fake(), []
+
+    async def tell(event: PoolEvent) -> None:
+        await anyio.lowlevel.checkpoint()
+        events.append(event)
+
+    async with pools.opened(tell) as pool:
+        yield Scene(pool, driver, events, plan)
+    assert driver.live == []
+    assert (driver.sources, driver.starting) == (0, 0)
+
+
+both = pytest.mark.parametrize("quick", [False, True], ids=["starting", "forking"])
+
+
+@both
+@jumping
+async def test_after_the_first_call_one_waits_and_the_next_call_gets_it(*, quick: bool) -> None:
+    """Used once, and gone with its call; ready again for the one after."""
+    async with a_scene(Fake(quick=quick)) as scene:
+        seen = {(await scene.call()).id}
+        for _ in range(50):
+            waiting = await scene.settle()
+            assert waiting
+            used = await scene.call()
+            assert used is waiting[0]
+            assert used.id not in seen
+            seen.add(used.id)
+        assert scene.told() == ["opened"]
+
+
+@jumping
+async def test_it_can_be_had_ready_before_the_first_call() -> None:
+    """Where a profile asks for it."""
+    async with a_scene() as scene:
+        assert await scene.settle() == []
+        scene.pool.prepare(scene.driver, PLAN)
+        (waiting,) = await scene.settle()
+        assert await scene.call() is waiting
+
+
+@both
+@pytest.mark.parametrize("end", ["dead", "spoke"])
+@jumping
+async def test_what_ended_or_spoke_unasked_is_replaced_and_given_to_nobody(end: str, *, quick: bool) -> None:
+    """A guest that was asked nothing says nothing; whatever it is, it is not used."""
+    async with a_scene(Fake(quick=quick)) as scene:
+        await scene.call()
+        bad = await scene.settle()
+        for each in bad:
+            if end == "dead":
+                each.die()
+            else:
+                each.channel.to_host.send_nowait(b"x")
+        good = await scene.settle()
+        assert len(good) == len(bad)
+        assert not set(good) & set(bad)
+        assert all(each.dead for each in bad)
+        for _ in range(10):
+            assert await scene.call() not in bad
+
+
+@pytest.mark.parametrize("end", ["dead", "spoke"])
+@jumping
+async def test_what_ended_in_the_same_moment_is_given_to_nobody(end: str) -> None:
+    """Before anybody had a turn to see it."""
+    async with a_scene() as scene:
+        await scene.call()
+        bad = await scene.settle()
+        for each in bad:
+            if end == "dead":
+                each.die()
+            else:
+                each.channel.to_host.send_nowait(b"x")
+        async with scene.take() as sandbox:
+            assert sandbox not in bad
+
+
+def mounted(directory: Path) -> Plan:
+    """A plan with this workspace."""
+    return replace(PLAN, spec=replace(PLAN.spec, mounts=(Mount(source=str(directory), target=WORKSPACE),)))
+
+
+@both
+@jumping
+async def test_a_replaced_workspace_is_never_seen_again(tmp_path: Path, *, quick: bool) -> None:
+    """The same path, another directory: what waits has the old one mounted, and so has a zygote."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    async with a_scene(Fake(quick=quick), mounted(workspace)) as scene:
+        await scene.call()
+        old = await scene.settle()
+        assert {each.inode for each in old} == {workspace.stat().st_ino}
+        workspace.rename(tmp_path / "before")
+        workspace.mkdir()
+        for _ in range(20):
+            assert (await scene.call()).inode == workspace.stat().st_ino
+            assert all(each.inode == workspace.stat().st_ino for each in await scene.settle())
+        assert all(each.dead for each in old)
+
+
+@both
+@jumping
+async def test_what_was_mounted_inside_the_workspace_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, quick: bool
+) -> None:
+    """None of those that wait is used; the driver then refuses, as for any call."""
+    async with a_scene(Fake(quick=quick), mounted(tmp_path)) as scene:
+        await scene.call()
+        old = await scene.settle()
+        assert await scene.call() in old
+        old = await scene.settle()
+        monkeypatch.setattr(mounts.Watch, "inside", lambda *_: ("secret",))
+        scene.driver.problem = scene.driver.source_problem = SandboxUnavailable("Mounting", "mounted inside", "")
+        assert (await scene.call()).how == "cold"
+        assert all(each.dead for each in old)
+
+
+async def burst(scene: Scene, count: int) -> list[Sandbox]:
+    """So many calls at one time, each a little while under way."""
+    found: list[Sandbox] = []
+
+    async def one() -> None:
+        async with scene.take() as sandbox:
+            found.append(sandbox)
+            assert not sandbox.dead
+            await anyio.sleep(0.01)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(one)
+    return found
+
+
+@both
+@jumping
+async def test_demand_raises_how_many_wait_and_idleness_lowers_and_clears_it(*, quick: bool) -> None:
+    """Many after a burst, below the ceiling; fewer with every look; none, and no zygote, after a long pause."""
+    async with a_scene(Fake(quick=quick)) as scene:
+        await scene.call()
+        few = len(await scene.settle())
+        for _ in range(6):
+            await burst(scene, pools.MOST_READY)
+            assert len(await scene.settle()) <= pools.MOST_READY
+        many = len(await scene.settle())
+        assert few <= 2 < many <= pools.MOST_READY
+        fewer = len(await scene.settle(pools.LOOK_SECONDS * 8))
+        assert 1 <= fewer < many
+        assert len(await scene.settle(pools.LOOK_SECONDS * 40)) <= 2
+        assert await scene.settle(pools.IDLE_SECONDS) == []
+        assert scene.driver.sources == 0
+        assert scene.told() == ["opened", "cleared"]
+        await scene.call()
+        assert await scene.settle()
+        assert scene.told() == ["opened", "cleared", "opened"]
+
+
+@jumping
+async def test_sandboxes_that_wait_take_a_bounded_share_of_what_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ceiling follows the host, is on the record, and a call is served even where nothing may wait."""
+    available = 8 * GIB
+    monkeypatch.setattr(pools, "_available_bytes", lambda: available)
+    async with a_scene(Fake(bytes_each=GIB // 8)) as scene:
+        for _ in range(5):
+            await burst(scene, 40)
+        assert len(await scene.settle()) == 8 * GIB // pools.MEMORY_SHARE // (GIB // 8) == 8
+        available = 2 * GIB
+        assert len(await scene.settle(pools.LOOK_SECONDS)) <= 2
+        assert scene.told() == ["opened", "limited"]
+        assert scene.events[-1].most == 2
+        available = 0
+        assert await scene.settle(pools.LOOK_SECONDS) == []
+        await scene.call()
+        assert await scene.settle() == []
+        available = 8 * GIB
+        await scene.settle(pools.LOOK_SECONDS)
+        await scene.call()
+        assert await scene.settle()
+
+
+@both
+@pytest.mark.parametrize("where", ["source", "open"])
+@jumping
+async def test_a_source_that_fails_is_told_once_costs_no_call_and_recovers(where: str, *, quick: bool) -> None:
+    """Calls get sandboxes of their own meanwhile; it is tried again, but not by every call."""
+    problem = SandboxUnavailable("Preparing", "the daemon is down", "Start it.")
+    async with a_scene(Fake(quick=quick)) as scene:
+        driver = scene.driver
+        driver.problem, driver.source_problem = (problem, None) if where == "open" else (None, problem)
+        for _ in range(100):
+            assert (await scene.call()).how == "cold"
+        assert await scene.settle() == []
+        assert len(driver.tried) == 1
+        first, last = pools.RETRY_SECONDS
+        for _ in range(100):
+            assert (await scene.call()).how == "cold"
+            await scene.settle(first)
+        waits = [after - before for before, after in zip(driver.tried, driver.tried[1:], strict=False)]
+        assert waits == sorted(waits)
+        assert first <= waits[0] <= 3 * first
+        assert waits[-1] <= last + 2 * first
+        assert [(event.what, event.reason) for event in scene.events if event.what == "failed"] == [
+            ("failed", "Preparing: the daemon is down")
+        ]
+        driver.problem = driver.source_problem = None
+        await scene.settle(last)
+        await scene.call()
+        waiting = await scene.settle()
+        assert waiting
+        assert await scene.call() in waiting
+        assert scene.told()[-1] == "recovered"
+        assert "cleared" not in scene.told()
+
+
+@pytest.mark.parametrize("problem", [OSError(24, "Too many open files"), ValueError("nobody foresaw this")])
+@both
+@jumping
+async def test_a_failure_nobody_foresaw_ends_no_call_and_no_server(problem: Exception, *, quick: bool) -> None:
+    """A pool saves time: where it cannot, calls are what they were."""
+    async with a_scene(Fake(quick=quick)) as scene:
+        await scene.call()
+        await scene.settle()
+        scene.driver.problem = problem
+        for _ in range(5):
+            await scene.call()
+            await scene.settle()
+        assert "failed" in scene.told()
+
+
+@both
+@jumping
+async def test_what_is_not_isolated_as_planned_is_given_to_nobody(*, quick: bool) -> None:
+    """It is measured while it waits; the record says what was found."""
+    async with a_scene(Fake(quick=quick, measured={"capabilities": 1 << 21})) as scene:
+        async with scene.take() as sandbox:
+            assert sandbox.how == "cold"  # which the broker measures against its own plan, and refuses
+        assert await scene.settle() == []
+        (failed,) = [event for event in scene.events if event.what == "failed"]
+        assert "capabilities: planned 0x0, found 0x200000" in failed.reason
+        scene.driver.measured = {}
+        await scene.settle(pools.RETRY_SECONDS[1])
+        await scene.call()
+        assert await scene.settle()
+
+
+@both
+@jumping
+async def test_wherever_a_call_is_cancelled_its_sandbox_is_gone(*, quick: bool) -> None:
+    """Before its first step, before its second, and so on until it is through; with none, one and two that wait."""
+    for ready in range(3):
+        async with a_scene(Fake(quick=quick)) as scene:
+            if ready:
+                await burst(scene, ready)
+            for steps in range(200):
+                done: list[Sandbox] = []
+
+                async def one(done: list[Sandbox] = done, scene: Scene = scene) -> None:
+                    done.append(await scene.call())
+
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(one)
+                    for _ in range(steps):
+                        await anyio.lowlevel.checkpoint()
+                    tasks.cancel_scope.cancel()
+                await scene.settle()
+                assert all(each.how == "prepared" and not each.dead for each in scene.driver.live)
+                assert len(scene.driver.live) <= pools.MOST_READY
+                if done:
+                    break
+            else:
+                pytest.fail("the call never came through")
+            assert steps > 3
+
+
+@both
+@jumping
+async def test_wherever_the_server_is_stopped_nothing_is_left(*, quick: bool) -> None:
+    """With a call under way, one on its way and the shelf being filled; ``a_scene`` looks."""
+    for steps in range(60):
+        with anyio.CancelScope() as scope:
+            async with a_scene(Fake(quick=quick)) as scene, anyio.create_task_group() as calls:
+                for _ in range(3):
+                    calls.start_soon(scene.call)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+
+
+@both
+@jumping
+async def test_a_burst_larger_than_everything_loses_no_call(*, quick: bool) -> None:
+    """Each gets one of its own; no more are started at one time than the machine can do."""
+    async with a_scene(Fake(quick=quick)) as scene:
+        for _ in range(3):
+            found = await burst(scene, 200)
+            assert len({each.id for each in found}) == 200
+            assert len(await scene.settle()) <= pools.MOST_READY
+        assert scene.driver.at_once <= pools.MAKERS
+        assert "failed" not in scene.told()
+
+
+@both
+@jumping
+async def test_a_source_is_renewed_while_calls_that_use_it_finish(*, quick: bool) -> None:
+    """What its forks share is shared for a bounded time; a call under way is not cut off."""
+    async with a_scene(Fake(quick=quick)) as scene:
+        await scene.call()
+        old = await scene.settle()
+        async with scene.take() as sandbox:
+            assert sandbox in old
+            for _ in range(int(pools.RENEW_SECONDS / pools.LOOK_SECONDS) + 2):
+                await scene.call()
+                await scene.settle(pools.LOOK_SECONDS)
+            assert not sandbox.dead
+            assert len(scene.driver.tried) == 2
+            new = await scene.settle()
+            assert new
+            assert not set(new) - {sandbox} & set(old)
+        await scene.settle()
+        assert scene.driver.sources == 1
+        assert await scene.call() in new
+        assert "failed" not in scene.told()
+
+
+@jumping
+async def test_a_source_that_failed_is_told_as_failed_also_while_a_call_still_uses_it() -> None:
+    """The record is of the source that failed, and not of the one after it."""
+    async with a_scene(Fake(quick=True)) as scene:
+        await scene.call()
+        await scene.settle()
+        async with scene.take():
+            scene.driver.problem = SandboxUnavailable("Preparing", "it broke", "")
+            for each in await scene.settle():
+                each.die()
+            await scene.settle()
+            scene.driver.problem = None
+            await scene.settle(pools.RETRY_SECONDS[1])
+            await scene.call()
+            await scene.settle()
+        await scene.settle()
+        assert scene.told() == ["opened", "failed", "recovered"]
+
+
+@jumping
+async def test_nothing_waits_on_a_shelf_that_nobody_tends() -> None:
+    """Also what was still being prepared when it was cleared."""
+    async with a_scene(Fake(steps=5)) as scene:
+        await scene.call()
+        for _ in range(30):
+            waiting = await scene.settle(pools.RENEW_SECONDS / 30 - 0.5)
+            for each in waiting:
+                each.die()  # so that another is on its way at whatever moment
+            await scene.call()
+        assert await scene.settle(pools.IDLE_SECONDS * 2) == []
+        assert scene.driver.sources == 0
+
+
+@jumping
+async def test_plans_do_not_share_sandboxes() -> None:
+    """Two profiles, two shelves: what was prepared for one is never given to the other."""
+    other = replace(PLAN, spec=replace(PLAN.spec, output=True))
+    async with a_scene() as scene:
+        await scene.call()
+        mine = await scene.settle()
+        for _ in range(5):
+            async with scene.pool.take(scene.driver, other, COLD) as proved:
+                assert sandbox_of(proved) not in mine
+            await scene.settle()
+        assert await scene.call() is mine[0]
+        assert len({event.plan_digest for event in scene.events}) == 2
