@@ -49,7 +49,7 @@ def ready(app: App) -> list[str]:
     """Ids of the sandboxes that stand ready."""
     return [
         each.proved.sandbox.id
-        for shelf in app.broker.pool._shelves.values()  # type: ignore[attr-defined]
+        for shelf in app.broker.pool._shelves.values()
         for each in shelf.waiting
     ]
 
