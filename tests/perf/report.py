@@ -15,6 +15,7 @@ from tests.perf.series import Series, rounded
 from tests.perf.where import Parts
 
 PAGE = ROOT / "docs" / "performance.md"
+PROMISES = ROOT / "docs" / "specification.md"
 KEPT = ROOT / "docs" / "performance.json"
 PICTURE = ROOT / "docs" / "performance.png"
 BEGIN = "<!-- begin: written by make bench -->"
@@ -24,8 +25,9 @@ _PLANNED = {row.key: row for row in ROWS}
 
 def title(row: Mapping[str, Any]) -> str:
     """What a row of the JSON is about, with the number that is judged where there are several."""
-    what = _PLANNED[row["row"]].what
-    return what if (row["compare"], row["statistic"]) == ("alone", "p50") else f"{what}, {row['statistic']}"
+    planned = _PLANNED[row["row"]]
+    several = planned.part == "latency" or planned.statistic == "p99"
+    return f"{planned.what}, {planned.statistic}" if several else planned.what
 
 
 def as_json(
@@ -106,11 +108,22 @@ def page(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def promises(report: Mapping[str, Any]) -> str:
+    """What stands between the markers of docs/specification.md: the rows that have a bound."""
+    lines = ["| what | must | measured | |", "| --- | --- | --- | --- |"]
+    for row in report["rows"]:
+        if row["bound"]:
+            measured, found, verdict = said(row)
+            numbers = f"{found} ({measured})" if found else measured
+            lines.append(f"| {title(row)} | {bound_of(row)} | {numbers} | {_cell(verdict)} |")
+    return "\n".join(lines)
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def written(text: str, report: Mapping[str, Any]) -> str:
+def written(text: str, between: str) -> str:
     """A page with what stands between its markers renewed.
 
     Raises:
@@ -119,13 +132,14 @@ def written(text: str, report: Mapping[str, Any]) -> str:
     if BEGIN not in text or END not in text:
         raise ValueError(f"the page has no place between {BEGIN} and {END}")
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-    return pattern.sub(lambda _: f"{BEGIN}\n{page(report)}\n{END}", text)
+    return pattern.sub(lambda _: f"{BEGIN}\n{between}\n{END}", text)
 
 
 def keep(report: Mapping[str, Any], picture: bytes | None) -> None:
-    """Write the numbers into docs/: JSON, tables, picture."""
+    """Write the numbers into docs/: JSON, the tables of both pages, picture."""
     KEPT.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
+    for path, between in ((PAGE, page(report)), (PROMISES, promises(report))):
+        path.write_text(written(path.read_text(encoding="utf-8"), between), encoding="utf-8")
     if picture is not None:
         PICTURE.write_bytes(picture)
 

@@ -7,6 +7,7 @@ key is what ``--rows`` takes and what docs/performance.md explains.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 from tests.perf.series import Series, Statistic, rounded
@@ -31,6 +32,8 @@ class Row:
     base: str = ""
     statistic: Statistic = "p50"
     compare: Compare = "ratio"
+    unit: str = "ms"
+    """Of what is judged."""
     most: float | None = None
     least: float | None = None
 
@@ -52,109 +55,63 @@ class Row:
         return (self.judged, self.base) if self.base else (self.judged,)
 
 
-PRINT = "`print(1)`, whole MCP call over stdio, bubblewrap, one after another"
-PANDAS = "read a CSV, group, print with pandas; whole MCP call over stdio, bubblewrap, one after another"
+_PRINT = "`print(1)`, whole MCP call over stdio, bubblewrap, one after another"
+_PANDAS = "read a CSV, group, print with pandas; whole MCP call over stdio, bubblewrap, one after another"
+_START = "from starting the server to its first answered call over stdio, beyond `import mcp.server`"
+_LOAD = "`print(1)`, 16 callers without a pause, whole MCP calls over HTTP, bubblewrap"
+_CORE = "% of a core"
+_timed = partial(Row, part="latency")
+_rate = partial(Row, part="load", unit="calls/s")
+_burst = partial(Row, part="burst", compare="alone")
+_broker = partial(Row, part="broker", compare="alone")
+_memory = partial(Row, part="idle", compare="alone", unit="MiB")
+_idle = partial(Row, part="idle", compare="alone", unit=_CORE)
+_wire = partial(Row, part="wire", compare="alone")
 
 ROWS: tuple[Row, ...] = (
-    Row(key="print-p50", part="latency", what=PRINT, series="print", base="bare", most=0.3),
-    Row(key="print-p99", part="latency", what=PRINT, series="print", base="bare", statistic="p99", most=1),
-    Row(key="pandas-p50", part="latency", what=PANDAS, series="pandas", base="bare-pandas", most=0.03),
-    Row(
-        key="pandas-p99", part="latency", what=PANDAS, series="pandas", base="bare-pandas", statistic="p99", most=1
-    ),
-    Row(key="docker", part="latency", what="`print(1)`, docker, one ready", base="bare", most=0.35),
-    Row(key="gvisor", part="latency", what="`print(1)`, gvisor, one ready", base="bare", most=0.4),
-    Row(key="cold-bubblewrap", part="latency", what="`print(1)`, bubblewrap, nothing prepared", base="bare", most=2.2),
-    Row(key="cold-docker", part="latency", what="`print(1)`, docker, nothing prepared", base="bare", most=12),
-    Row(key="cold-gvisor", part="latency", what="`print(1)`, gvisor, nothing prepared", base="bare", most=18),
-    Row(
-        key="start",
-        part="latency",
-        what="from starting the server to its first answered call over stdio, beyond `import mcp.server`",
-        base="import-mcp",
-        compare="more",
-        most=400,
-    ),
-    Row(
-        key="list",
-        part="latency",
-        what="`list_workspace_files` of 100,000 files, beside find",
-        base="host-list",
-        most=1.5,
-    ),
-    Row(
-        key="search",
-        part="latency",
-        what="`search_workspace` in 100,000 files, beside ripgrep or grep",
-        base="host-search",
-        most=1.5,
-    ),
-    Row(key="read", part="latency", what="`read_workspace_file` among them, beside cat", base="host-read", most=1.5),
-    Row(key="docker-run", part="latency", what="peer: `docker run`, `print(1)`", base="bare"),
-    Row(key="sandbox-runtime", part="latency", what="peer: sandbox-runtime, `print(1)`", base="bare"),
-    Row(key="llm-sandbox", part="latency", what="peer: llm-sandbox on Docker, `print(1)`", base="bare"),
-    Row(key="mcp-run-python", part="latency", what="peer: mcp-run-python, `print(1)`", base="bare"),
-    Row(
-        key="throughput",
-        part="load",
-        what="`print(1)`, 16 callers without a pause, whole MCP calls over HTTP, bubblewrap",
-        base="bare-throughput",
-        least=1,
-    ),
-    Row(
-        key="throughput-pandas",
-        part="load",
-        what="the same with the pandas program",
-        base="bare-throughput-pandas",
-        least=20,
-    ),
-    Row(key="burst-lost", part="burst", what="200 calls at once, nothing prepared: lost", compare="alone", most=0),
-    Row(
-        key="burst-p99",
-        part="burst",
-        what="the same: from sending to the answer",
-        series="burst",
-        statistic="p99",
-        compare="alone",
-    ),
-    Row(key="burst-memory", part="burst", what="the same: the server's most resident memory", compare="alone"),
-    Row(
-        key="broker",
-        part="broker",
-        what="policy, audit on disk and receipt of one call together, p50",
-        compare="alone",
-        most=1.5,
-    ),
-    Row(key="broker-policy", part="broker", what="of that, deciding, p50", compare="alone"),
-    Row(key="broker-audit", part="broker", what="of that, records on disk but the last, p50", compare="alone"),
-    Row(key="broker-receipt", part="broker", what="of that, the last record and its receipt, p50", compare="alone"),
-    Row(key="memory-bare", part="idle", what="a ready sandbox, bubblewrap, nothing preloaded", compare="alone", most=6),
-    Row(key="memory-pandas", part="idle", what="a ready sandbox, bubblewrap, with pandas", compare="alone", most=25),
-    Row(key="memory-docker", part="idle", what="a ready sandbox, docker, nothing preloaded", compare="alone", most=12),
-    Row(
-        key="memory-docker-pandas",
-        part="idle",
-        what="a ready sandbox, docker, with pandas",
-        compare="alone",
-        most=50,
-    ),
-    Row(key="memory-gvisor", part="idle", what="a ready sandbox, gvisor, nothing preloaded", compare="alone"),
-    Row(
-        key="idle-bubblewrap", part="idle", what="processor time of a ready sandbox, bubblewrap", compare="alone",
-        most=0.05,
-    ),
-    Row(key="idle-docker", part="idle", what="processor time of a ready sandbox, docker", compare="alone", most=0.05),
-    Row(key="idle-gvisor", part="idle", what="processor time of a ready sandbox, gvisor", compare="alone"),
-    Row(key="wire", part="wire", what="32 MiB printed, from the first byte to the last", compare="alone", least=200),
-    Row(
+    _timed(key="print-p50", what=_PRINT, series="print", base="bare", most=0.3),
+    _timed(key="print-p99", what=_PRINT, series="print", base="bare", statistic="p99", most=1),
+    _timed(key="pandas-p50", what=_PANDAS, series="pandas", base="bare-pandas", most=0.03),
+    _timed(key="pandas-p99", what=_PANDAS, series="pandas", base="bare-pandas", statistic="p99", most=1),
+    _timed(key="docker", what="`print(1)`, docker, one ready", base="bare", most=0.35),
+    _timed(key="gvisor", what="`print(1)`, gvisor, one ready", base="bare", most=0.4),
+    _timed(key="cold-bubblewrap", what="`print(1)`, bubblewrap, nothing prepared", base="bare", most=2.2),
+    _timed(key="cold-docker", what="`print(1)`, docker, nothing prepared", base="bare", most=12),
+    _timed(key="cold-gvisor", what="`print(1)`, gvisor, nothing prepared", base="bare", most=18),
+    _timed(key="start", what=_START, base="import-mcp", compare="more", most=400),
+    _timed(key="list", what="`list_workspace_files` of 100,000 files, beside find", base="host-list", most=1.5),
+    _timed(key="search", what="`search_workspace` in them, beside ripgrep or grep", base="host-search", most=1.5),
+    _timed(key="read", what="`read_workspace_file` of one of them, beside cat", base="host-read", most=1.5),
+    _timed(key="docker-run", what="peer: `docker run`, `print(1)`", base="bare"),
+    _timed(key="sandbox-runtime", what="peer: sandbox-runtime, `print(1)`", base="bare"),
+    _timed(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`", base="bare"),
+    _timed(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`", base="bare"),
+    _rate(key="throughput", what=_LOAD, base="bare-throughput", least=1),
+    _rate(key="throughput-pandas", what="the same with pandas", base="bare-throughput-pandas", least=20),
+    _burst(key="burst-lost", what="200 calls at once, nothing prepared: lost", unit="calls", most=0),
+    _burst(key="burst-p99", what="the same: from sending to the answer", series="burst", statistic="p99"),
+    _burst(key="burst-memory", what="the same: the server's most resident memory", unit="MiB"),
+    _broker(key="broker", what="policy, audit on disk and receipt of one call together, p50", most=1.5),
+    _broker(key="broker-policy", what="of that, deciding, p50"),
+    _broker(key="broker-audit", what="of that, records on disk but the last, p50"),
+    _broker(key="broker-receipt", what="of that, the last record and its receipt, p50"),
+    _memory(key="memory-bare", what="a ready sandbox, bubblewrap, nothing preloaded: memory", most=6),
+    _memory(key="memory-pandas", what="a ready sandbox, bubblewrap, with pandas: memory", most=25),
+    _memory(key="memory-docker", what="a ready sandbox, docker, nothing preloaded: memory", most=12),
+    _memory(key="memory-docker-pandas", what="a ready sandbox, docker, with pandas: memory", most=50),
+    _memory(key="memory-gvisor", what="a ready sandbox, gvisor, nothing preloaded: memory"),
+    _idle(key="idle-bubblewrap", what="a ready sandbox, bubblewrap: processor time", most=0.05),
+    _idle(key="idle-docker", what="a ready sandbox, docker: processor time", most=0.05),
+    _idle(key="idle-gvisor", what="a ready sandbox, gvisor: processor time"),
+    _wire(key="wire", what="32 MiB printed, from the first byte to the last", unit="MB/s", least=200),
+    _wire(
         key="wire-memory",
-        part="wire",
-        what="the same: the host's memory above what it was, in windows of 1 MiB",
+        what="the same: memory of the host above what it was, in windows of 1 MiB",
+        unit="windows",
         statistic="max",
-        compare="alone",
         most=3,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +120,7 @@ class Verdict:
 
     row: Row
     value: float | None = None
-    """The statistic of what is judged, in the series' unit; None where it was not measured."""
-    unit: str = ""
+    """The statistic of what is judged, in the row's unit; None where it was not measured."""
     base: float | None = None
     found: float | None = None
     """What the bound is about: the ratio, the difference, or the value itself."""
@@ -179,7 +135,7 @@ class Verdict:
         return {
             "row": self.row.key,
             **{name: None if number is None else rounded(number) for name, number in numbers.items()},
-            "unit": self.unit,
+            "unit": self.row.unit,
             "statistic": self.row.statistic,
             "compare": self.row.compare,
             "bound": self.row.bound,
@@ -204,9 +160,7 @@ def judge(row: Row, series: Mapping[str, Series], reasons: Mapping[str, str]) ->
     base = series[row.base].get(row.statistic) if row.base else None
     found = value
     if base == 0:
-        return Verdict(
-            row=row, value=value, unit=ours.unit, base=base, reason="what it is compared with came to nothing"
-        )
+        return Verdict(row=row, value=value, base=base, reason="what it is compared with came to nothing")
     if base is not None:
         found = value - base if row.compare == "more" else value / base
     met = None
@@ -214,7 +168,7 @@ def judge(row: Row, series: Mapping[str, Series], reasons: Mapping[str, str]) ->
         met = found <= row.most
     elif row.least is not None:
         met = found >= row.least
-    return Verdict(row=row, value=value, unit=ours.unit, base=base, found=found, met=met)
+    return Verdict(row=row, value=value, base=base, found=found, met=met)
 
 
 def told(problem: BaseException) -> str:

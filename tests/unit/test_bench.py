@@ -168,22 +168,36 @@ def test_the_page_has_every_row_and_its_verdict() -> None:
 def test_only_what_is_between_the_markers_is_renewed() -> None:
     """The words around are written by hand."""
     before = f"above\n{report.BEGIN}\nearlier\n{report.END}\nbelow\n"
-    after = report.written(before, kept())
+    after = report.written(before, report.page(kept()))
     assert after.startswith(f"above\n{report.BEGIN}\n| row |")
     assert after.endswith(f"{report.END}\nbelow\n")
     assert "earlier" not in after
-    assert report.written(after, kept()) == after
+    assert report.written(after, report.page(kept())) == after
     with pytest.raises(ValueError, match="no place"):
-        report.written("no markers", kept())
+        report.written("no markers", "")
 
 
 def test_the_page_is_what_was_kept() -> None:
-    """docs/performance.md shows docs/performance.json and nothing else."""
-    text = report.PAGE.read_text()
+    """docs/performance.md and docs/specification.md show docs/performance.json and nothing else."""
     if report.KEPT.exists():
-        assert report.written(text, report.read(report.KEPT)) == text
+        found = report.read(report.KEPT)
     else:
-        assert "Not kept yet" in text
+        verdicts = [judge(row, {}, dict.fromkeys(row.needs, "not kept yet")) for row in ROWS]
+        found = report.as_json(verdicts, {}, {}, None)
+        assert "Not kept yet" in report.PAGE.read_text()
+    promised = report.PROMISES.read_text()
+    assert report.written(promised, report.promises(found)) == promised
+    if report.KEPT.exists():
+        page = report.PAGE.read_text()
+        assert report.written(page, report.page(found)) == page
+
+
+def test_promises_are_the_rows_with_a_bound() -> None:
+    """With what was measured, and what is not met stays visible there, too."""
+    text = report.promises(kept())
+    assert "| ≤ 0.3 × | 0.1818 × (2 ms against 11) | met |" in text
+    assert "| ≥ 200 MB/s | 100 MB/s | **not met** |" in text
+    assert len(text.splitlines()) == 2 + sum(bool(row.bound) for row in ROWS)
 
 
 def test_a_report_is_plain_json(tmp_path: Path) -> None:
