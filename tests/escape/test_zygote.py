@@ -5,6 +5,7 @@ Real zygotes. Each guard has a control: the same attempt where the guard is left
 
 import os
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,24 @@ async def test_every_fork_is_in_namespaces_of_its_own(workspace: Path, limits: s
             seen = [host_namespaces()[kind], own[kind]]
             seen += [first.measured.namespaces[kind], second.measured.namespaces[kind]]
             assert len(set(seen)) == 4, kind
+
+
+async def test_every_fork_is_another_user_of_the_host(workspace: Path) -> None:
+    """What the kernel counts per user is no way for one to starve another, nor the zygote, nor to tell it something."""
+    if os.geteuid() != 0:
+        pytest.skip("a normal user can be nobody else")
+
+    def user(pid: int) -> set[str]:
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return {number for line in status if line.startswith(("Uid:", "Gid:")) for number in line.split()[1:]}
+
+    async with zygote(workspace) as forks, AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(forks.one()) for _ in range(8)]
+        users = [user(forks.pid), *(user(inside(each)[0]) for each in found)]
+        for each in users:
+            assert len(each) == 1
+            assert each.isdisjoint({"0", str(os.getuid())})
+        assert len(set.union(*users)) == len(users)
 
 
 CRASHES = {
