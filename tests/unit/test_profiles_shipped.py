@@ -88,7 +88,7 @@ def test_a_profile_becomes_a_spec_with_nothing_of_its_own() -> None:
     given = profile(
         "approval = 'none'\n[files]\nworkspace = 'read'\noutput = true\n"
         "[limits]\nwall_seconds = 2.5\ncpu_seconds = 3\nmemory = '128 MiB'\npids = 9\nscratch = '2 MiB'\n"
-        "output = { bytes = '3 MiB', files = 4 }\nstream = 5000\n[python]\npreload = ['numpy']\n"
+        "output = { bytes = '3 MiB', files = 4 }\nstream = 5000\n[python]\nstart = 'warm'\npreload = ['numpy']\n"
     )
     spec = to_spec(given, workspace=HERE)
     limits = spec.limits
