@@ -3,9 +3,9 @@
 The only place that knows libseccomp. Nothing here may import a driver, a profile or the server.
 """
 
+import os
 import platform
 import struct
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -108,10 +108,7 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
                 # Rules are given in native numbers; libseccomp translates them to the filter's architecture.
                 rules.add_rule(action, native_number, *comparisons)
                 newest = max(newest, number)
-        with tempfile.TemporaryFile() as file:
-            rules.export_bpf(file)
-            file.seek(0)
-            main = file.read()
+        main = exported(rules)
     except OSError as error:
         raise SandboxUnavailable(
             "compile the seccomp filter",
@@ -119,6 +116,15 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
             "Update libseccomp2 to 2.5 or later",
         ) from error
     return _answer_newer(arch, newest, policy.newer_errno) + main
+
+
+def exported(rules: Any) -> bytes:
+    """What libseccomp makes of its rules: an array of ``struct sock_filter``. Raises OSError."""
+    # Not a temporary file: one that has a name, if only for a moment, stays when the server is killed just then.
+    with os.fdopen(os.memfd_create("filter", os.MFD_CLOEXEC), "w+b") as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
 
 
 @cache

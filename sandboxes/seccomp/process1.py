@@ -7,12 +7,11 @@ Linux keeps from a pid namespace's process 1 every signal of its own namespace t
 
 import errno
 import signal
-import tempfile
 from functools import cache
 from typing import Any
 
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.seccomp.filters import libseccomp
+from sandboxes.seccomp.filters import exported, libseccomp
 
 _INT = 0xFFFF_FFFF
 """The bits of an argument that the kernel reads as an int."""
@@ -44,10 +43,7 @@ def keep_from_process_1() -> bytes:
         rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
         for name, comparison in _refused(library):
             rules.add_rule(library.ERRNO(errno.EPERM), name, *comparison)
-        with tempfile.TemporaryFile() as file:
-            rules.export_bpf(file)
-            file.seek(0)
-            return file.read()
+        return exported(rules)
     except OSError as error:
         raise SandboxUnavailable(
             "compile the filter that protects process 1",

@@ -71,9 +71,12 @@ async def test_several_servers_append_to_one_chain_and_lose_nothing(tmp_path: Pa
         for number in range(4):
             group.start_soon(run, number)
     report = verify(directory)
-    assert (report.ok, report.records, report.gaps) == (True, 4 * each, 0)
+    # These calls never end: a server that starts when another has gone says so of that one's, each once.
+    lost = sum(chain.parse(line).kind == "call.lost" for line in log_lines(directory))
+    assert (report.ok, report.records - lost, report.gaps) == (True, 4 * each, 0)
+    assert lost % each == 0
     assert len(acknowledged) == 4 * each
-    assert set(acknowledged) == written(directory)
+    assert set(acknowledged) <= written(directory)
 
 
 async def test_a_killed_server_loses_no_acknowledged_record(tmp_path: Path) -> None:
