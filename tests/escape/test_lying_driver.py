@@ -102,8 +102,9 @@ def lie(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]
     """Let the driver plan everything as it should, and run something else."""
 
     class Liar(bubblewrap.Bubblewrap):
-        def _argv(self, spec: SandboxSpec, runtime: Runtime) -> tuple[str, ...]:
-            return tuple(change(list(super()._argv(spec, runtime))))
+        def _argv(self, spec: SandboxSpec, runtime: Runtime, *, zygote: bool) -> tuple[str, ...]:
+            argv = super()._argv(spec, runtime, zygote=zygote)
+            return argv if zygote else tuple(change(list(argv)))
 
     monkeypatch.setattr(bubblewrap, "Bubblewrap", Liar)
 

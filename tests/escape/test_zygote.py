@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from sandboxes import cgroup
+from sandboxes import cgroup, run
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.run import host_namespaces
 from tests import leftovers, zygotes
@@ -315,6 +315,46 @@ async def test_every_fork_is_another_user_of_the_host(workspace: Path) -> None:
             assert len(each) == 1
             assert each.isdisjoint({"0", str(os.getuid())})
         assert len(set.union(*users)) == len(users)
+
+
+def _sharing(flag: int) -> str:
+    return f"zygote._NEW_NAMESPACES &= ~{flag:#x}"
+
+
+def _not_seen(why: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(reason=why, strict=True)
+
+
+SHARED_NAMESPACE = _not_seen("a namespace is only held against the host's, and the zygote's is another")
+WIDER_FILTER = _not_seen("a fork keeps the zygote's filter, and which filter it is cannot be told from its mode")
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("pass", ""),
+        ("zygote.kernel.drop_capabilities = lambda: None", "capabilities"),
+        (_sharing(0x2000_0000), "mount(proc at /proc)"),
+        pytest.param(
+            "zygote.serve = (lambda serve: lambda config: serve({**config, 'filter': ''}))(zygote.serve)",
+            "seccomp",
+            marks=WIDER_FILTER,
+        ),
+        pytest.param(_sharing(0x4000_0000), "net", marks=SHARED_NAMESPACE),
+        pytest.param(_sharing(0x0800_0000), "ipc", marks=SHARED_NAMESPACE),
+    ],
+    ids=["nothing", "capabilities", "pid", "filter", "net", "ipc"],
+)
+async def test_what_a_zygote_leaves_out_is_found_in_every_fork(workspace: Path, before: str, told: str) -> None:
+    """A fork is measured like any other sandbox: from inside, and by the host. The control is one with all of it."""
+    async with zygote(workspace, before=before) as forks, forks.source.open() as sandbox:
+        try:
+            differences = (await run.prove(sandbox, forks.plan)).attestation.differences
+            found = " ".join(str(each) for each in differences)
+        except SandboxUnavailable as problem:
+            found = str(problem)
+    assert told in found
+    assert bool(found) == bool(told)
 
 
 CRASHES = {
