@@ -32,7 +32,8 @@ for height, name in enumerate(names):
     axes.plot([each["p50"], each["p99"]], [height, height], color=colour, linewidth=1.2)
     axes.plot([each["p95"]], [height], "|", color=colour, markersize=9)
     axes.plot([each["p50"]], [height], "o", color=colour, markersize=6)
-    axes.annotate(f"{{each['p50']:.3g}}", (each["p50"], height), xytext=(0, 6), textcoords="offset points",
+    shown = "%g" % float("%.3g" % each["p50"])
+    axes.annotate(shown, (each["p50"], height), xytext=(0, 6), textcoords="offset points",
                   ha="center", fontsize=7, color=colour)
 for name in ("bare", "bare-pandas"):
     if name in series:

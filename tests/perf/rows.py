@@ -95,6 +95,7 @@ ROWS: tuple[Row, ...] = (
     _broker(key="broker-policy", what="of that, deciding, p50"),
     _broker(key="broker-audit", what="of that, records on disk but the last, p50"),
     _broker(key="broker-receipt", what="of that, the last record and its receipt, p50"),
+    _broker(key="disk", what="a record's length written and flushed, with nothing else, on the same disk, p50"),
     _memory(key="memory-bare", what="a ready sandbox, bubblewrap, nothing preloaded: memory", most=6),
     _memory(key="memory-pandas", what="a ready sandbox, bubblewrap, with pandas: memory", most=25),
     _memory(key="memory-docker", what="a ready sandbox, docker, nothing preloaded: memory", most=12),

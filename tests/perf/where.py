@@ -6,9 +6,11 @@ answer written and read, and the client's own work. Medians of many calls, so th
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from tests.perf.spans import AUDIT, POLICY, RECEIPT
 CALLS, QUICK_CALLS = 300, 50
 WARM_UP = 20
 """Calls before any counts: the pool finds out how many are wanted, and files and pages are where they will be."""
+RECORD_BYTES = 4096
+"""About what a call's longest record has, which is the one of its sandbox."""
 OUTSIDE = "answer: written, read; the client's own work"
 
 
@@ -76,6 +80,19 @@ async def measured(directory: Path, driver: str = "bubblewrap", count: int = CAL
             await anyio.sleep(0.05)
     calls = json.loads(file.read_text())
     return Parts(whole=tuple(whole[WARM_UP:]), calls=tuple(calls[WARM_UP:]))
+
+
+def disk(directory: Path, count: int) -> Series:
+    """What the disk alone asks for a record: an append and an fdatasync(2); the audit log makes three for a call."""
+    times: list[float] = []
+    with (directory / "disk").open("ab", buffering=0) as file:
+        for _ in range(count):
+            began = time.perf_counter()
+            file.write(b"x" * RECORD_BYTES)
+            os.fdatasync(file)
+            times.append((time.perf_counter() - began) * 1000)
+    note = f"{RECORD_BYTES} bytes, one after another"
+    return Series(key="disk", what="write and fdatasync", unit="ms", rounds=(tuple(times),), note=note)
 
 
 def table(parts: Parts, title: str) -> Table:

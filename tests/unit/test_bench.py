@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from profiles.loader import SHIPPED
-from tests.perf import bare, clients, idle, plot, report, spans, workspace
+from tests.perf import bare, clients, idle, plot, report, spans, where, workspace
 from tests.perf.clients import Setup, adapted, succeeded
 from tests.perf.latency import Way, interleaved
 from tests.perf.rows import MAX_REASON, ROWS, Row, Verdict, chosen, judge, told
@@ -292,6 +292,14 @@ async def test_parts_add_up_to_the_whole() -> None:
     assert call.parts.keys() == {"inner", "outer", "rest"}
     assert sum(call.parts.values()) == pytest.approx(whole)
     assert min(call.parts.values()) >= 0
+
+
+def test_a_disk_takes_its_time(tmp_path: Path) -> None:
+    """As many values as asked for, and the bytes are there."""
+    found = where.disk(tmp_path, 3)
+    assert len(found.values) == 3
+    assert min(found.values) > 0
+    assert (tmp_path / "disk").stat().st_size == 3 * where.RECORD_BYTES
 
 
 def test_the_hosts_commands_see_what_the_tools_are_asked_for(tmp_path: Path) -> None:
