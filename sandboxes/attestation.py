@@ -85,6 +85,7 @@ def attest(expected: Expected, measured: Measured, outside: Outside, host_namesp
         for name, planned, found in inside(expected, measured, host_namespaces)
     ]
     fields += _host_only(expected, measured, outside)
+    fields += _forked(expected, measured, outside)
     for name, (planned, found) in outside.compared.items():
         fields.append(Field(name=name, planned=planned, outside=_or_why(outside, name, found)))
     return Attestation(fields=tuple(fields))
@@ -137,6 +138,28 @@ def _seen(
         "kernel": ("namespaces", None if outside.namespaces is None else _kernel(measured)),
     }
     return {**namespaces, **{name: _or_why(outside, part, value) for name, (part, value) in found.items()}}
+
+
+def _forked(expected: Expected, measured: Measured, outside: Outside) -> list[Field]:
+    """What it could have been left with by the process it was forked from, which has rights that it must not have."""
+    zygote = outside.zygote
+    if zygote is None:
+        return []
+    seen = None if outside.namespaces is None else shared(expected, outside.namespaces, zygote.namespaces)
+    found = None if zygote.filters is None else outside.filters
+    return [
+        Field(
+            name="namespaces shared with its zygote",
+            planned=[],
+            inside=shared(expected, measured.namespaces, zygote.namespaces),
+            outside=_or_why(outside, "namespaces", seen),
+        ),
+        Field(
+            name="seccomp filters",
+            planned=(zygote.filters or 0) + 1,
+            outside=_or_why(outside, "filters", found),
+        ),
+    ]
 
 
 def _kernel(measured: Measured) -> str:

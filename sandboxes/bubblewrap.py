@@ -21,6 +21,7 @@ from sandboxes.guest import landlock
 from sandboxes.identity import changes_user
 from sandboxes.janitor import Janitor
 from sandboxes.measure import NAMESPACES, Expected
+from sandboxes.outside import Zygote as ZygoteSeen
 from sandboxes.runtime import PACKAGES, SETUP, Runtime
 from sandboxes.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
 from sandboxes.zygote import Zygote
@@ -143,12 +144,13 @@ class Bubblewrap:
         async with self._launcher.open(outer, self._directories(), {"seccomp": seccomp.bpf_for_zygote()}) as sandbox:
             zygote = Zygote(sandbox.channel)
             try:
-                await zygote.ready()
+                namespaces = await zygote.ready()
             except anyio.EndOfStream:
                 await sandbox.kill()
                 words = (await sandbox.facts()).detail or "it ended without a word"
                 raise SandboxUnavailable("Starting a zygote", words, "Run `glovebox doctor`.") from None
-            yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, user=sandbox.user)
+            seen = ZygoteSeen(namespaces=namespaces, filters=(await sandbox.outside()).filters)
+            yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, seen=seen, user=sandbox.user)
 
     def holding(self) -> AbstractContextManager[None]:
         """Keep our guest from being removed by the setup of another version, for the length of the block."""
@@ -166,13 +168,14 @@ class _Forking:
     launcher: bwrap.Launcher
     plan: Plan
     zygote: Zygote
+    seen: ZygoteSeen
     user: int | None
     quick: bool = True
     bytes_each: int = FORK_BYTES
 
     def open(self) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Source.open``."""
-        return self.launcher.fork(self.plan, self.zygote, self.user)
+        return self.launcher.fork(self.plan, self.zygote, self.seen, self.user)
 
 
 @asynccontextmanager

@@ -15,13 +15,12 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
-from sandboxes import cgroup, mounts, userns
+from sandboxes import cgroup, mounts, outside, userns
 from sandboxes.base import Facts, Missing, Plan
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.guest.measure import status
 from sandboxes.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
 from sandboxes.janitor import Janitor, reap
-from sandboxes.outside import Outside, look, only_child, unseen
 from sandboxes.owner import new_owner
 from sandboxes.process import Process, Spawner
 from sandboxes.spec import GUEST_UID
@@ -130,12 +129,15 @@ class Launcher:
                     await sandbox.kill()
 
     @asynccontextmanager
-    async def fork(self, plan: Plan, zygote: Zygote, user: int | None) -> AsyncIterator["BwrapSandbox"]:
+    async def fork(
+        self, plan: Plan, zygote: Zygote, seen: outside.Zygote, user: int | None
+    ) -> AsyncIterator["BwrapSandbox"]:
         """Have a zygote of this plan fork a sandbox, for the length of the block.
 
         Args:
             plan: as for ``open``.
             zygote: what forks it.
+            seen: what must not be left of that.
             user: who the zygote is on the host, if sandboxes can be others.
 
         Raises:
@@ -151,7 +153,7 @@ class Launcher:
             if process is None:
                 words = _words(waiting.detail) or "its zygote has ended"
                 raise self._unavailable(words)
-            sandbox = BwrapSandbox(waiting.name, process, waiting.group, waiting.detail, forked=True)
+            sandbox = BwrapSandbox(waiting.name, process, waiting.group, waiting.detail, zygote=seen)
             try:
                 yield sandbox
             finally:
@@ -248,25 +250,32 @@ class BwrapSandbox:
     """One running bwrap."""
 
     def __init__(
-        self, name: str, process: Process, group: cgroup.Cgroup | None, detail: int, *, forked: bool = False
+        self,
+        name: str,
+        process: Process,
+        group: cgroup.Cgroup | None,
+        detail: int,
+        *,
+        zygote: outside.Zygote | None = None,
     ) -> None:
-        """Take over a process: bwrap itself, or what a zygote ``forked``, which is the sandbox's first."""
+        """Take over a process: bwrap itself, or what a zygote forked, which is the sandbox's first."""
         self.id = name
         self.channel = process.stream
         self.user: int | None = None
         """Who its processes are on the host, where it may start others as other users."""
-        self._forked = forked
+        self._zygote = zygote
         self._process = process
         self._group = group
         self._detail = detail
 
-    async def outside(self) -> Outside:
+    async def outside(self) -> outside.Outside:
         """See ``Sandbox.outside``."""
-        first = self._process.pid if self._forked else only_child(self._process.pid)
+        first = self._process.pid if self._zygote else outside.only_child(self._process.pid)
         if first is None:
             limits = self._group.read_back(None) if self._group else {}
-            return unseen("bwrap's child cannot be found in /proc", limits)
-        return look(first, self._group.read_back(first) if self._group else {})
+            return outside.unseen("bwrap's child cannot be found in /proc", limits)
+        seen = outside.look(first, self._group.read_back(first) if self._group else {})
+        return replace(seen, zygote=self._zygote)
 
     async def kill(self) -> None:
         """End the guest, process 1, and with it everything else; where it does not end by itself, with SIGKILL.

@@ -25,6 +25,16 @@ _MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Zygote:
+    """What a zygote is in and under, and nothing that it forks may be left with."""
+
+    namespaces: Mapping[str, int]
+    """Inode numbers."""
+    filters: int | None
+    """Seccomp filters: what it forks has one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
     """What was read; a part that is None could not be, and ``unread`` has the reason."""
 
@@ -43,12 +53,16 @@ class Outside:
     no_new_privs: bool | None = None
     seccomp: int | None = None
     """Mode, see seccomp(2)."""
+    filters: int | None = None
+    """How many seccomp filters it is under; None before Linux 5.9."""
     inner_pid: int | None = None
     """Its number in the innermost pid namespace."""
     namespaces: Mapping[str, int] | None = None
     """Inode numbers."""
     mounts: tuple[MeasuredMount, ...] | None = None
     interfaces: tuple[str, ...] | None = None
+    zygote: "Zygote | None" = None
+    """What it was forked from, if it was."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Part → why it could not be read; ``""`` stands for all parts."""
     compared: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -117,6 +131,7 @@ def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: 
             capabilities=tried("capabilities", lambda: _capabilities(status)),
             no_new_privs=tried("no_new_privs", lambda: status["NoNewPrivs"] == "1"),
             seccomp=tried("seccomp", lambda: int(status["Seccomp"])),
+            filters=tried("filters", lambda: int(status["Seccomp_filters"])),
             inner_pid=tried("inner_pid", lambda: int(status["NSpid"].split()[-1])),
             namespaces=tried("namespaces", lambda: _namespaces(place)),
             mounts=tried("mounts", lambda: _mounts(place)),

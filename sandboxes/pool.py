@@ -111,8 +111,9 @@ class _Shelf:
 
     @property
     def room(self) -> int:
-        """How many more are to be prepared now."""
-        return self.wanted + len(self.asking) - len(self.waiting) - self.preparing
+        """How many more are to be prepared now: one while calls run, which it would slow down, the rest after them."""
+        wanted = min(self.wanted, 1) if self.busy else self.wanted
+        return wanted + len(self.asking) - len(self.waiting) - self.preparing
 
     @property
     def outdated(self) -> bool:
@@ -130,6 +131,7 @@ class _Shelf:
         finally:
             self.busy -= 1
             self.used = anyio.current_time()
+            self.wake()
 
     def wake(self) -> None:
         """Have whoever tends it look at it."""

@@ -6,7 +6,7 @@ It forks whatever it is asked to and is told nothing else. Nothing of a driver o
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,8 +27,8 @@ class Zygote:
         """Take the socket to a started one; ``ready`` must be awaited before anything else."""
         self._channel = channel
 
-    async def ready(self) -> None:
-        """Wait until it has imported what it was to import.
+    async def ready(self) -> Mapping[str, int]:
+        """Wait until it has imported what it was to import; returns the inode numbers of its own namespaces.
 
         Raises:
             SandboxUnavailable: a module cannot be imported; says why.
@@ -41,8 +41,11 @@ class Zygote:
                 words = (await self._channel.receive(_MAX_WORDS)).decode(errors="replace")
         except TimeoutError:
             raise SandboxUnavailable(attempted, f"it took longer than {IMPORT_SECONDS:.0f} seconds", fix) from None
-        if words != "ready":
-            raise SandboxUnavailable(attempted, words, fix)
+        try:
+            namespaces: Mapping[str, int] = json.loads(words)["namespaces"]
+        except (ValueError, TypeError, KeyError):
+            raise SandboxUnavailable(attempted, words, fix) from None
+        return namespaces
 
     async def fork(self, detail: int, entrances: Sequence[Path], uid: int | None = None) -> Process | None:
         """Have it fork a sandbox; None if what it forked ended before it was one.

@@ -55,14 +55,13 @@ class Child:
         os.close(self._order)
 
 
-def fork(work: Callable[[dict[str, Any]], Task], *, warm_up: Callable[[], object]) -> Child:
+def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) -> Child:
     """Fork a process that waits for its order, with standard input empty and output in pipes.
 
     Args:
-        work: given the order in the child, when it is out of everything it must not have but for the last; returns
-            what to run with the order's ``payload``. The order's ``limits`` are ``cpu_seconds``, and where no control
-            group enforces them ``memory_bytes`` and ``pids``.
-        warm_up: called in the child while it waits, for what every program needs.
+        ahead: called in the child before it waits, to give up what a program must not have.
+        work: given the order in the child, within its limits; returns what to run with the order's ``payload``. The
+            limits are ``cpu_seconds``, and where no control group enforces them ``memory_bytes`` and ``pids``.
     """
     orders, order = os.pipe()
     ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
@@ -71,7 +70,7 @@ def fork(work: Callable[[dict[str, Any]], Task], *, warm_up: Callable[[], object
         status = 70  # EX_SOFTWARE: the harness itself failed, which only a bug of ours or lack of memory explains
         try:
             _become_child(orders, theirs)
-            warm_up()
+            ahead()
             wanted = _wait(_ORDER)
             _limit(wanted["limits"])
             task = work(wanted)

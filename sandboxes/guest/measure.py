@@ -29,7 +29,7 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         hidden: paths whose presence is to be reported.
     """
     told = status(_lines("/proc/self/status"))
-    namespaces = _namespaces()
+    spaces = namespaces()
     return {
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
@@ -38,7 +38,7 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         "no_new_privs": get_no_new_privs() == 1,
         "seccomp": int(told.get("Seccomp", "0")),
         "dumpable": dumpable,
-        "namespaces": namespaces,
+        "namespaces": spaces,
         "mounts": mounts(_lines("/proc/self/mountinfo")),
         "interfaces": interfaces(_lines("/proc/self/net/dev")),
         "descriptors": _descriptors(own),
@@ -51,7 +51,7 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         "system": _system(),
         # What this kernel does not tell is said to be so, and the plan must have expected exactly that.
         "unmeasured": [name for name in CAPABILITIES if name not in told]
-        + [f"namespace {name}" for name in _NAMESPACES if name not in namespaces],
+        + [f"namespace {name}" for name in _NAMESPACES if name not in spaces],
     }
 
 
@@ -80,7 +80,8 @@ def namespace_number(link: str) -> int:
     return int(link[link.index("[") + 1 : -1])
 
 
-def _namespaces() -> dict[str, int]:
+def namespaces() -> dict[str, int]:
+    """Inode numbers of the namespaces this process is in, as far as the kernel tells."""
     found = {}
     for name in _NAMESPACES:
         try:

@@ -238,12 +238,14 @@ def ready_child(config: Mapping[str, Any]) -> children.Child:
 
     def work(order: Mapping[str, Any]) -> children.Task:
         os.environ.update(order["environment"])
-        task = _task(order["kind"])
-        _confine(config)
-        return task
+        return _task(order["kind"])
 
-    # Running a little program touches what any other will: memory it would have had to wait for.
-    return children.fork(work, warm_up=python.warm_up)
+    def ahead() -> None:
+        _confine(config)
+        # Running a little program touches what any other will: memory it would have had to wait for.
+        python.warm_up()
+
+    return children.fork(ahead, work)
 
 
 def _task(kind: str) -> children.Task:
@@ -260,7 +262,7 @@ def _task(kind: str) -> children.Task:
 
 
 def _confine(config: Mapping[str, Any]) -> None:
-    """Last step before the task: /output becomes write-only for it, unless the plan says that its kernel cannot."""
+    """Before the child waits for its order: /output becomes write-only for it, unless the plan's kernel cannot."""
     if config["landlock"]:
         from sandboxes.guest import landlock, writing
 

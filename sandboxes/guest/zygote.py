@@ -19,8 +19,9 @@ import sys
 
 from sandboxes.guest import kernel
 from sandboxes.guest.main import serve, take_wire
+from sandboxes.guest.measure import namespaces
 from sandboxes.guest.work import warm_up
-from sandboxes.jsontext import loads
+from sandboxes.jsontext import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     _collapse()
-    orders.sendall(b"ready")
+    orders.sendall(dumps({"namespaces": namespaces()}))
     while True:
         order, descriptors = _next(orders)
         if not order:
@@ -80,9 +81,10 @@ def main() -> None:
             if kernel.fork_into(_NEW_NAMESPACES) == 0:
                 orders.detach()
                 _leave(descriptors, own, outside, config)
-        except (
-            OSError
-        ) as problem:  # no more processes or namespaces, for instance: the host hears of it, and may ask again
+            # Never longer than for the fork: nobody shares a user with it.
+            _be(own)
+        except OSError as problem:
+            # No more processes or namespaces, for instance. The host hears of it, and may ask again.
             _say(descriptors[1], problem)
         for descriptor in descriptors:
             os.close(descriptor)

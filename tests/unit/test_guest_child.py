@@ -41,7 +41,7 @@ def read(descriptor: int) -> bytes:
 
 def run(task: Task, limits: dict[str, int] | None = None) -> tuple[int, bytes, bytes, Any]:
     """Exit status, standard output, standard error and the value of one task."""
-    child = children.fork(lambda _order: task, warm_up=nothing)
+    child = children.fork(nothing, lambda _order: task)
     child.begin({"payload": {}, "limits": limits or LIMITS})
     out, err, result = read(child.stdout), read(child.stderr), read(child.result)
     _, status = os.waitpid(child.pid, 0)
@@ -114,7 +114,7 @@ def refused(_order: dict[str, Any]) -> Task:
     raise OSError("Landlock is absent")
 
 
-@pytest.mark.parametrize("broken", ["work", "warm_up"])
+@pytest.mark.parametrize("broken", ["work", "ahead"])
 def test_a_harness_that_fails_is_told_apart_from_the_program(broken: str) -> None:
     """What cannot be confined does not run: status 70, never the task."""
 
@@ -125,9 +125,9 @@ def test_a_harness_that_fails_is_told_apart_from_the_program(broken: str) -> Non
         raise OSError("no memory")
 
     if broken == "work":
-        child = children.fork(refused, warm_up=nothing)
+        child = children.fork(nothing, refused)
     else:
-        child = children.fork(lambda _order: task, warm_up=fail)
+        child = children.fork(fail, lambda _order: task)
     child.begin({"payload": {}, "limits": LIMITS})
     results = [read(child.stdout), read(child.stderr), read(child.result)]
     assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 70
@@ -143,7 +143,7 @@ def test_a_child_that_waits_has_nothing_of_the_guests_and_runs_nothing_without_a
 
     held = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(held, True)
-    child = children.fork(work, warm_up=nothing)
+    child = children.fork(nothing, work)
     try:
         waits = f"/proc/{child.pid}/fd"
         deadline = time.monotonic() + 10
@@ -166,7 +166,7 @@ def test_an_order_larger_than_a_pipe_arrives_whole_and_its_descriptor_is_gone() 
     def task(payload: Mapping[str, Any], emit: Emit) -> None:
         emit.value([len(payload["code"]), os.path.exists("/proc/self/fd/4")])  # noqa: PTH110
 
-    child = children.fork(lambda _order: task, warm_up=nothing)
+    child = children.fork(nothing, lambda _order: task)
     child.begin(order)
     out, err, result = read(child.stdout), read(child.stderr), read(child.result)
     os.waitpid(child.pid, 0)
@@ -178,7 +178,7 @@ def test_an_order_for_a_child_that_is_dead_is_no_failure_of_its_own() -> None:
     """Its end tells, and the guest goes on to report it."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        child = children.fork(refused, warm_up=nothing)
+        child = children.fork(nothing, refused)
         os.kill(child.pid, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == -9
         child.begin({"payload": {"code": "x" * 2**20}, "limits": LIMITS})
