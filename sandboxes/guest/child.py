@@ -106,6 +106,11 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
+    set_dumpable(1)
+    # The kernel's own choice in a shortage of memory: the program, not the guest that has to report it.
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write("1000")
 
 
 def _above(lowest: int, descriptor: int) -> int:
@@ -129,11 +134,6 @@ def _limit(limits: dict[str, int]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (mapped + limits["memory_bytes"],) * 2)
     if "pids" in limits:
         resource.setrlimit(resource.RLIMIT_NPROC, (limits["pids"],) * 2)
-    # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
-    set_dumpable(1)
-    # The kernel's own choice in a shortage of memory: the program, not the guest that has to report it.
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-        score.write("1000")
 
 
 def _run(task: Task, payload: Mapping[str, Any]) -> int:

@@ -328,7 +328,7 @@ def _sharing(flag: int) -> str:
         ("zygote.kernel.drop_capabilities = lambda: None", "capabilities"),
         (_sharing(0x2000_0000), "mount(proc at /proc)"),
         ("zygote.serve = (lambda serve: lambda config: serve({**config, 'filter': ''}))(zygote.serve)", "seccomp"),
-        (_sharing(0x4000_0000), "net"),
+        (_sharing(0x4000_0000), "Operation not permitted"),
         (_sharing(0x0800_0000), "ipc"),
     ],
     ids=["nothing", "capabilities", "pid", "filter", "net", "ipc"],

@@ -124,10 +124,7 @@ def test_a_harness_that_fails_is_told_apart_from_the_program(broken: str) -> Non
     def fail() -> None:
         raise OSError("no memory")
 
-    if broken == "work":
-        child = children.fork(nothing, refused)
-    else:
-        child = children.fork(fail, lambda _order: task)
+    child = children.fork(nothing, refused) if broken == "work" else children.fork(fail, lambda _order: task)
     child.begin({"payload": {}, "limits": LIMITS})
     results = [read(child.stdout), read(child.stderr), read(child.result)]
     assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 70
