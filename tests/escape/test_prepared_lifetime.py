@@ -47,11 +47,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def ready(app: App) -> list[str]:
     """Ids of the sandboxes that stand ready."""
-    return [
-        each.proved.sandbox.id
-        for shelf in app.broker.pool._shelves.values()
-        for each in shelf.waiting
-    ]
+    return [each.proved.sandbox.id for shelf in app.broker.pool._shelves.values() for each in shelf.waiting]
 
 
 async def printed(app: App, code: str) -> str:
