@@ -125,7 +125,7 @@ class _Shelf:
         """Count one call, for the length of the block."""
         self.used = anyio.current_time()
         self.busy += 1
-        self.peak = max(self.peak, self.busy)
+        self.peak = min(max(self.peak, self.busy), MOST_READY)
         try:
             yield
         finally:

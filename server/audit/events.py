@@ -259,7 +259,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFinished(CallEvent):
-    """The program ended, in whatever way; its sandbox is gone."""
+    """The program ended, in whatever way; nothing of it runs, and its sandbox is gone or about to be."""
 
     kind: ClassVar[str] = "call.finished"
     ends_call: ClassVar[bool] = True
