@@ -87,7 +87,16 @@ def profiles(draw: st.DrawFn) -> Profile:
                 "stream": draw(st.sampled_from([4096, 8192])),
                 "enforce": draw(st.sampled_from(["cgroup", "any"])),
             },
-            "python": {"preload": draw(_some("numpy", "pandas"))},
+            "python": draw(
+                st.sampled_from(["cold", "warm"]).flatmap(
+                    lambda start: st.fixed_dictionaries(
+                        {
+                            "start": st.just(start),
+                            "preload": _some("numpy", "pandas") if start == "warm" else st.just([]),
+                        }
+                    )
+                )
+            ),
             "audit": {"keep": draw(_some("arguments", "stdout", "value"))},
         }
     )

@@ -74,12 +74,13 @@ async def _client(transport: Transport, era: Era, options: list[str], directory:
                 yield client
 
 
-def _sandboxes() -> int:
-    """Count the sandboxes below this test."""
+def _at_work() -> int:
+    """Count the processes in sandboxes below this test that are running; those that stand ready sleep."""
     found = 0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
-            found += "bwrap" in child.name()
+            inside = any("bwrap" in parent.name() for parent in child.parents())
+            found += inside and child.status() == psutil.STATUS_RUNNING
     return found
 
 
@@ -105,7 +106,7 @@ async def test_a_whole_session(transport: Transport, era: Era, directories: list
         assert refused.structured_content["refused"]["rule"]
         with anyio.move_on_after(2):
             await client.call_tool("run_python", {"code": ENDLESS})
-        await until(lambda: _sandboxes() == 0, within=2.0)
+        await until(lambda: _at_work() == 0, within=2.0)
     log = (tmp_path / "state" / "audit" / "audit.jsonl").read_text()
     assert log.count('"kind":"call.decided"') == log.count('"kind":"call.finished"') + log.count(
         '"kind":"call.cancelled"'

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -321,7 +322,7 @@ def test_the_bare_interpreter_is_named_by_its_absolute_path() -> None:
 
 def test_a_bare_program_that_prints_something_else_is_no_measurement() -> None:
     """The base is held to the same as we are."""
-    python = bare.Bare(python=bare.candidates()[0], version="")
+    python = bare.Bare(python=sys.executable, version="")
     assert python.milliseconds("print(1)", "1\n") > 0
     with pytest.raises(RuntimeError, match="printed '2"):
         python.milliseconds("print(2)", "1\n")
