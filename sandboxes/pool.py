@@ -7,7 +7,7 @@ memory; what cannot be prepared is started for its call as if there were no pool
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -34,6 +34,10 @@ RENEW_SECONDS = 1800.0
 """A source is started anew after this: what its forks share (addresses, hash seed) is shared no longer than that."""
 RETRY_SECONDS = (1.0, 30.0)
 """A source that failed is tried again when it is next wanted: first after the one, in the end after the other."""
+LULL_SECONDS = 0.02
+"""Longest that preparing the next sandbox and taking a used one apart wait for calls that are under way."""
+ANSWER_SECONDS = 0.002
+"""After a call, for its answer to be written before that begins."""
 MAKERS = 2 * (os.cpu_count() or 1)
 """Sandboxes being started at one time, for the pool and for calls that found none ready: more would only be slower."""
 
@@ -69,6 +73,8 @@ class _Waiting:
     unwatched: anyio.Event = field(default_factory=anyio.Event)
     returned: anyio.Event = field(default_factory=anyio.Event)
     gone: anyio.Event = field(default_factory=anyio.Event)
+    hurried: bool = False
+    """Whether somebody waits for its end."""
     taken: bool = False
     ended: bool = False
 
@@ -82,13 +88,46 @@ class _Asking:
     """None where there will be none."""
 
 
+class _Calls:
+    """Calls that are under way, for what can wait for them: they share one event loop and one interpreter with it."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._stirred = anyio.Event()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count one call, for the length of the block."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self.stir()
+
+    def stir(self) -> None:
+        """Have those who wait for a lull look again."""
+        self._stirred.set()
+        self._stirred = anyio.Event()
+
+    async def lull(self, urgent: Callable[[], bool]) -> None:
+        """Return when no call is under way, or this is urgent, or it has waited for long enough."""
+        with anyio.move_on_after(LULL_SECONDS):
+            while self._under_way and not urgent():
+                await self._stirred.wait()
+            if not urgent():
+                with anyio.move_on_after(ANSWER_SECONDS):
+                    await self._stirred.wait()
+
+
 class _Shelf:
     """The sandboxes of one plan."""
 
-    def __init__(self, driver: Driver, plan: Plan, mounted: mounts.Watch) -> None:
+    def __init__(self, driver: Driver, plan: Plan, mounted: mounts.Watch, calls: _Calls) -> None:
         self.driver = driver
         self.plan = plan
         self.mounted = mounted
+        self.calls = calls
         self.waiting: deque[_Waiting] = deque()
         self.asking: deque[_Asking] = deque()
         self.preparing = 0
@@ -145,6 +184,7 @@ class _Shelf:
         asking = _Asking()
         self.asking.append(asking)
         self.wake()
+        self.calls.stir()
         try:
             await asking.answered.wait()
         except BaseException:
@@ -177,11 +217,16 @@ class Pool:
         self._tell = tell
         self._shelves: dict[tuple[str, str], _Shelf] = {}
         self._makers = anyio.CapacityLimiter(MAKERS)
+        self._calls = _Calls()
         self.mounted = mounts.Watch()
 
     def prepare(self, driver: Driver, plan: Plan) -> None:
         """Have sandboxes of this plan ready from now on, as long as they are used."""
         self._tended(driver, plan)
+
+    def call(self) -> AbstractContextManager[None]:
+        """Say that a call is under way, from before its sandbox to its last record: what can wait, waits for it."""
+        return self._calls.one()
 
     @asynccontextmanager
     async def take(self, driver: Driver, plan: Plan, cold: Plan) -> AsyncIterator[Proved]:
@@ -205,7 +250,9 @@ class Pool:
                         return
                 except BaseException:
                     # A call that was cancelled or failed returns when its sandbox is gone; others do not wait for that.
+                    found.hurried = True
                     found.returned.set()
+                    self._calls.stir()
                     with anyio.CancelScope(shield=True):
                         await found.gone.wait()
                     raise
@@ -230,7 +277,7 @@ class Pool:
         key = (driver.name, plan.digest)
         shelf = self._shelves.get(key)
         if shelf is None or shelf.driver is not driver:
-            shelf = self._shelves[key] = _Shelf(driver, plan, self.mounted)
+            shelf = self._shelves[key] = _Shelf(driver, plan, self.mounted, self._calls)
         if not shelf.tended and anyio.current_time() >= shelf.not_before:
             shelf.tended = True
             self._tasks.start_soon(self._tend, shelf)
@@ -305,6 +352,7 @@ class Pool:
         try:
             async with AsyncExitStack() as stack:
                 try:
+                    await self._calls.lull(lambda: bool(shelf.asking))
                     async with self._makers:
                         places = _places(shelf.plan, shelf.mounted)
                         proved = await prove(await stack.enter_async_context(source.open()), shelf.plan)
@@ -367,6 +415,7 @@ async def _held(shelf: _Shelf, waiting: _Waiting) -> None:
     if waiting.taken:
         waiting.unwatched.set()
         await waiting.returned.wait()
+        await shelf.calls.lull(lambda: waiting.hurried)
     elif waiting in shelf.waiting:
         # It has ended, or spoke unasked. Whatever it is, nobody gets it.
         shelf.waiting.remove(waiting)

@@ -91,7 +91,8 @@ class Broker:
         try:
             if broken is not None:
                 raise broken  # noqa: TRY301 - its last word is written below
-            return await self._run(call, tool, profile, decision, log, inputs=inputs, listener=listener)
+            with self.pool.call():
+                return await self._run(call, tool, profile, decision, log, inputs=inputs, listener=listener)
         except anyio.get_cancelled_exc_class():
             cancelled = CallCancelled(call_id=call.id, by=listener.ended_by(), elapsed_ms=_elapsed(call))
             await _last_word(log, cancelled)

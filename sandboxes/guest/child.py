@@ -1,8 +1,9 @@
 """The process untrusted code runs in: forked from the guest, with nothing of the guest's in its hands.
 
 It is forked before there is a job, so that a call does not wait for it: until then it waits for its order, which comes
-from the guest alone. It has pipes of its own for output and result, no other descriptor, no way to look into the guest
-(which is not dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot raise.
+from the guest alone. It has pipes of its own for output, result and the word that it is over, no other
+descriptor, no way to look into the guest (which is not dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot
+raise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sandboxes.guest.kernel import set_dumpable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from typing import Any, NoReturn
 
     from sandboxes.guest.emit import Emit
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 RESULT = 3
 """Descriptor of the result pipe in the child."""
-_ORDER = 4
+_DONE = 4
+"""Descriptor on which the child says that its task is over; a program that does so itself ends as by ``os._exit``."""
+_ORDER = 5
 """Descriptor the child waits on; closed before the program starts."""
 _READ = 1024 * 1024
 MAX_OPEN_FILES = 1024
@@ -35,14 +38,15 @@ MAX_OPEN_FILES = 1024
 class Child:
     """A process that waits for its task, or runs it: its number and the reading ends of its pipes."""
 
-    __slots__ = ("_order", "pid", "result", "stderr", "stdout")
+    __slots__ = ("_order", "done", "pid", "result", "stderr", "stdout")
 
-    def __init__(self, pid: int, order: int, stdout: int, stderr: int, result: int) -> None:
+    def __init__(self, pid: int, order: int, stdout: int, stderr: int, result: int, done: int) -> None:  # noqa: PLR0917 - pipes
         self.pid = pid
         self._order = order
         self.stdout = stdout
         self.stderr = stderr
         self.result = result
+        self.done = done
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Let it do this, once. Where it is dead already, its end tells."""
@@ -65,7 +69,7 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
             limits are ``cpu_seconds``, and where no control group enforces them ``memory_bytes`` and ``pids``.
     """
     orders, order = os.pipe()
-    ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
+    ours, theirs = zip(*(os.pipe() for _ in range(4)), strict=True)
     pid = os.fork()
     if pid == 0:
         status = 70  # EX_SOFTWARE: the harness itself failed, which only a bug of ours or lack of memory explains
@@ -75,7 +79,12 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
             wanted = _wait(_ORDER)
             _limit(wanted["limits"])
             task = work(wanted)
+            own, place = os.getpid(), os.fstat(_DONE)
             status = _run(task, wanted["payload"])
+            # A program may have forked, and this be the fork; or have opened something else under the number.
+            if os.getpid() == own and _is(_DONE, place):
+                os.write(_DONE, bytes([status]))
+                _wait_for_end()
         except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
             _report_failure()
         finally:
@@ -83,6 +92,19 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
     for descriptor in (orders, *theirs):
         os.close(descriptor)
     return Child(pid, order, *ours)
+
+
+def _is(descriptor: int, place: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), place)
+    except OSError:
+        return False
+
+
+def _wait_for_end() -> NoReturn:
+    """The guest kills what is over, once it has seen what that used; nobody waits for the kernel to free memory."""
+    while True:
+        signal.pause()
 
 
 def _wait(order: int) -> dict[str, Any]:

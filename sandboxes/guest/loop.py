@@ -1,6 +1,7 @@
 """The guest's event loop: one poll(2) over the wire, the child's pipes and, where granted, the proxy's connections.
 
-Frames to the host are written blocking: flow control bounds what is under way, and the host always reads.
+Frames to the host are gathered until there is nothing else to do, and written blocking: flow control bounds what is
+under way, and the host always reads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _READ = 256 * 1024
 """Bytes taken at once from any descriptor."""
+_HELD = 64 * 1024
+"""Bytes of frames that may wait for others: few writes are few times that the host is woken."""
 
 
 class HostGone(Exception):  # noqa: N818 - it names what happened
@@ -54,6 +57,7 @@ class Loop:
         self.wire = wire.Wire("guest")
         self._in = wire_in
         self._out = wire_out
+        self._held = bytearray()
         self._poll = select.poll()
         self._readable: dict[int, Callable[[], None]] = {}
         self._writable: dict[int, Callable[[], None]] = {}
@@ -101,8 +105,17 @@ class Loop:
             self._poll.unregister(descriptor)
 
     def send(self, frames: bytes) -> None:
-        """Write frames to the host; raises HostGone."""
-        view = memoryview(frames)
+        """Have frames written to the host before this loop waits again; raises HostGone."""
+        self._held += frames
+        if len(self._held) >= _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered; raises HostGone."""
+        if not self._held:
+            return
+        held, self._held = self._held, bytearray()
+        view = memoryview(held)
         try:
             while view:
                 view = view[os.write(self._out, view) :]
@@ -118,6 +131,7 @@ class Loop:
 
     def step(self, deadline: float | None) -> None:
         """Wait for the next thing to happen, or for ``deadline`` (monotonic seconds), and handle it."""
+        self.flush()
         timeout = None if deadline is None else max(0.0, deadline - monotonic()) * 1000
         for descriptor, happened in self._poll.poll(timeout):
             # An error or a closed peer is for whoever watches: reading and writing both find out.
@@ -193,6 +207,15 @@ class Relay(StreamHandler):
             self._loop.send(self._loop.wire.data(self.stream, data))
         else:
             self.close()
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything that was written so far has been taken."""
+        if self.done:
+            return True
+        look = select.poll()
+        look.register(self._descriptor, select.POLLIN)
+        return not any(happened & select.POLLIN for _, happened in look.poll(0))
 
     def say(self, data: bytes) -> None:
         """Put words of the guest's own between the descriptor's; dropped where there is no credit for them."""

@@ -56,6 +56,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         __import__(name)
     try:
         loop.send(loop.wire.message("ready", ready))
+        loop.flush()
         # Imported while the host compares and records what was measured, so that nobody waits for it.
         from sandboxes.guest.work import Inputs, ready_child, warm_up, work
 
@@ -68,6 +69,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
             loop.step(None)
         outcome = work(loop, child, loop.job, config, inputs)
         loop.send(loop.wire.message("outcome", outcome))
+        loop.flush()
         # The host reads what the sandbox has used before it ends it; with process 1 the counters would be gone.
         while os.read(wire_in, 4096):
             pass

@@ -8,9 +8,9 @@ from time import monotonic
 
 from sandboxes import wire
 from sandboxes.guest import child as children
+from sandboxes.guest import spending
 from sandboxes.guest.loop import Loop, Relay, StreamHandler
 from sandboxes.guest.output import collect
-from sandboxes.guest.spending import processor_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,23 +116,28 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
         Relay(loop, child.stderr, "stderr", printed),
         Relay(loop, child.result, "result", _MAX_RESULT),
     ]
-    stopped, status, usage = _wait(loop, child.pid, deadline, relays, job["limits"]["cpu_seconds"])
+    ending = _wait(loop, child, deadline, relays, job["limits"]["cpu_seconds"])
     elapsed = monotonic() - started
     if proxy is not None:
         proxy.close()
-    _end_everything()
+    _kill_everything()
+    # Freeing a process's memory takes the kernel longer than most programs take: nobody waits for it where nothing
+    # else ran that would have to be counted, and nothing was written that could still change under our hands.
+    if ending.spent is None or original is not None or _holds_anything(config["output"]):
+        _reap_everything()
     drained = monotonic() + _DRAIN_SECONDS
-    while not all(relay.done for relay in relays) and monotonic() < drained:
+    while not all(relay.empty for relay in relays) and monotonic() < drained:
         loop.step(drained)
     for relay in relays:
         relay.close()
     skipped, changes = _collected(loop, job["limits"], config, original)
+    spent = spending.reaped(ending.peak_bytes) if ending.spent is None else ending.spent
     return {
-        "stopped": stopped,
-        "status": status,
+        "stopped": ending.stopped,
+        "status": ending.status,
         "wall_ms": elapsed * 1000,
-        "cpu_ms": _reaped_ms(),
-        "memory_peak_bytes": usage.ru_maxrss * 1024,
+        "cpu_ms": spent.cpu_ms,
+        "memory_peak_bytes": spent.peak_bytes,
         "skipped": skipped,
         "changes": changes,
         "refused": "",
@@ -165,37 +170,65 @@ def _not_started(reason: str) -> dict[str, Any]:
     return {"stopped": "", "status": 0, **nothing, "refused": reason[:300]}
 
 
-def _reaped_ms() -> float:
-    """Processor time of everything that has been reaped; not ``os.times``, which counts in steps of 10 ms."""
-    import resource  # warm already
+class _Ending:
+    """How a child ended: ``stopped`` is why it had to be ("time", "output", "processor"; "" for by itself)."""
 
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (spent.ru_utime + spent.ru_stime) * 1000
+    __slots__ = ("peak_bytes", "spent", "status", "stopped")
+
+    def __init__(self, stopped: str, status: int, peak_bytes: int = 0, spent: spending.Spent | None = None) -> None:
+        self.stopped = stopped
+        self.status = status
+        """The exit status, or minus the signal."""
+        self.peak_bytes = peak_bytes
+        """Of the child, once it was reaped."""
+        self.spent = spent
+        """What all processes have used, where the child was alone and is not reaped yet."""
 
 
-def _wait(loop: Loop, pid: int, deadline: float, relays: list[Relay], cpu_seconds: float) -> tuple[str, int, Any]:
-    """Until the child ends or has to be stopped.
+def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay], cpu_seconds: float) -> _Ending:
+    """Until the child ends, says that its task is over, or has to be stopped."""
+    pid = child.pid
+    said: list[bytes] = []
 
-    Returns:
-        Why it was stopped ("time", "output", "processor"; "" for by itself), status or minus the signal, usage.
-    """
-    look = monotonic() + _LOOK_SECONDS
-    while True:
-        done, status, usage = os.wait4(pid, os.WNOHANG)
-        # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
-        overflowed = any(relay.overflowed for relay in relays)
-        if done:
-            return "output" if overflowed else "", os.waitstatus_to_exitcode(status), usage
-        reason = "time" if monotonic() >= deadline else "output" if overflowed else ""
-        if not reason and monotonic() >= look:
-            reason = "processor" if processor_seconds() > cpu_seconds else ""
-            look = monotonic() + _LOOK_SECONDS
-        if reason:
-            os.kill(pid, signal.SIGKILL)
-            _, status, usage = os.wait4(pid, 0)
-            return reason, os.waitstatus_to_exitcode(status), usage
-        loop.step(min(deadline, look))
-        _reap_orphans(pid)
+    def hear() -> None:
+        loop.unwatch(child.done)
+        said.append(os.read(child.done, 1))
+
+    loop.watch(child.done, hear)
+    try:
+        look = monotonic() + _LOOK_SECONDS
+        while True:
+            done, status, usage = os.wait4(pid, os.WNOHANG)
+            # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
+            overflowed = any(relay.overflowed for relay in relays)
+            if done:
+                stopped = "output" if overflowed else ""
+                return _Ending(stopped, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+            if said and said[0] and not overflowed:
+                return _over(pid, said[0][0])
+            reason = "time" if monotonic() >= deadline else "output" if overflowed else ""
+            if not reason and monotonic() >= look:
+                reason = "processor" if spending.processor_seconds() > cpu_seconds else ""
+                look = monotonic() + _LOOK_SECONDS
+            if reason:
+                os.kill(pid, signal.SIGKILL)
+                _, status, usage = os.wait4(pid, 0)
+                return _Ending(reason, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+            loop.step(min(deadline, look))
+            _reap_orphans(pid)
+    finally:
+        loop.unwatch(child.done)
+        os.close(child.done)
+
+
+def _over(pid: int, status: int) -> _Ending:
+    """The child has said that its task is over, and waits to be killed."""
+    spent = spending.of_one_alone(pid)
+    if spent is not None:
+        return _Ending("", status, spent=spent)
+    os.kill(pid, signal.SIGKILL)
+    _, _, usage = os.wait4(pid, 0)
+    return _Ending("", status, usage.ru_maxrss * 1024)
 
 
 def _reap_orphans(pid: int) -> None:
@@ -207,18 +240,30 @@ def _reap_orphans(pid: int) -> None:
         os.waitpid(found.si_pid, 0)
 
 
-def _end_everything() -> None:
-    """Kill and reap every other process here: daemons, double forks, what ignores SIGTERM."""
+def _kill_everything() -> None:
+    """Kill every other process here: daemons, double forks, what ignores SIGTERM."""
     try:
         # As process 1 of a pid namespace, -1 is everything in it but ourselves, see kill(2).
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def _reap_everything() -> None:
+    """Wait until all that was killed is gone."""
     while True:
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def _holds_anything(output: str) -> bool:
+    """Whether there is something to collect, or it cannot be said."""
+    try:
+        return bool(output) and bool(os.listdir(output))
+    except OSError:
+        return True
 
 
 def warm_up() -> None:
