@@ -15,6 +15,7 @@ from typing import Literal
 import anyio
 import anyio.abc
 import structlog
+from anyio.lowlevel import checkpoint
 
 from sandboxes import mounts
 from sandboxes.base import Driver, Plan, Source
@@ -176,11 +177,10 @@ class _Shelf:
         """Have whoever tends it look at it."""
         self.changed.set()
 
-    async def take(self) -> _Waiting | None:
-        """One that is ready, or will be in a moment; None where starting another is as quick."""
-        found = self._pop()
-        if found is not None or self.source is None or not self.source.quick or self.outdated:
-            return found
+    async def ask(self) -> _Waiting | None:
+        """One that will be ready in a moment; None where starting another is as quick."""
+        if self.source is None or not self.source.quick or self.outdated:
+            return None
         asking = _Asking()
         self.asking.append(asking)
         self.wake()
@@ -195,7 +195,7 @@ class _Shelf:
             raise
         return asking.found
 
-    def _pop(self) -> _Waiting | None:
+    def pop(self) -> _Waiting | None:
         """The one that has waited longest and is still what was asked for."""
         found = None
         places = _places(self.plan, self.mounted) if self.waiting else ()
@@ -229,20 +229,32 @@ class Pool:
         return self._calls.one()
 
     @asynccontextmanager
-    async def take(self, driver: Driver, plan: Plan, cold: Plan) -> AsyncIterator[Proved]:
+    async def take(
+        self,
+        driver: Driver,
+        plan: Plan,
+        cold: Plan,
+        *,
+        waits: Callable[[], Awaitable[None]] = checkpoint,
+    ) -> AsyncIterator[Proved]:
         """A proved sandbox for one call: one that waits, else one that is started now.
 
         Args:
             driver: whose it is.
             plan: what is prepared ahead.
             cold: the plan of a sandbox that is started for this call alone, where nothing could be prepared.
+            waits: called where none is ready, before anything is done for this call.
 
         Raises:
             SandboxUnavailable: it could not be started, or did not get ready.
         """
         shelf = self._tended(driver, plan)
         with shelf.used_once():
-            while (found := await shelf.take()) is not None:
+            found = shelf.pop()
+            if found is None:
+                await waits()
+                found = await shelf.ask()
+            while found is not None:
                 try:
                     await found.unwatched.wait()
                     if not found.ended:
@@ -258,6 +270,7 @@ class Pool:
                     raise
                 finally:
                     found.returned.set()
+                found = shelf.pop() or await shelf.ask()
             async with self.start(driver, cold) as proved:
                 yield proved
 

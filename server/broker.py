@@ -5,8 +5,8 @@ Every step that has an effect is in the audit log, on disk, before the effect.
 
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from profiles.loader import ProfileSet
 from profiles.model import Profile
 from sandboxes import run as running
 from sandboxes.attestation import made_with
-from sandboxes.base import Driver
+from sandboxes.base import Driver, Plan
 from sandboxes.drivers import Drivers
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.measure import told
@@ -85,9 +85,13 @@ class Broker:
             broken = problem  # the decision is on disk before it is told
         keep = profile is not None and "arguments" in profile.audit.keep
         given = tuple(each for each, _ in inputs)
-        await log.append(CallDecided.of(call, decision, keep_arguments=keep, inputs=given))
+        decided = CallDecided.of(call, decision, keep_arguments=keep, inputs=given)
         if profile is None or decision.effect != "allow":
+            await log.append(decided)
             return refused(call, decision, self.audit.head)
+        # On the disk before anything is done for the call. To take a sandbox that stands ready is not: its record comes
+        # next, and both are on the disk before the program is in it.
+        log.hold(decided)
         try:
             if broken is not None:
                 raise broken  # noqa: TRY301 - its last word is written below
@@ -138,8 +142,7 @@ class Broker:
             Collector(collection, log, call) as collector,
         ):
             gate = gate_for(profile, log, call)
-            warm = profile.python.start == "warm"
-            async with self.pool.take(driver, plan, cold) if warm else self.pool.start(driver, plan) as proved:
+            async with self._sandbox(profile, driver, plan, cold, log) as proved:
                 await _announce(log, call, driver, proved)
                 listener.progress("Running")
                 hooks = running.Hooks(
@@ -157,6 +160,19 @@ class Broker:
             tool, call, outcome, delivered, decision=decision, isolation=isolation, head=self.audit.head,
             elapsed_ms=finished.elapsed_ms, receipt=receipt,
         )  # fmt: skip
+
+    @asynccontextmanager
+    async def _sandbox(
+        self, profile: Profile, driver: Driver, plan: Plan, cold: Plan, log: Ledger
+    ) -> AsyncIterator[Proved]:
+        """One that stood ready where the profile wants it; else the decision is on disk before one is started."""
+        if profile.python.start == "warm":
+            async with self.pool.take(driver, plan, cold, waits=log.release) as proved:
+                yield proved
+        else:
+            await log.release()
+            async with self.pool.start(driver, plan) as proved:
+                yield proved
 
 
 async def _announce(log: Ledger, call: ToolCall, driver: Driver, proved: Proved) -> None:

@@ -204,8 +204,11 @@ class Scene:
     async def settle(self, seconds: float = 0.0) -> list[Sandbox]:
         """Let time pass, and everything happen that happens by itself; returns what waits then."""
         await anyio.sleep(seconds)
-        for _ in range(200):
-            await anyio.lowlevel.checkpoint()
+        for _ in range(4):
+            # What waits for calls waits no longer than this, and something else may wait for that.
+            await anyio.sleep(pools.LULL_SECONDS)
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
         return [each for each in self.driver.live if each.how == "prepared"]
 
     @asynccontextmanager
@@ -220,6 +223,7 @@ class Scene:
         async with self.take() as sandbox:
             assert [each for each in self.driver.live if each is sandbox and not each.dead]
         # It is removed when the call has its answer, and not on its way.
+        await anyio.sleep(pools.ANSWER_SECONDS)
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
         assert sandbox.dead

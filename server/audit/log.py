@@ -5,7 +5,7 @@ The write runs in a worker thread, so a stalling disk stops the calls that need 
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +58,7 @@ class Then:
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    draft: Draft
-    then: Follower | None = None
+    items: Sequence[Draft | Follower]
     size: int
     """Bytes of all it asks for."""
     outcome: list[Record] | AuditUnavailable | None = None
@@ -121,39 +120,41 @@ class AuditLog:
             AuditUnavailable: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, not known to be), so
                 what it announces must not happen.
         """
-        (record,) = await self._append(event, None)
+        (record,) = await self.append_all([event])
         return record
 
-    async def append_with(self, event: Event, then: Callable[[Draft], Then]) -> tuple[Record, Record]:
-        """Like ``append``, with a second event that may name the first one's place; one disk write for both.
+    async def append_all(
+        self, events: Sequence[Event], then: Callable[[Sequence[Draft]], Then] | None = None
+    ) -> list[Record]:
+        """Like ``append``, for several events at once: by one disk write, all of them or none.
 
         Args:
-            event: the first.
-            then: says what the second is, given the first as it will be recorded; not called where it cannot be.
+            events: in their order.
+            then: says what one more event is, that may name the last one's place, given the others as they will be
+                recorded; not called where they cannot be.
 
         Raises:
-            AuditUnavailable: neither is in the log.
+            AuditUnavailable: none of them is in the log.
         """
-        record, following = await self._append(event, then)
-        return record, following
-
-    async def _append(self, event: Event, following: Callable[[Draft], Then] | None) -> list[Record]:
-        attempted = f"record {event.kind}"
+        attempted = f"record {events[-1].kind}"
         try:
-            first = draft(event)
+            drafts = [draft(event) for event in events]
         except ValueError as error:
             fix = "Send smaller arguments, or let the profile keep their digest alone."
             raise AuditUnavailable(attempted, f"the record cannot be written: {error}", fix) from error
-        then = None if following is None else following(first)
-        if then is not None and then.bytes > chain.MAX_LINE_BYTES - 1024:
-            raise AuditUnavailable(attempted, f"what follows it takes {then.bytes} bytes", "Give back fewer files.")
+        following = None if then is None else then(drafts)
+        if following is not None and following.bytes > chain.MAX_LINE_BYTES - 1024:
+            raise AuditUnavailable(
+                attempted, f"what follows it takes {following.bytes} bytes", "Give back fewer files."
+            )
         if len(self._queue) >= MAX_WAITING_APPENDS:
             raise AuditUnavailable(attempted, "the disk does not keep up", "Try again, with fewer calls.")
-        waiting = _Waiting(
-            draft=first,
-            then=None if then is None else _follower(then),
-            size=len(first.encoded) + (then.bytes if then else 0),
-        )
+        items: list[Draft | Follower] = [*drafts]
+        size = sum(len(each.encoded) for each in drafts)
+        if following is not None:
+            items.append(_follower(following))
+            size += following.bytes
+        waiting = _Waiting(items=items, size=size)
         self._queue.append(waiting)
         with anyio.CancelScope(shield=True):
             async with self._turn:
@@ -199,7 +200,7 @@ class AuditLog:
     async def _commit(self) -> None:
         """Write what waits, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
         batch, lost = self._take(), dict(self._lost)
-        drafts = [item for waiting in batch for item in _drafts(waiting)]
+        drafts = [item for waiting in batch for item in waiting.items]
         try:
             written = await self._write(drafts, lost)
         except AuditUnavailable as error:
@@ -210,7 +211,7 @@ class AuditLog:
             self._lost.pop(call, None)
         records = iter(written[len(written) - len(drafts) :])
         for waiting in batch:
-            waiting.outcome = [next(records) for _ in _drafts(waiting)]
+            waiting.outcome = [next(records) for _ in waiting.items]
         for record in written:
             owner = self._owners.note(record)
             for subscription in self._subscriptions:
@@ -245,7 +246,3 @@ class AuditLog:
 
 def _follower(then: Then) -> Follower:
     return lambda record: draft(then.event(record))
-
-
-def _drafts(waiting: _Waiting) -> list[Draft | Follower]:
-    return [waiting.draft] if waiting.then is None else [waiting.draft, waiting.then]

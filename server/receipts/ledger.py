@@ -1,6 +1,6 @@
 """A call's records on their way to the audit log, remembered, and the receipt made of them with the last one.
 
-So a receipt cannot say anything else than the log. Both are written by one disk write: see ``AuditLog.append_with``.
+So a receipt cannot say anything else than the log. Both are written by one disk write: see ``AuditLog.append_all``.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from server.audit.events import (
 )
 from server.audit.log import Then
 from server.calls import ToolCall
+from server.errors import AuditUnavailable
 from server.receipts import names
 
 LastWord = CallFinished | CallCancelled | CallFailed
@@ -42,11 +43,10 @@ _OUTCOME = ("ended", "exit_code", "by", "error", "reason", "elapsed_ms", "usage"
 class Log(Protocol):
     """The part of ``AuditLog`` that is needed here."""
 
-    async def append(self, event: Event) -> Record:
-        """See ``AuditLog.append``."""
-
-    async def append_with(self, event: Event, then: Callable[[Draft], Then]) -> tuple[Record, Record]:
-        """See ``AuditLog.append_with``."""
+    async def append_all(
+        self, events: Sequence[Event], then: Callable[[Sequence[Draft]], Then] | None = None
+    ) -> list[Record]:
+        """See ``AuditLog.append_all``."""
 
     def lose(self, call_id: str, reason: str) -> None:
         """See ``AuditLog.lose``."""
@@ -97,13 +97,31 @@ class Ledger:
         self._office = office
         self._call = call
         self._profile = profile
-        self._told: dict[str, list[Mapping[str, Any]]] = {}
+        self._told: list[Record] = []
+        self._held: list[Event] = []
+
+    def hold(self, event: Event) -> None:
+        """Have a record written by the same disk write as the next one: nothing that it announces may happen before."""
+        self._held.append(event)
+
+    async def release(self) -> None:
+        """Write what is held now, because the next record may be long in coming; see ``AuditLog.append``."""
+        if self._held:
+            await self._append([])
 
     async def append(self, event: Event) -> Record:
-        """Write one record; see ``AuditLog.append``."""
-        record = await self._office.log.append(event)
-        self._told.setdefault(record.kind, []).append(record.data)
-        return record
+        """Write one record, after those that are held; see ``AuditLog.append``."""
+        return (await self._append([event]))[-1]
+
+    async def _append(self, events: Sequence[Event]) -> list[Record]:
+        held, self._held = self._held, []
+        try:
+            records = await self._office.log.append_all([*held, *events])
+        except AuditUnavailable:
+            self._held = held
+            raise
+        self._told += records
+        return records
 
     async def close(self, last: LastWord) -> Receipt:
         """Write the call's last record and its receipt, both or none.
@@ -114,8 +132,8 @@ class Ledger:
         office = self._office
         digest = ""
 
-        def receipt(ended: Draft) -> Then:
-            statement = _encode(self._statement(last.kind, ended.data))
+        def receipt(drafts: Sequence[Draft]) -> Then:
+            statement = _encode(self._statement(drafts))
             length = len(statement) + _POSITION_BYTES
 
             def signed(record: Record) -> ReceiptSigned:
@@ -128,16 +146,20 @@ class Ledger:
             # Base64 makes four bytes of three.
             return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
 
-        await office.log.append_with(last, receipt)
+        await office.log.append_all([*self._held, last], receipt)
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
 
     def lose(self, reason: str) -> None:
         """Give up the call's last record, which could not be written: the log says so when it can, with no receipt."""
         self._office.log.lose(self._call.id, reason)
 
-    def _statement(self, kind: str, ended: Mapping[str, Any]) -> dict[str, Any]:
-        """The statement of ``statement.Statement``, all but the place of the last record, whose data ``ended`` is."""
-        told, profile = self._told, self._profile
+    def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
+        """The statement of ``statement.Statement``, all but the place of the last record, which is the last draft."""
+        profile, kind, ended = self._profile, drafts[-1].kind, drafts[-1].data
+        told: dict[str, list[Mapping[str, Any]]] = {}
+        before: list[Record | Draft] = [*self._told, *drafts[:-1]]
+        for each in before:
+            told.setdefault(each.kind, []).append(each.data)
         refused = {each["name"] for each in told.get(ArtifactRefused.kind, ())}
         files = [each for each in told.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
         connections = told.get(EgressDecided.kind, ())

@@ -1,7 +1,7 @@
 """Every way a call can end leaves one last record and nothing else, wherever it is stopped. No real sandbox."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -71,19 +71,26 @@ class Recorder:
 
     head: Head = field(default_factory=lambda: Head(seq=1, hash="0" * 64))
 
-    async def append(self, event: Any) -> Record:
-        """Take one event; like the real one, not interrupted by cancellation."""
+    async def append_all(
+        self, events: Sequence[Any], then: Callable[[Sequence[Draft]], Then] | None = None
+    ) -> list[Record]:
+        """Take events; like the real one, all or none, and not interrupted by cancellation.
+
+        The receipt is made of a record that never was, and kept apart.
+        """
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
-        if event.kind in self.fails.split():
-            raise AuditUnavailable(f"record {event.kind} in /secret/state", "No space left on device", "Make room.")
-        self.events.append(event)
-        return chain.seal(draft(event), seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64)
-
-    async def append_with(self, event: Any, then: Callable[[Draft], Then]) -> None:
-        """Take one event; the receipt is made of a record that never was, and kept apart."""
-        self.receipts.append(then(draft(event)).event(await self.append(event)))
+        if any(event.kind in self.fails.split() for event in events):
+            raise AuditUnavailable("record it in /secret/state", "No space left on device", "Make room.")
+        self.events += events
+        drafts = [draft(event) for event in events]
+        records = [
+            chain.seal(each, seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64) for each in drafts
+        ]
+        if then is not None:
+            self.receipts.append(then(drafts).event(records[-1]))
+        return records
 
     def lose(self, call_id: str, reason: str) -> None:
         """Remember it."""

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,20 +34,24 @@ def guest_state() -> Iterator[None]:
     set_dumpable(before[1])
 
 
-def read(descriptor: int) -> bytes:
+def read(descriptor: int, most: int = -1) -> bytes:
     """Everything until the end."""
     with os.fdopen(descriptor, "rb") as file:
-        return file.read()
+        return file.read(most)
 
 
 def run(task: Task, limits: dict[str, int] | None = None) -> tuple[int, bytes, bytes, Any]:
     """Exit status, standard output, standard error and the value of one task."""
     child = children.fork(nothing, lambda _order: task)
     child.begin({"payload": {}, "limits": limits or LIMITS})
+    said = read(child.done, 1)
+    if said:
+        # It waits for its end, as a program whose memory nobody waits for.
+        os.kill(child.pid, signal.SIGKILL)
     out, err, result = read(child.stdout), read(child.stderr), read(child.result)
     _, status = os.waitpid(child.pid, 0)
     value = json.loads(result[HEADER.size :]) if result else None
-    return os.waitstatus_to_exitcode(status), out, err, value
+    return said[0] if said else os.waitstatus_to_exitcode(status), out, err, value
 
 
 def test_a_task_has_its_streams_and_its_result() -> None:
@@ -76,14 +81,15 @@ def test_a_task_holds_no_descriptor_of_the_guests() -> None:
     finally:
         for descriptor in held:
             os.close(descriptor)
-    assert sorted(value) == [[0, "/dev/"], [1, "pipe:"], [2, "pipe:"], [3, "pipe:"]]
+    assert sorted(value) == [[0, "/dev/"], [1, "pipe:"], [2, "pipe:"], [3, "pipe:"], [4, "pipe:"]]
 
 
-def test_a_program_started_by_the_task_does_not_get_the_result() -> None:
-    """Descriptor 3 is closed on exec: a child program cannot write values by accident."""
+@pytest.mark.parametrize("descriptor", [3, 4])
+def test_a_program_started_by_the_task_does_not_get_its_pipes(descriptor: int) -> None:
+    """Descriptors 3 and 4 are closed on exec: a child program cannot write values, or an end, by accident."""
 
     def task(_payload: Mapping[str, Any], _emit: Emit) -> None:
-        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", "import os; os.write(3, b'x')"])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", f"import os; os.write({descriptor}, b'x')"])  # noqa: S606
 
     status, _, err, value = run(task)
     assert status == 1
@@ -144,16 +150,16 @@ def test_a_child_that_waits_has_nothing_of_the_guests_and_runs_nothing_without_a
     try:
         waits = f"/proc/{child.pid}/fd"
         deadline = time.monotonic() + 10
-        while len(found := os.listdir(waits)) != 5:  # noqa: PTH208 - it puts them into place
+        while len(found := os.listdir(waits)) != 6:  # noqa: PTH208 - it puts them into place
             assert time.monotonic() < deadline, found
-        assert sorted(found) == ["0", "1", "2", "3", "4"]
+        assert sorted(found) == ["0", "1", "2", "3", "4", "5"]
         assert os.getsid(child.pid) == child.pid
     finally:
         os.close(held)
         os.close(child._order)
-    results = [read(child.stdout), read(child.stderr), read(child.result)]
+    results = [read(child.stdout), read(child.stderr), read(child.result), read(child.done)]
     assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 70
-    assert (results[0], results[2]) == (b"", b"")
+    assert (results[0], *results[2:]) == (b"", b"", b"")
 
 
 def test_an_order_larger_than_a_pipe_arrives_whole_and_its_descriptor_is_gone() -> None:
@@ -161,10 +167,12 @@ def test_an_order_larger_than_a_pipe_arrives_whole_and_its_descriptor_is_gone() 
     order: dict[str, Any] = {"payload": {"code": "x" * 2**20}, "limits": LIMITS}
 
     def task(payload: Mapping[str, Any], emit: Emit) -> None:
-        emit.value([len(payload["code"]), os.path.exists("/proc/self/fd/4")])  # noqa: PTH110
+        emit.value([len(payload["code"]), os.path.exists("/proc/self/fd/5")])  # noqa: PTH110
 
     child = children.fork(nothing, lambda _order: task)
     child.begin(order)
+    assert read(child.done, 1) == b"\0"
+    os.kill(child.pid, signal.SIGKILL)
     out, err, result = read(child.stdout), read(child.stderr), read(child.result)
     os.waitpid(child.pid, 0)
     assert (out, err) == (b"", b"")
@@ -181,7 +189,7 @@ def test_an_order_for_a_child_that_is_dead_is_no_failure_of_its_own() -> None:
         child.begin({"payload": {"code": "x" * 2**20}, "limits": LIMITS})
     finally:
         signal.signal(signal.SIGPIPE, before)
-    for descriptor in (child.stdout, child.stderr, child.result):
+    for descriptor in (child.stdout, child.stderr, child.result, child.done):
         assert read(descriptor) == b""
 
 
@@ -213,3 +221,22 @@ def test_orphans_are_reaped_and_the_task_is_not() -> None:
     with pytest.raises(ChildProcessError):
         os.waitpid(orphan, 0)
     assert os.waitstatus_to_exitcode(os.waitpid(task, 0)[1]) == 5
+
+
+def test_what_a_task_has_put_in_the_place_of_its_last_word_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is written to a file of its own; then its end tells how it ended, as it does for a fork of it."""
+
+    def task(_payload: Mapping[str, Any], _emit: Emit) -> int:
+        os.dup2(os.open(tmp_path / "own", os.O_WRONLY | os.O_CREAT), 4)
+        return 7
+
+    def fork(_payload: Mapping[str, Any], _emit: Emit) -> int:
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            os._exit(8)
+        return 0
+
+    assert run(task)[0] == 7
+    assert (tmp_path / "own").read_bytes() == b""
+    assert run(fork)[0] == 8

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,8 @@ class Host:
     def close(self) -> None:
         """End it; afterwards everything that was sent has been taken."""
         to_guest, from_guest = self._ends
+        with suppress(HostGone):
+            self.loop.flush()
         os.close(from_guest)
         self._thread.join()  # it may still give credit, so the other direction stays open until it is done
         for end in (to_guest, self._out, self._in):

@@ -36,6 +36,40 @@ async def test_after_the_first_call_one_waits_and_the_next_call_gets_it(*, quick
         assert scene.told() == ["opened"]
 
 
+@both
+@jumping
+async def test_what_can_wait_waits_for_a_call_that_is_under_way_but_not_for_long(*, quick: bool) -> None:
+    """The next one is prepared, and a used one removed, in the lull between calls; or after a while without one."""
+    for seconds, over in ((pools.LULL_SECONDS / 2, False), (pools.LULL_SECONDS * 1.1, True)):
+        async with a_scene(Fake(quick=quick)) as scene:
+            await scene.call()
+            await scene.settle()
+            with scene.pool.call():
+                opened = scene.driver.opened
+                async with scene.take() as sandbox:
+                    pass
+                await anyio.sleep(seconds)
+                for _ in range(50):
+                    await anyio.lowlevel.checkpoint()
+                assert (sandbox.dead, scene.driver.opened > opened) == (over, over)
+            await scene.settle()
+            assert sandbox.dead
+            assert scene.driver.opened > opened
+
+
+@jumping
+async def test_what_another_call_waits_for_does_not_wait() -> None:
+    """A call that finds none ready is the reason to prepare one, whatever else is under way."""
+    async with a_scene(Fake(quick=True)) as scene:
+        await scene.call()
+        await scene.settle()
+        began = anyio.current_time()
+        with scene.pool.call():
+            for _ in range(5):
+                async with scene.take():
+                    assert anyio.current_time() - began < pools.ANSWER_SECONDS
+
+
 @jumping
 async def test_it_can_be_had_ready_before_the_first_call() -> None:
     """Where a profile asks for it."""
@@ -202,7 +236,7 @@ async def test_a_source_that_fails_is_told_once_costs_no_call_and_recovers(where
         for _ in range(100):
             assert (await scene.call()).how == "cold"
             await scene.settle(first)
-        waits = [after - before for before, after in zip(driver.tried, driver.tried[1:], strict=False)]
+        waits = [round(after - before, 6) for before, after in zip(driver.tried, driver.tried[1:], strict=False)]
         assert waits == sorted(waits)
         assert first <= waits[0] <= 3 * first
         assert waits[-1] <= last + 2 * first
@@ -262,7 +296,9 @@ async def test_wherever_a_call_is_cancelled_its_sandbox_is_gone(*, quick: bool) 
                 done: list[Sandbox] = []
 
                 async def one(done: list[Sandbox] = done, scene: Scene = scene) -> None:
-                    done.append(await scene.call())
+                    async with scene.take() as sandbox:
+                        await anyio.lowlevel.checkpoint()
+                    done.append(sandbox)
 
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(one)

@@ -265,8 +265,12 @@ async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None
     async with desk(tmp_path) as office:
         ledger = await office.ledger(files=0, egress=0)
         name = "é" * 250
-        collected = {"uri": "artifact://" + "1" * 32, "sha256": "0" * 64}
-        ledger._told[ArtifactCollected.kind] = [{"name": f"{name}{number}", **collected} for number in range(1024)]
+        uri, digest = "artifact://" + "1" * 32, "0" * 64
+        for number in range(1024):
+            collected = ArtifactCollected(
+                call_id=CALL_ID, name=f"{name}{number}", uri=uri, sha256=digest, bytes=1, media_type="text/plain"
+            )
+            await ledger.append(collected)
         await ledger.close(finished())
         content = office.content()
     told = said(content)
