@@ -95,7 +95,7 @@ class Launcher:
         self._driver = driver
         self._hierarchy = hierarchy
         self._janitor = janitor
-        rest = tuple(parent / "tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
+        rest = tuple(f"{parent}/tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
         self._spawner = Spawner(rest, one_socket=one_socket)
 
     @asynccontextmanager

@@ -29,6 +29,8 @@ _REMOVE_TRIES = 100
 
 _SETTING_BYTES = 256
 """Of one setting, read back: a few numbers."""
+_STATISTIC_BYTES = 4096
+"""Of one file of numbers; the longest has a dozen lines."""
 PREFIX = "glovebox-"
 """On v2, of the names of servers' groups, which lie among everybody's."""
 SERVERS = f"{PREFIX}servers"
@@ -175,12 +177,14 @@ class Cgroup:
         Raises:
             SandboxUnavailable: the kernel did not take them, or took something else.
         """
-        self._directories = tuple(parent / name for parent in hierarchy.parents)
+        # Text, and the system's own calls: a dozen paths a call would take longer to be made than what they lead to.
+        self._directories = tuple(f"{parent}/{name}" for parent in hierarchy.parents)
+        self._name = name
         self._wanted = wanted
         self._held: dict[str, str] = {}
         try:
             for directory in self._directories:
-                directory.mkdir()
+                os.mkdir(directory)  # noqa: PTH102 - as above
             for file, content in wanted.items():
                 self._set(file, content)
         except OSError as problem:
@@ -190,13 +194,13 @@ class Cgroup:
             ) from problem
 
     def _set(self, file: str, content: str) -> None:
-        path = self._find(file)
-        if path is None:
+        try:
+            descriptor = os.open(self._place(file), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
             # Swap accounting may be compiled out; without swap there is nothing to limit.
             if file in ("memory.swap.max", "memory.swappiness"):
                 return
-            raise FileNotFoundError(file)
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            raise
         try:
             os.write(descriptor, content.encode())
             # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
@@ -207,12 +211,22 @@ class Cgroup:
             raise OSError(f"{file} is {held.strip()} after {content} was written")
         self._held[file] = content
 
-    def _find(self, file: str) -> Path | None:
+    def _place(self, file: str) -> str:
         """Where a file of the group is: each controller of v1 has a directory of its own, v2 has one for all."""
         controller = file.partition(".")[0].replace("cpuacct", "cpu")
         at = _CONTROLLERS.index(controller) if len(self._directories) > 1 else 0
-        path = self._directories[at] / file
-        return path if path.exists() else None
+        return f"{self._directories[at]}/{file}"
+
+    def _read(self, file: str) -> str | None:
+        """What a file of the group says; None where this kernel has no such file."""
+        try:
+            descriptor = os.open(self._place(file), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.read(descriptor, _STATISTIC_BYTES).decode()
+        finally:
+            os.close(descriptor)
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
         """By name what was wanted, and what the kernel said when it was set; and whether a process is in the group.
@@ -224,46 +238,45 @@ class Cgroup:
         }
         groups = groups_of(pid) if pid is not None else {}
         controllers = ("",) if len(self._directories) == 1 else _CONTROLLERS
-        own = all(groups.get(each, "").endswith(f"/{self._directories[0].name}") for each in controllers)
+        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in controllers)
         found["in its control group"] = True, own if groups else None
         return found
 
     @property
-    def tasks(self) -> tuple[Path, ...]:
+    def tasks(self) -> tuple[str, ...]:
         """On v1, the files by which a thread enters the group itself, at no cost; v2 has no such way."""
-        return tuple(directory / "tasks" for directory in self._directories if (directory / "tasks").exists())
+        return tuple(f"{directory}/tasks" for directory in self._directories) if len(self._directories) > 1 else ()
 
     @property
-    def entrances(self) -> tuple[Path, ...]:
+    def entrances(self) -> tuple[str, ...]:
         """The files by which a process enters the group itself, with a 0, once it holds them open."""
-        return self.tasks or tuple(directory / "cgroup.procs" for directory in self._directories)
+        return self.tasks or tuple(f"{directory}/cgroup.procs" for directory in self._directories)
 
     def add(self, pid: int) -> None:
         """Move a process into the group; its later children follow. Raises OSError."""
         for directory in self._directories:
-            (directory / "cgroup.procs").write_text(str(pid))
+            Path(directory, "cgroup.procs").write_text(str(pid))
 
     def out_of_memory(self) -> bool:
         """Whether the kernel has killed a process of this group for its memory limit."""
         for file in ("memory.events", "memory.oom_control"):
-            path = self._find(file)
-            if path is not None:
-                fields = dict(line.split() for line in path.read_text().splitlines())
+            told = self._read(file)
+            if told is not None:
+                fields = dict(line.split() for line in told.splitlines())
                 return int(fields.get("oom_kill", "0")) > 0
         return False
 
     def memory_peak_bytes(self) -> int | None:
         """Highest memory use so far; None where the kernel does not tell (v2 before 5.19)."""
-        path = self._find("memory.max_usage_in_bytes") or self._find("memory.peak")
-        return None if path is None else int(path.read_text())
+        told = self._read("memory.max_usage_in_bytes") or self._read("memory.peak")
+        return None if told is None else int(told)
 
     def cpu_seconds(self) -> float | None:
         """Processor time of all its processes so far; None on v1 unless it counts that in the same hierarchy."""
-        path = self._find("cpuacct.usage")
-        if path is not None:
-            return int(path.read_text()) / 1e9
-        path = self._find("cpu.stat")
-        fields = dict(line.split() for line in path.read_text().splitlines()) if path else {}
+        told = self._read("cpuacct.usage")
+        if told is not None:
+            return int(told) / 1e9
+        fields = dict(line.split() for line in (self._read("cpu.stat") or "").splitlines())
         return int(fields["usage_usec"]) / 1e6 if "usage_usec" in fields else None
 
     async def remove(self) -> None:
@@ -278,19 +291,19 @@ class Cgroup:
             self.kill()
             await anyio.sleep(0.001 if attempt < _REMOVE_TRIES // 2 else 0.02)
         raise SandboxUnavailable(
-            "Cleaning up after a sandbox", f"processes stay in {self._directories[0].name}", "Look at them with `ps`."
+            "Cleaning up after a sandbox", f"processes stay in {self._name}", "Look at them with `ps`."
         )
 
     def kill(self) -> None:
         """Send SIGKILL to every process in the group."""
         for directory in self._directories:
-            kill_all(directory)
+            kill_all(Path(directory))
 
     def remove_now(self) -> bool:
         """Remove the group if it is empty; whether it is gone."""
         for directory in self._directories:
             try:
-                directory.rmdir()
+                os.rmdir(directory)  # noqa: PTH106 - as above
             except FileNotFoundError:
                 continue
             except OSError:

@@ -168,7 +168,7 @@ class Started:
 class Spawner:
     """The thread that starts processes."""
 
-    def __init__(self, rest: Sequence[Path] = (), *, one_socket: bool = False) -> None:
+    def __init__(self, rest: Sequence[str] = (), *, one_socket: bool = False) -> None:
         """Start the thread.
 
         Args:
@@ -183,7 +183,7 @@ class Spawner:
         self._thread.start()
 
     async def start(
-        self, argv: Sequence[str], *, stderr: int, descriptors: Sequence[int], tasks: Sequence[Path] = ()
+        self, argv: Sequence[str], *, stderr: int, descriptors: Sequence[int], tasks: Sequence[str] = ()
     ) -> Process:
         """Start a process as the unprivileged user, without environment, with pipes for input and output.
 
@@ -245,7 +245,7 @@ class Spawner:
         future.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
         raise OSError(errno.ETIMEDOUT, "the system did not answer")
 
-    def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[Path]) -> Started:
+    def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]) -> Started:
         ours, theirs = socket.socketpair() if self._one_socket else (None, None)
         end = subprocess.PIPE if theirs is None else theirs.fileno()
         try:
@@ -339,7 +339,7 @@ def _close(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def _enter(tasks: Sequence[Path]) -> None:
+def _enter(tasks: Sequence[str]) -> None:
     """Put the calling thread, and so what it starts next, into control groups. 0 is "myself"."""
     for path in tasks:
-        path.write_text("0")
+        Path(path).write_text("0")

@@ -47,7 +47,7 @@ class Zygote:
             raise SandboxUnavailable(attempted, words, fix) from None
         return namespaces
 
-    async def fork(self, detail: int, entrances: Sequence[Path], uid: int | None = None) -> Process | None:
+    async def fork(self, detail: int, entrances: Sequence[str], uid: int | None = None) -> Process | None:
         """Have it fork a sandbox; None if what it forked ended before it was one.
 
         Args:

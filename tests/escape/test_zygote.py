@@ -256,7 +256,7 @@ print(json.dumps({n: os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/pro
         orders = set(zygotes.descriptors(forks.pid).values())
         assert [each for each in orders if each.startswith("socket:")], "control: it has one"
         async with forks.busy(program + GO_ON) as (proved, own):
-            assert sorted(own) == ["0", "1", "2", "3"]
+            assert sorted(own) == ["0", "1", "2", "3", "4"]
             assert proved.measured.descriptors == []
             for pid in inside(proved):
                 held = set(zygotes.descriptors(pid).values())

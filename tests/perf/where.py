@@ -25,6 +25,8 @@ from tests.perf.series import Series, quantile
 from tests.perf.spans import AUDIT, POLICY, RECEIPT
 
 CALLS, QUICK_CALLS = 300, 50
+REST_SECONDS = 0.02
+"""Between two calls at least: about what a bare interpreter takes, between which the bench's calls are made."""
 WARM_UP = 20
 """Calls before any counts: the pool finds out how many are wanted, and files and pages are where they will be."""
 RECORD_BYTES = 4096
@@ -64,7 +66,7 @@ class Parts:
 
 
 async def measured(directory: Path, driver: str = "bubblewrap", count: int = CALLS) -> Parts:
-    """Make calls one after another, with a pause where the driver needs one, on a server that times its parts."""
+    """Make calls one after another, with a pause for the next sandbox, on a server that times its parts."""
     workspace = directory / "workspace"
     workspace.mkdir(exist_ok=True, mode=0o755)
     file = directory / "spans.json"
@@ -73,7 +75,7 @@ async def measured(directory: Path, driver: str = "bubblewrap", count: int = CAL
         whole: list[float] = []
         for _ in range(WARM_UP + count):
             whole.append(await clients.printed(client, CODE, PRINTED, driver))
-            await anyio.sleep(clients.RESTS.get(driver, 0.0))
+            await anyio.sleep(clients.RESTS.get(driver, REST_SECONDS))
     # The server ends when its client has gone, and writes the file last.
     with anyio.fail_after(clients.END_SECONDS):
         while not file.exists():  # noqa: ASYNC110 - another process writes it
