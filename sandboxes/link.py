@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Annotated, Any, Literal, Protocol
 
 import anyio
@@ -16,6 +17,8 @@ from sandboxes.measure import Measured, parse
 
 _READ = 1024 * 1024
 """Bytes taken from the channel at once."""
+_TURN_SECONDS = 0.002
+"""Longest that a guest which always has something to say keeps everybody else waiting."""
 _OUTBOX = 1024 * 1024
 """Bytes on their way to the guest beyond which those who send more wait."""
 _GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -194,6 +197,7 @@ class Link:
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
         self._queue: deque[wire.Event] = deque()
+        self._turn = 0.0
 
     def post(self, frames: bytes) -> None:
         """Send frames, whole and in order, without waiting.
@@ -283,7 +287,9 @@ class Link:
     async def _next(self) -> wire.Event:
         while not self._queue:
             # A channel may always have bytes at once: a flood must not keep the clock from running.
-            await anyio.lowlevel.checkpoint()
+            if monotonic() >= self._turn:
+                await anyio.lowlevel.checkpoint()
+                self._turn = monotonic() + _TURN_SECONDS
             try:
                 self._queue.extend(self.wire.receive(await self._channel.receive(_READ)))
             except wire.ProtocolError as problem:

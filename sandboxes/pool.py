@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 
 from sandboxes import mounts
-from sandboxes.base import Driver, Plan, Source
+from sandboxes.base import Driver, Plan, Sandbox, Source
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.measure import told
 from sandboxes.run import Proved, prove
@@ -62,6 +62,8 @@ class PoolEvent:
 
 
 Tell = Callable[[PoolEvent], Awaitable[None]]
+Note = Callable[[Driver, Proved], object]
+"""Says what ``Proved.note`` is to be; called before a call gets the sandbox."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -211,10 +213,11 @@ class _Shelf:
 class Pool:
     """The prepared sandboxes of one server. Open it with ``opened``."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell) -> None:
-        """Take the task group everything lives in, and who hears of changes."""
+    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, note: Note) -> None:
+        """Take the task group everything lives in, who hears of changes, and what is noted of each sandbox."""
         self._tasks = tasks
         self._tell = tell
+        self._note = note
         self._shelves: dict[tuple[str, str], _Shelf] = {}
         self._makers = anyio.CapacityLimiter(MAKERS)
         self._calls = _Calls()
@@ -283,8 +286,12 @@ class Pool:
         """
         async with AsyncExitStack() as stack:
             async with self._makers:
-                proved = await prove(await stack.enter_async_context(driver.open(plan)), plan)
+                proved = await self._proved(await stack.enter_async_context(driver.open(plan)), driver, plan)
             yield proved
+
+    async def _proved(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> Proved:
+        proved = await prove(sandbox, plan)
+        return replace(proved, note=self._note(driver, proved))
 
     def _tended(self, driver: Driver, plan: Plan) -> _Shelf:
         key = (driver.name, plan.digest)
@@ -368,7 +375,8 @@ class Pool:
                     await self._calls.lull(lambda: bool(shelf.asking))
                     async with self._makers:
                         places = _places(shelf.plan, shelf.mounted)
-                        proved = await prove(await stack.enter_async_context(source.open()), shelf.plan)
+                        sandbox = await stack.enter_async_context(source.open())
+                        proved = await self._proved(sandbox, shelf.driver, shelf.plan)
                 finally:
                     shelf.preparing -= 1
                 if proved.attestation.differences:
@@ -402,10 +410,15 @@ class Pool:
 
 
 @asynccontextmanager
-async def opened(tell: Tell) -> AsyncIterator[Pool]:
-    """A pool, for the length of the block; nothing of it is left after it."""
+async def opened(tell: Tell, note: Note = lambda *_: None) -> AsyncIterator[Pool]:
+    """A pool, for the length of the block; nothing of it is left after it.
+
+    Args:
+        tell: hears of changes.
+        note: says what is to be remembered of each sandbox.
+    """
     async with anyio.create_task_group() as tasks:
-        pool = Pool(tasks, tell)
+        pool = Pool(tasks, tell, note)
         try:
             yield pool
         finally:

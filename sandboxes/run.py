@@ -63,8 +63,8 @@ class Proved:
     link: Link
     measured: Measured
     attestation: Attestation
-    record: Mapping[str, Any]
-    """``fields`` and ``measured`` as JSON: made ahead, so that a call for which it stood ready need not."""
+    note: Any = None
+    """What the pool's user has to say of it: made ahead, so that a call for which it stood ready need not."""
 
 
 async def prove(sandbox: Sandbox, plan: Plan) -> Proved:
@@ -84,8 +84,7 @@ async def prove(sandbox: Sandbox, plan: Plan) -> Proved:
         facts = await sandbox.facts()
         raise _unavailable(facts.detail or "the guest ended before it was ready") from None
     attestation = attest(plan.expected, measured, await sandbox.outside(), host_namespaces())
-    record = {"fields": attestation.rows, "measured": measured.model_dump(mode="json")}
-    return Proved(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation, record=record)
+    return Proved(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
 
 
 async def run(proved: Proved, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks) -> Outcome:

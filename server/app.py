@@ -21,7 +21,7 @@ from server.arguments import validated
 from server.artifacts.store import ArtifactStore
 from server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from server.audit.log import AuditLog
-from server.broker import Broker
+from server.broker import Broker, started
 from server.errors import AuditUnavailable, InvalidArguments
 from server.policy import decide
 from server.receipts.keys import Signer
@@ -124,7 +124,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
         AuditLog.open(settings.state_dir / "audit", server_id) as audit,
         store,
         drivers.opened(settings.data_dir, server_id) as available,
-        pools.opened(partial(_record, audit)) as pool,
+        pools.opened(partial(_record, audit), started) as pool,
         anyio.create_task_group() as tasks,
     ):
         await audit.append(

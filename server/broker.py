@@ -29,7 +29,17 @@ from sandboxes.run import Proved
 from server.answers import answered, refused
 from server.artifacts.record import ArtifactsUnavailable
 from server.artifacts.store import ArtifactStore
-from server.audit.events import CallCancelled, CallDecided, CallFailed, CallFinished, Input, Output, SandboxStarted
+from server.audit.chain import Draft
+from server.audit.events import (
+    CallCancelled,
+    CallDecided,
+    CallFailed,
+    CallFinished,
+    Input,
+    Output,
+    SandboxStarted,
+    draft,
+)
 from server.audit.log import AuditLog
 from server.calls import CallResult, Decision, Listener, ToolCall
 from server.collecting import Collector
@@ -143,7 +153,7 @@ class Broker:
         ):
             gate = gate_for(profile, log, call)
             async with self._sandbox(profile, driver, plan, cold, log) as proved:
-                await _announce(log, call, driver, proved)
+                await _announce(log, call, proved)
                 listener.progress("Running")
                 hooks = running.Hooks(
                     file=collector.accept,
@@ -175,21 +185,27 @@ class Broker:
                 yield proved
 
 
-async def _announce(log: Ledger, call: ToolCall, driver: Driver, proved: Proved) -> None:
-    """Put on disk which sandbox the call gets, and refuse one whose isolation is not what was planned."""
-    plan, differences = proved.plan, proved.attestation.differences
-    await log.append(
-        SandboxStarted(
-            call_id=call.id,
-            sandbox_id=proved.sandbox.id,
-            driver=plan.driver,
-            level=plan.level,
-            plan_digest=plan.digest,
-            **proved.record,
-            host=made_with(driver, plan),
-            verified=not differences,
-        )
+def started(driver: Driver, proved: Proved) -> Draft:
+    """The record of a sandbox, all but whose call it is for: the pool's note, so that it is there before the call."""
+    plan, attestation = proved.plan, proved.attestation
+    event = SandboxStarted(
+        call_id="-",
+        sandbox_id=proved.sandbox.id,
+        driver=plan.driver,
+        level=plan.level,
+        plan_digest=plan.digest,
+        fields=attestation.rows,
+        measured=proved.measured.model_dump(mode="json"),
+        host=made_with(driver, plan),
+        verified=not attestation.differences,
     )
+    return replace(draft(event), call_id=None)
+
+
+async def _announce(log: Ledger, call: ToolCall, proved: Proved) -> None:
+    """Put on disk which sandbox the call gets, and refuse one whose isolation is not what was planned."""
+    await log.append(replace(proved.note, call_id=call.id))
+    differences = proved.attestation.differences
     if differences:
         raise SandboxUnavailable(
             "Proving a sandbox's isolation",

@@ -8,6 +8,7 @@ Source: MCP specification, "Transports", stdio.
 import contextlib
 import fcntl
 import os
+import select
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -145,8 +146,10 @@ async def _write(
         async for item in outbox:
             data = memoryview(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             while data:
-                with contextlib.suppress(PermissionError):
-                    await anyio.wait_writable(fd)
+                # Asked first: most of the time there is room, and waiting for the event loop to say so costs more.
+                if not select.select([], [fd], [], 0)[1]:
+                    with contextlib.suppress(PermissionError):
+                        await anyio.wait_writable(fd)
                 try:
                     data = data[os.write(fd, data[:_WRITE_BYTES]) :]
                 except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
+import select
 from time import monotonic
 
 from sandboxes import wire
@@ -275,6 +276,24 @@ def warm_up() -> None:
     from sandboxes.guest.jobs import python
 
     del _ast, resource, emit, landlock, writing, python
+
+
+def rehearse(child: children.Child, config: Mapping[str, Any]) -> None:
+    """Do what every job needs once more in this process, after the fork: pages that are shared are copied when used.
+
+    A fork of a zygote saves a millisecond of its call by that, gVisor ten.
+    """
+    host, guest = wire.Wire("host"), wire.Wire("guest")
+    host.receive(guest.message("ready", {}))
+    guest.receive(host.message("job", {"limits": {}, "inputs": 0}))
+    stream, frames = guest.open("stdout", {})
+    said = frames + guest.data(stream, b"0") + guest.end(stream) + guest.message("outcome", _not_started(""))
+    host.receive(said)
+    look = select.poll()
+    look.register(child.stdout, select.POLLIN)
+    look.poll(0)
+    spending.of_one_alone(child.pid)
+    _holds_anything(config["output"])
 
 
 def ready_child(config: Mapping[str, Any]) -> children.Child:

@@ -124,12 +124,12 @@ class AuditLog:
         return record
 
     async def append_all(
-        self, events: Sequence[Event], then: Callable[[Sequence[Draft]], Then] | None = None
+        self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], Then] | None = None
     ) -> list[Record]:
         """Like ``append``, for several events at once: by one disk write, all of them or none.
 
         Args:
-            events: in their order.
+            events: in their order; some may have been drafted before.
             then: says what one more event is, that may name the last one's place, given the others as they will be
                 recorded; not called where they cannot be.
 
@@ -138,7 +138,7 @@ class AuditLog:
         """
         attempted = f"record {events[-1].kind}"
         try:
-            drafts = [draft(event) for event in events]
+            drafts = [event if isinstance(event, Draft) else draft(event) for event in events]
         except ValueError as error:
             fix = "Send smaller arguments, or let the profile keep their digest alone."
             raise AuditUnavailable(attempted, f"the record cannot be written: {error}", fix) from error

@@ -44,7 +44,7 @@ class Log(Protocol):
     """The part of ``AuditLog`` that is needed here."""
 
     async def append_all(
-        self, events: Sequence[Event], then: Callable[[Sequence[Draft]], Then] | None = None
+        self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], Then] | None = None
     ) -> list[Record]:
         """See ``AuditLog.append_all``."""
 
@@ -109,11 +109,11 @@ class Ledger:
         if self._held:
             await self._append([])
 
-    async def append(self, event: Event) -> Record:
+    async def append(self, event: Event | Draft) -> Record:
         """Write one record, after those that are held; see ``AuditLog.append``."""
         return (await self._append([event]))[-1]
 
-    async def _append(self, events: Sequence[Event]) -> list[Record]:
+    async def _append(self, events: Sequence[Event | Draft]) -> list[Record]:
         held, self._held = self._held, []
         try:
             records = await self._office.log.append_all([*held, *events])

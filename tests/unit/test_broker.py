@@ -28,7 +28,7 @@ from server.audit import chain
 from server.audit.chain import Draft, Head, Record
 from server.audit.events import draft
 from server.audit.log import Then
-from server.broker import Broker
+from server.broker import Broker, started
 from server.calls import CallResult, Principal, ToolCall
 from server.errors import AuditUnavailable
 from server.receipts.keys import Signer
@@ -84,7 +84,7 @@ class Recorder:
         if any(event.kind in self.fails.split() for event in events):
             raise AuditUnavailable("record it in /secret/state", "No space left on device", "Make room.")
         self.events += events
-        drafts = [draft(event) for event in events]
+        drafts = [event if isinstance(event, Draft) else draft(event) for event in events]
         records = [
             chain.seal(each, seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64) for each in drafts
         ]
@@ -102,7 +102,7 @@ class Recorder:
 
     def last_words(self) -> list[Any]:
         """Records that end a call."""
-        return [event for event in self.events if event.ends_call]
+        return [event for event in self.events if not isinstance(event, Draft) and event.ends_call]
 
 
 @dataclass
@@ -221,7 +221,7 @@ async def a_pool() -> AsyncIterator[pools.Pool]:
         return None
 
     async def hold() -> None:
-        async with pools.opened(ignore) as pool:
+        async with pools.opened(ignore, started) as pool:
             ready.set_result(pool)
             await over.wait()
 
@@ -279,7 +279,7 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
         result = await scene.call()
         assert not result.failed
         assert scene.audit.kinds() == ["call.decided", "sandbox.started", "artifact.collected", "call.finished"]
-        ids.append(scene.audit.events[1].sandbox_id)
+        ids.append(scene.audit.events[1].data["sandbox_id"])
         if number == 0:
             await settled(scene)
             assert scene.driver.live > 0
@@ -418,7 +418,7 @@ async def test_isolation_that_is_not_as_planned_runs_nothing(scene: Scene) -> No
     scene.driver.script = script
     with pytest.raises(SandboxUnavailable, match="capabilities: planned 0x0, found 0x200000"):
         await scene.call()
-    assert [event.verified for event in scene.audit.events if event.kind == "sandbox.started"] == [False]
+    assert [event.data["verified"] for event in scene.audit.events if event.kind == "sandbox.started"] == [False]
     assert told == []
 
 

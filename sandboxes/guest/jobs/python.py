@@ -6,12 +6,12 @@ import builtins
 import os
 import sys
 
+from sandboxes.guest.emit import Emit
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
-
-    from sandboxes.guest.emit import Emit
 
 NAME = "<program>"
 """What tracebacks call the caller's code."""
@@ -66,8 +66,15 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
 
 
 def warm_up() -> None:
-    """Do once what every program does."""
-    _shown(_execute("0", {"__builtins__": builtins}))
+    """Do once what every program does, and throw away what comes of it."""
+    stdout = sys.stdout
+    with open(os.devnull, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as sink:
+        sys.stdout = sink
+        try:
+            value = _execute("print(0)\n0", {"__builtins__": builtins})
+        finally:
+            sys.stdout = stdout
+        Emit(sink.fileno()).value({"value": _shown(value)[0], "truncated": False, "error": None})
 
 
 def _execute(code: str, namespace: dict[str, Any]) -> Any:
