@@ -63,8 +63,10 @@ def said(row: Mapping[str, Any]) -> tuple[str, str, str]:
     found = {"ratio": f"{row['found']:g} ×", "more": f"{row['found']:g} {row['unit']} more", "alone": ""}[
         row["compare"]
     ]
-    verdict = "reported" if row["met"] is None else "met" if row["met"] else "**not met**"
-    return measured, found, verdict
+    if row["met"] is False:
+        limit = _PLANNED[row["row"]].limit
+        return measured, found, f"**not met**: {limit}" if limit else "**not met**"
+    return measured, found, "reported" if row["met"] is None else "met"
 
 
 def bound_of(row: Mapping[str, Any]) -> str:
@@ -83,7 +85,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     for row in report["rows"]:
         measured, found, verdict = said(row)
         style = {True: "green", False: "red"}.get(row["met"], "dim")
-        table.add_row(row["row"], title(row), measured, found, bound_of(row), f"[{style}]{verdict.strip('*')}[/]")
+        table.add_row(row["row"], title(row), measured, found, bound_of(row), f"[{style}]{verdict.replace('**', '')}[/]")
     console.print(table)
     for name, fact in report["machine"].items():
         console.print(f"[dim]{name:18} {fact}[/]", highlight=False)

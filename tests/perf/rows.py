@@ -36,6 +36,8 @@ class Row:
     """Of what is judged."""
     most: float | None = None
     least: float | None = None
+    limit: str = ""
+    """What stands in the way of a bound that is not met: said beside the number, where it is not."""
 
     @property
     def judged(self) -> str:

@@ -85,7 +85,7 @@ async def measured(directory: Path, driver: str = "bubblewrap", count: int = CAL
 
 
 def disk(directory: Path, count: int) -> Series:
-    """What the disk alone asks for a record: an append and an fdatasync(2); the audit log makes three for a call."""
+    """What the disk alone asks for a record: an append and an fdatasync(2); the audit log makes two for a call."""
     times: list[float] = []
     with (directory / "disk").open("ab", buffering=0) as file:
         for _ in range(count):
