@@ -33,10 +33,11 @@ fuzz: ## Search for inputs that break a reader (TARGET=wire, SECONDS=600; all ta
 	@scripts/bootstrap check
 	@SECONDS_EACH=$(or $(SECONDS),600) scripts/fuzz $(TARGET)
 
-soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVER=bubblewrap)
+soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVER=bubblewrap START=cold)
 	@scripts/bootstrap demo
 	@.venv/bin/glovebox setup
-	@.venv/bin/python -m tests.soak.soak --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap)
+	@.venv/bin/python -m tests.soak.soak --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap) \
+		--start $(or $(START),cold)
 
 compare: ## Try the attacks on other systems too, as root, into docs/comparison.md (COMPARE='--system docker-run')
 	@scripts/bootstrap test

@@ -228,7 +228,7 @@ class Pool:
         self._tended(driver, plan)
 
     def call(self) -> AbstractContextManager[None]:
-        """Say that a call is under way, from before its sandbox to its last record: what can wait, waits for it."""
+        """Say that a call is under way, from before its sandbox to its result: what can wait, waits for it."""
         return self._calls.one()
 
     @asynccontextmanager
@@ -246,17 +246,14 @@ class Pool:
             driver: whose it is.
             plan: what is prepared ahead.
             cold: the plan of a sandbox that is started for this call alone, where nothing could be prepared.
-            waits: called where none is ready, before anything is done for this call.
+            waits: called where none is ready, before one is waited for or started; perhaps more than once.
 
         Raises:
             SandboxUnavailable: it could not be started, or did not get ready.
         """
         shelf = self._tended(driver, plan)
         with shelf.used_once():
-            found = shelf.pop()
-            if found is None:
-                await waits()
-                found = await shelf.ask()
+            found = await self._another(shelf, waits)
             while found is not None:
                 try:
                     await found.unwatched.wait()
@@ -273,7 +270,7 @@ class Pool:
                     raise
                 finally:
                     found.returned.set()
-                found = shelf.pop() or await shelf.ask()
+                found = await self._another(shelf, waits)
             async with self.start(driver, cold) as proved:
                 yield proved
 
@@ -292,6 +289,13 @@ class Pool:
     async def _proved(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> Proved:
         proved = await prove(sandbox, plan)
         return replace(proved, note=self._note(driver, proved))
+
+    async def _another(self, shelf: _Shelf, waits: Callable[[], Awaitable[None]]) -> _Waiting | None:
+        found = shelf.pop()
+        if found is None:
+            await waits()
+            found = await shelf.ask()
+        return found
 
     def _tended(self, driver: Driver, plan: Plan) -> _Shelf:
         key = (driver.name, plan.digest)

@@ -92,18 +92,19 @@ class Broker:
         except Refused as refusal:
             decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
         except ArtifactsUnavailable as problem:
-            broken = problem  # the decision is on disk before it is told
+            broken = problem
         keep = profile is not None and "arguments" in profile.audit.keep
         given = tuple(each for each, _ in inputs)
         decided = CallDecided.of(call, decision, keep_arguments=keep, inputs=given)
         if profile is None or decision.effect != "allow":
             await log.append(decided)
             return refused(call, decision, self.audit.head)
-        # On the disk before anything is done for the call. To take a sandbox that stands ready is not: its record comes
-        # next, and both are on the disk before the program is in it.
+        # On the disk before anything is looked at, waited for or started for the call. To take a sandbox that stands
+        # ready is none of that: its record comes next, and both are on the disk before the program is in it.
         log.hold(decided)
         try:
             if broken is not None:
+                await log.release()
                 raise broken  # noqa: TRY301 - its last word is written below
             with self.pool.call():
                 return await self._run(call, tool, profile, decision, log, inputs=inputs, listener=listener)
@@ -141,7 +142,11 @@ class Broker:
         listener: Listener,
     ) -> CallResult:
         spec = to_spec(profile, workspace=self.workspace)
-        driver, plan = await self.drivers.choose(profile.isolation, spec)
+        chosen = self.drivers.chosen(profile.isolation, spec)
+        if chosen is None:
+            await log.release()
+            chosen = await self.drivers.choose(profile.isolation, spec)
+        driver, plan = chosen
         cold = plan
         if spec.preload:
             # A sandbox made for a call that waits does not import what the program may not need.

@@ -30,6 +30,9 @@ _READ_BYTES = 1 << 16
 #: One write: a pipe that polls as writable takes PIPE_BUF bytes without blocking (pipe(7)).
 _WRITE_BYTES = 4096
 
+#: Longest message that may be written without a turn for others.
+_AT_ONCE_BYTES = 1 << 16
+
 #: How long the last answers may take on their way out, in seconds; a client that does not read is not waited for.
 DRAIN_SECONDS = 1.0
 
@@ -142,12 +145,16 @@ async def _write(
     outbox: MemoryObjectReceiveStream[SessionMessage],
     inbox: MemoryObjectSendStream[SessionMessage | Exception],
 ) -> None:
+    room = select.poll()
+    room.register(fd, select.POLLOUT)
     with outbox:
         async for item in outbox:
             data = memoryview(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            whole = len(data)
             while data:
-                # Asked first: most of the time there is room, and waiting for the event loop to say so costs more.
-                if not select.select([], [fd], [], 0)[1]:
+                # A short message is written where there is room, as nearly always: to hear that from the event loop
+                # costs more. A long one must not keep everybody else waiting.
+                if whole > _AT_ONCE_BYTES or not room.poll(0):
                     with contextlib.suppress(PermissionError):
                         await anyio.wait_writable(fd)
                 try:

@@ -103,6 +103,8 @@ def _is(descriptor: int, place: os.stat_result) -> bool:
 
 def _wait_for_end() -> NoReturn:
     """The guest kills what is over, once it has seen what that used; nobody waits for the kernel to free memory."""
+    # An alarm that was set, for instance: what was said is how it ended.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     while True:
         signal.pause()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _WIRE = 10
-"""Lowest number for the wire's descriptors: away from 0 to 3, which a child gives a meaning of its own."""
+"""Lowest number for the wire's descriptors: away from 0 to 5, which a child gives a meaning of its own."""
 
 
 def main() -> None:

@@ -124,14 +124,15 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
     _kill_everything()
     # Freeing a process's memory takes the kernel longer than most programs take: nobody waits for it where nothing
     # else ran that would have to be counted, and nothing was written that could still change under our hands.
-    if ending.spent is None or original is not None or _holds_anything(config["output"]):
+    written = original is not None or _holds_anything(config["output"])
+    if written or ending.spent is None:
         _reap_everything()
     drained = monotonic() + _DRAIN_SECONDS
     while not all(relay.empty for relay in relays) and monotonic() < drained:
         loop.step(drained)
     for relay in relays:
         relay.close()
-    skipped, changes = _collected(loop, job["limits"], config, original)
+    skipped, changes = _collected(loop, job["limits"], config, original) if written else ([], None)
     spent = spending.reaped(ending.peak_bytes) if ending.spent is None else ending.spent
     return {
         "stopped": ending.stopped,
@@ -202,17 +203,19 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
             done, status, usage = os.wait4(pid, os.WNOHANG)
             # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
             overflowed = any(relay.overflowed for relay in relays)
+            over = bool(said and said[0]) and not overflowed
             if done:
                 stopped = "output" if overflowed else ""
-                return _Ending(stopped, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
-            if said and said[0] and not overflowed:
+                code = said[0][0] if over else os.waitstatus_to_exitcode(status)
+                return _Ending(stopped, code, usage.ru_maxrss * 1024)
+            if over:
                 return _over(pid, said[0][0])
             reason = "time" if monotonic() >= deadline else "output" if overflowed else ""
             if not reason and monotonic() >= look:
                 reason = "processor" if spending.processor_seconds() > cpu_seconds else ""
                 look = monotonic() + _LOOK_SECONDS
             if reason:
-                os.kill(pid, signal.SIGKILL)
+                _kill_everything()  # all of it: a process that traces this one would keep it from being reaped
                 _, status, usage = os.wait4(pid, 0)
                 return _Ending(reason, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
             loop.step(min(deadline, look))
@@ -227,7 +230,7 @@ def _over(pid: int, status: int) -> _Ending:
     spent = spending.of_one_alone(pid)
     if spent is not None:
         return _Ending("", status, spent=spent)
-    os.kill(pid, signal.SIGKILL)
+    _kill_everything()
     _, _, usage = os.wait4(pid, 0)
     return _Ending("", status, usage.ru_maxrss * 1024)
 

@@ -21,8 +21,9 @@ from server.audit.file import Follower, LogFile
 from server.audit.subscription import Owners, Subscription
 from server.errors import AuditUnavailable
 
-#: Records in one disk write, and their bytes: the write stays far below ``file.MAX_TORN_BYTES`` even when torn.
-MAX_BATCH_RECORDS = 256
+#: Appends in one disk write, and their bytes: the write stays far below ``file.MAX_TORN_BYTES`` even when torn. One
+#: append alone may have more: a decision, an end and a receipt of at most 1 MiB each.
+MAX_BATCH_APPENDS = 256
 MAX_BATCH_BYTES = 4 << 20
 
 #: Appends that may wait at once: several for every call a server can hold. Beyond it something is wrong, and refusing
@@ -218,8 +219,9 @@ class AuditLog:
                 subscription.offer(record, owner)
 
     def _take(self) -> list[_Waiting]:
-        batch, size = [self._queue.popleft()], 0
-        while self._queue and len(batch) < MAX_BATCH_RECORDS:
+        batch = [self._queue.popleft()]
+        size = batch[0].size
+        while self._queue and len(batch) < MAX_BATCH_APPENDS:
             size += self._queue[0].size
             if size > MAX_BATCH_BYTES:
                 break

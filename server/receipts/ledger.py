@@ -114,12 +114,9 @@ class Ledger:
         return (await self._append([event]))[-1]
 
     async def _append(self, events: Sequence[Event | Draft]) -> list[Record]:
+        # Not kept where this fails: whether they are in the log is not known then, and a decision is there once.
         held, self._held = self._held, []
-        try:
-            records = await self._office.log.append_all([*held, *events])
-        except AuditUnavailable:
-            self._held = held
-            raise
+        records = await self._office.log.append_all([*held, *events])
         self._told += records
         return records
 
@@ -130,6 +127,9 @@ class Ledger:
             AuditUnavailable: neither is on the disk.
         """
         office = self._office
+        if not self._held and not any(each.kind == CallDecided.kind for each in self._told):
+            reason = "that it was allowed could not be recorded"
+            raise AuditUnavailable(f"record {last.kind}", reason, "Look at the disk, and try again.")
         digest = ""
 
         def receipt(drafts: Sequence[Draft]) -> Then:

@@ -5,7 +5,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -13,6 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from profiles.loader import SHIPPED
+from server.audit.chain import Draft
 from server.audit.events import EgressDecided, Event
 from server.audit.log import AuditLog
 from server.errors import AuditUnavailable
@@ -436,15 +439,15 @@ async def test_a_connection_without_its_record_is_not_made(
     wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call fails as the operator's matter, and no server was connected (control: it was before)."""
-    append = AuditLog.append
+    append = AuditLog.append_all
     broken = False
 
-    async def failing(log: AuditLog, event: Event) -> object:
-        if broken and isinstance(event, EgressDecided):
+    async def failing(log: AuditLog, events: Sequence[Event | Draft], then: Any = None) -> object:
+        if broken and any(event.kind == EgressDecided.kind for event in events):
             raise AuditUnavailable("record egress.decided", "the disk is full", "Make room.")
-        return await append(log, event)
+        return await append(log, events, then)
 
-    monkeypatch.setattr(AuditLog, "append", failing)
+    monkeypatch.setattr(AuditLog, "append_all", failing)
     async with internet(wires) as net, glovebox(net, tmp_path, profile("run_python", "bubblewrap", TUNNEL)) as box:
         net.zone[NAME] = [[SITE]]
         await net.serve(SITE, 443, answering(HTML), name=NAME)

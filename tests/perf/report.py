@@ -85,7 +85,9 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     for row in report["rows"]:
         measured, found, verdict = said(row)
         style = {True: "green", False: "red"}.get(row["met"], "dim")
-        table.add_row(row["row"], title(row), measured, found, bound_of(row), f"[{style}]{verdict.replace('**', '')}[/]")
+        table.add_row(
+            row["row"], title(row), measured, found, bound_of(row), f"[{style}]{verdict.replace('**', '')}[/]"
+        )
     console.print(table)
     for name, fact in report["machine"].items():
         console.print(f"[dim]{name:18} {fact}[/]", highlight=False)

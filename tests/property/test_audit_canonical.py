@@ -26,9 +26,17 @@ def test_the_quick_way_is_canonical(value: object) -> None:
     assert _plain(value) in (None, slow)
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(min_value=0, max_value=8))
+def test_numbers_of_any_size_are_canonical(number: float, digits: int) -> None:
+    """As they are measured, and rounded as they are recorded."""
+    for each in (number, round(number, digits)):
+        assert canonical([each, {"a": each}]) == rfc8785.dumps(recordable([each, {"a": each}]))  # type: ignore[arg-type]
+
+
 def test_the_quick_way_is_taken() -> None:
-    """Control: an ordinary record goes the quick way, a number with a fraction does not."""
+    """Control: an ordinary record goes the quick way, numbers that are written in two ways do not."""
     assert _plain({"b": [1, True, None], "a": "text 1.5"}) == b'{"a":"text 1.5","b":[1,true,null]}'
-    assert _plain({"a": 1.5}) is None
+    assert _plain({"a": 1.5, "b": [-0.001]}) == b'{"a":1.5,"b":[-0.001]}'
+    assert all(_plain({"a": each}) is None for each in (1.0, -0.0, 1e22, 1e-5, 1.5e-7, 1e16, 2.5e300))
     assert _plain({"a": 2**53}) is None
     assert _plain({"ä": 1}) is None

@@ -196,7 +196,7 @@ def test_limits_are_what_the_kernel_took(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "s1").mkdir()
     for file in ("memory.max", "pids.max"):
         (tmp_path / "s1" / file).write_text("")
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    monkeypatch.setattr("os.mkdir", lambda *_, **__: None)
     group = Cgroup(hierarchy, "s1", {"memory.max": "8192", "memory.swap.max": "0", "pids.max": "64"})
     assert group.read_back(None) == {
         "limit memory.max": ("8192", "8192"),

@@ -65,6 +65,8 @@ class Recorder:
 
     events: list[Any] = field(default_factory=list)
     fails: str = ""
+    writes: list[list[str]] = field(default_factory=list)
+    """What was written together."""
     receipts: list[Any] = field(default_factory=list)
     """One per last word."""
     lost: dict[str, str] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class Recorder:
         if any(event.kind in self.fails.split() for event in events):
             raise AuditUnavailable("record it in /secret/state", "No space left on device", "Make room.")
         self.events += events
+        self.writes.append([event.kind for event in events])
         drafts = [event if isinstance(event, Draft) else draft(event) for event in events]
         records = [
             chain.seal(each, seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64) for each in drafts
@@ -119,13 +122,20 @@ class Driver:
     prepares: bool = False
     """Whether it lets sandboxes be prepared; else each is started for its call."""
 
+    def chosen(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan] | None:
+        """What the drivers of the broker know already: nothing, but where sandboxes are prepared."""
+        return (self, self._plan(spec)) if self.prepares and self.problem is None else None
+
     async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan]:
         """The drivers of the broker: this one."""
         await anyio.lowlevel.checkpoint()
         if isinstance(self.problem, UnsupportedSpec):
             raise self.problem
+        return self, self._plan(spec)
+
+    def _plan(self, spec: SandboxSpec) -> Plan:
         expected = Expected(uid=GUEST_UID, interfaces=("lo",), writable=(), mounts=(), namespaces=("net",))
-        return self, Plan(driver="fake", level="namespaces", spec=spec, action={}, expected=expected)
+        return Plan(driver="fake", level="namespaces", spec=spec, action={}, expected=expected)
 
     @asynccontextmanager
     async def open(self, _plan: Plan) -> AsyncIterator["Driver.Sandbox"]:
@@ -280,10 +290,28 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
         assert not result.failed
         assert scene.audit.kinds() == ["call.decided", "sandbox.started", "artifact.collected", "call.finished"]
         ids.append(scene.audit.events[1].data["sandbox_id"])
+        # One disk write where a sandbox stood ready; before one is waited for or started, the decision's own.
+        ready = number > 0
+        assert scene.audit.writes[0] == ["call.decided", "sandbox.started"][: 1 + ready]
         if number == 0:
             await settled(scene)
             assert scene.driver.live > 0
+        await anyio.sleep(0.1)
+        scene.audit.writes.clear()
     assert len(set(ids)) == 3
+
+
+async def test_a_call_whose_decision_is_not_on_disk_has_no_last_word_either(scene: Scene) -> None:
+    """Whether it is there is not known, so it is not written again; if it is, the call is lost."""
+    scene.driver.prepares = True
+    await scene.call()
+    await anyio.sleep(0.1)
+    scene.audit.fails = "sandbox.started"
+    scene.audit.writes.clear()
+    with pytest.raises(AuditUnavailable):
+        await scene.call()
+    assert scene.audit.writes == []
+    assert len(scene.audit.lost) == 1
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["cold", "prepared"])

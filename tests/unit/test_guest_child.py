@@ -67,7 +67,7 @@ def test_a_task_has_its_streams_and_its_result() -> None:
 
 
 def test_a_task_holds_no_descriptor_of_the_guests() -> None:
-    """Whatever was open before: 0 to 3 and nothing else, also when low numbers were free."""
+    """Whatever was open before: 0 to 4 and nothing else, also when low numbers were free."""
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
     for descriptor in held:
         os.set_inheritable(descriptor, True)

@@ -113,8 +113,17 @@ async def test_what_ended_in_the_same_moment_is_given_to_nobody(end: str) -> Non
                 each.die()
             else:
                 each.channel.to_host.send_nowait(b"x")
-        async with scene.take() as sandbox:
-            assert sandbox not in bad
+        opened: list[int] = []
+
+        async def waits() -> None:
+            opened.append(scene.driver.opened)
+
+        before = scene.driver.opened
+        async with scene.pool.take(scene.driver, PLAN, COLD, waits=waits) as proved:
+            assert sandbox_of(proved) not in bad
+        # Whatever it met on its way: told before anything was done for it.
+        assert opened
+        assert set(opened) == {before}
 
 
 def mounted(directory: Path) -> Plan:
