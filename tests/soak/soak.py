@@ -43,7 +43,9 @@ ROOT = Path(__file__).parents[2]
 BATCH = 50
 """Calls between two looks at an idle server."""
 AT_ONCE = 6
-"""Calls under way: enough to overlap, few enough for two processors."""
+"""Calls under way unless said otherwise: enough to overlap, few enough for two processors."""
+ZYGOTE_SHARE = 0.05
+"""Of the kills where sandboxes are forked: it is started anew, but not at once, and calls get cold ones meanwhile."""
 STATE_MIB = 64
 """The state's file system before the log's own growth of at most RECORD_KIB for each call."""
 RECORD_KIB = 40
@@ -98,10 +100,13 @@ class Report:
     start: str
     calls: int
     seed: int
+    at_once: int = AT_ONCE
     seconds: float = 0.0
     drawn: dict[str, int] = field(default_factory=dict)
     full_disks: int = 0
     kills: dict[str, int] = field(default_factory=dict)
+    forked: int = 0
+    """Sandboxes that were forked from a zygote, of those that calls got."""
     account: Account | None = None
     rss_kib_warm_last: tuple[int, int] = (0, 0)
     rss_slope_kib_per_call: float = 0.0
@@ -132,6 +137,7 @@ class Soak:
     answers: dict[str, str] = field(default_factory=dict)
     kills: Counter[str] = field(default_factory=Counter)
     windows: list[tuple[float, float]] = field(default_factory=list)
+    at_once: int = AT_ONCE
     family: set[leftovers.Process] = field(default_factory=set)
 
     async def one(self, number: int, fault: str) -> None:
@@ -188,9 +194,13 @@ class Soak:
         family = leftovers.family(self.process.pid)
         self.family.update(family)
         outer = {each.pid for each in family if each.name == "bwrap"}
-        # A zygote, what it has forked, and what those have: any of them may be killed.
-        inner = {each.pid for each in family if each.name.startswith("python")}
-        victims = sorted(outer if fault == "killed sandbox" else inner)
+        first = {each.pid for each in family if each.parent in outer} - outer
+        # What a zygote has forked, and what that has; seldom the zygote itself, with which all of them end.
+        forked = {each.pid for each in family if each.parent in first}
+        forked |= {each.pid for each in family if each.parent in forked}
+        if self.start == "warm" and forked and self.chance.random() > ZYGOTE_SHARE:
+            outer = first = forked
+        victims = sorted(outer if fault == "killed sandbox" else first)
         with suppress(ProcessLookupError):
             for pid in self.chance.sample(victims, min(1, len(victims))):
                 os.kill(pid, signal.SIGKILL)
@@ -346,11 +356,12 @@ async def calls(soak: Soak, report: Report) -> list[Sample]:
     names, weights = list(FAULTS), list(FAULTS.values())
     drawn = soak.chance.choices(["none", *names], [100 - sum(weights), *weights], k=report.calls)
     report.drawn = dict(Counter(drawn))
+    report.at_once = soak.at_once
     # What is made at the first call (the janitor, threads) is no leak.
     await soak.one(-1, "none")
     samples = [await soak.idle(0)]
     for start in range(0, report.calls, BATCH):
-        limiter = anyio.CapacityLimiter(AT_ONCE)
+        limiter = anyio.CapacityLimiter(soak.at_once)
 
         async def held(number: int, limiter: anyio.CapacityLimiter = limiter) -> None:
             async with limiter:
@@ -369,7 +380,7 @@ async def calls(soak: Soak, report: Report) -> list[Sample]:
 
 
 async def run(  # noqa: PLR0917 - what the command line says
-    driver: str, start: str, count: int, seed: int, directory: Path, engine: OwnEngine | None
+    driver: str, start: str, count: int, at_once: int, seed: int, directory: Path, engine: OwnEngine | None
 ) -> Report:
     """One server, ``count`` calls; the report."""
     report = Report(driver=driver, start=start, calls=count, seed=seed)
@@ -380,6 +391,7 @@ async def run(  # noqa: PLR0917 - what the command line says
     with small_disk(state, STATE_MIB + count * RECORD_KIB // 1024):
         inside = leftovers.mounts()
         async with serving(directory, driver, start, chance, engine) as soak:
+            soak.at_once = at_once
             samples = await calls(soak, report)
             family = {*soak.family, *leftovers.family(soak.process.pid)}
             soak.process.send_signal(signal.SIGTERM)
@@ -405,6 +417,9 @@ async def run(  # noqa: PLR0917 - what the command line says
         # Numbers of namespaces are used again, also for sandboxes of others: what is left is what stays. Under gVisor
         # they are those of its own kernel; its processes are all in the family.
         measured = [each.data["measured"] for each in started]
+        report.forked = sum(
+            any(row["field"] == "namespaces shared with its zygote" for row in each.data["fields"]) for each in started
+        )
         namespaces = {each["namespaces"]["pid"] for each in measured if each["system"] != "gvisor"}
         stayed = inhabited(namespaces)
         with anyio.move_on_after(leftovers.PATIENCE):
@@ -454,6 +469,7 @@ def main() -> None:
     parser.add_argument(
         "--start", choices=["cold", "warm"], default="cold", help="whether sandboxes are prepared ahead"
     )
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="calls under way")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     if os.geteuid() != 0:
@@ -462,7 +478,9 @@ def main() -> None:
         directory = Path(place)
         directory.chmod(0o755)  # as root, sandboxes run as another user
         with own_engine(directory / "engine") if given.driver == "docker" else nullcontext() as engine:
-            report = anyio.run(run, given.driver, given.start, given.calls, given.seed, directory, engine)
+            report = anyio.run(
+                run, given.driver, given.start, given.calls, given.at_once, given.seed, directory, engine
+            )
         if engine is not None:
             report.forgotten_by_engines, left = engine.left()
             report.problems += [f"of the Docker Engine: {each}" for each in left[:5]]
