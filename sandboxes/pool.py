@@ -294,7 +294,8 @@ class Pool:
         found = shelf.pop()
         if found is None:
             await waits()
-            found = await shelf.ask()
+            # One may have become ready in that time, and none is prepared for those who ask where one waits.
+            found = shelf.pop() or await shelf.ask()
         return found
 
     def _tended(self, driver: Driver, plan: Plan) -> _Shelf:

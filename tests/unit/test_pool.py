@@ -70,6 +70,23 @@ async def test_what_another_call_waits_for_does_not_wait() -> None:
                     assert anyio.current_time() - began < pools.ANSWER_SECONDS
 
 
+@both
+@jumping
+async def test_a_call_gets_what_became_ready_while_it_said_that_it_has_to_wait(*, quick: bool) -> None:
+    """What it says goes to disk, and takes longer than a fork."""
+    async with a_scene(Fake(quick=quick, steps=100)) as scene:
+        await scene.call()
+        ready: list[Sandbox] = []
+
+        async def waits() -> None:
+            ready.extend(await scene.settle())
+
+        began = anyio.current_time()
+        async with scene.pool.take(scene.driver, PLAN, COLD, waits=waits) as proved:
+            assert sandbox_of(proved) in ready
+            assert anyio.current_time() - began < 1
+
+
 @jumping
 async def test_it_can_be_had_ready_before_the_first_call() -> None:
     """Where a profile asks for it."""
