@@ -42,7 +42,7 @@ class Run:
     parts: Parts | None = None
     facts: dict[str, str] = field(default_factory=dict)
     usable: dict[str, str] = field(default_factory=dict)
-    plain: Bare = field(init=False)
+    fastest: Bare = field(init=False)
     pandas: Bare | None = None
 
     async def measure(self) -> list[Verdict]:
@@ -53,8 +53,8 @@ class Run:
         self.usable = await clients.usable()
         self.facts = machine.facts(self.usable)
         self.tick("looking for the fastest interpreter")
-        self.plain, self.pandas = bare.fastest(), self._with_pandas()
-        self.facts |= {"bare": self.plain.told, "bare with pandas": self.pandas.told if self.pandas else "none"}
+        self.fastest, self.pandas = bare.fastest(), self._with_pandas()
+        self.facts |= {"bare": self.fastest.told, "bare with pandas": self.pandas.told if self.pandas else "none"}
         steps: dict[Part, Callable[[], Awaitable[dict[str, Series]]]] = {
             "latency": self._latency,
             "broker": self._broker,
@@ -74,7 +74,7 @@ class Run:
     async def _latency(self) -> dict[str, Series]:
         async with AsyncExitStack() as stack:
             bench = latency.Bench(
-                directory=self.directory, stack=stack, bare=self.plain, pandas=self.pandas, usable=self.usable,
+                directory=self.directory, stack=stack, bare=self.fastest, pandas=self.pandas, usable=self.usable,
                 image=self.image, quick=self.quick, wanted={key for row in self.rows for key in row.needs},
                 reasons=self.reasons,
             )  # fmt: skip
@@ -91,9 +91,11 @@ class Run:
         return {each.key: each for each in (*self.parts.broker(), flushed)}
 
     async def _load(self) -> dict[str, Series]:
-        pandas = self.pandas if any(row.key == "throughput-pandas" for row in self.rows) else None
         seconds = load.QUICK_SECONDS if self.quick else load.SECONDS
-        return await load.throughput(self.directory, self.plain, pandas, seconds, self.tick)
+        wanted = [row.key for row in self.rows]
+        return await load.throughput(
+            self.directory, self.fastest, self.pandas, wanted=wanted, seconds=seconds, tick=self.tick
+        )
 
     async def _burst(self) -> dict[str, Series]:
         self.tick(f"{load.BURST} calls at once")

@@ -30,6 +30,8 @@ ONE_CALL_SECONDS = 120.0
 """For one call: what takes longer has failed."""
 QUICK_PART = 5
 """A quick run does one part in so many of each block."""
+IN_A_ROW = 200
+"""Calls without a pause, each round, where they are to be sustained."""
 FULL_SHELF = 16
 """Sandboxes that the pool may have ready (sandboxes/pool.py): so many calls in a row may profit from the pause before
 them, and are not counted where calls are to be sustained."""
@@ -114,23 +116,31 @@ class Bench:
         setup = self._setup("bubblewrap")
         if {"print", "pandas"} & set(self.wanted):
             await self._try("print", clients.over_stdio(setup), self._sustained)
+        if "plain" in self.wanted:
+            plain = self._setup("bubblewrap", preload=False)
+            await self._try("plain", clients.over_stdio(plain), partial(self._printing, key="plain"))
         for driver, rest in clients.RESTS.items():
             if driver in self.wanted and self._can(driver, driver):
                 made = partial(self._called, key=driver, driver=driver, block=2, rest=rest)
                 await self._try(driver, clients.over_stdio(self._setup(driver)), made)
 
     async def _sustained(self, client: Client) -> None:
-        block, note = 200, f"200 in a row each round; the first {FULL_SHELF}, which a full pool had ready, do not count"
-        once = partial(clients.printed, client, CODE, PRINTED, "bubblewrap")
-        self._add(
-            Way(key="print", what="print(1), bubblewrap", once=once, block=block, uncounted=FULL_SHELF, note=note)
-        )
+        await self._printing(client, key="print")
         if self.pandas is None:
             self.reasons["pandas"] = self.reasons["bare-pandas"]
             return
         expected = self.pandas.run(PANDAS_CODE, self.workspace)
         once = partial(clients.printed, client, PANDAS_CODE, expected, "bubblewrap")
-        self._add(Way(key="pandas", what="pandas, bubblewrap", once=once, block=block, uncounted=FULL_SHELF, note=note))
+        self._in_a_row("pandas", "pandas, bubblewrap", once)
+
+    async def _printing(self, client: Client, *, key: str) -> None:
+        preloaded = "nothing preloaded" if key == "plain" else "the shipped profile"
+        once = partial(clients.printed, client, CODE, PRINTED, "bubblewrap")
+        self._in_a_row(key, f"print(1), bubblewrap, {preloaded}", once)
+
+    def _in_a_row(self, key: str, what: str, once: Once) -> None:
+        note = f"{IN_A_ROW} in a row each round; the first {FULL_SHELF}, which a full pool had ready, do not count"
+        self._add(Way(key=key, what=what, once=once, block=IN_A_ROW, uncounted=FULL_SHELF, note=note))
 
     async def _cold(self) -> None:
         for driver, block, rest in (("bubblewrap", 10, 0.0), ("docker", 2, 0.3), ("gvisor", 2, 0.3)):
@@ -185,9 +195,13 @@ class Bench:
         self.versions[f"peer {key}"] = peer.version
         self._add(Way(key=key, what=f"print(1), {key}", once=peer.once, every=4, rest=0.5, note="every fourth round"))
 
-    def _setup(self, driver: str, *, cold: bool = False, name: str = "", place: Path | None = None) -> Setup:
-        directory = self.directory / (name or f"{'cold' if cold else 'warm'}-{driver}")
-        return Setup(directory=directory, workspace=place or self.workspace, driver=driver, cold=cold)
+    def _setup(
+        self, driver: str, *, cold: bool = False, preload: bool = True, name: str = "", place: Path | None = None
+    ) -> Setup:
+        start = "cold" if cold else "warm" if preload else "plain"
+        directory = self.directory / (name or f"{start}-{driver}")
+        place = place or self.workspace
+        return Setup(directory=directory, workspace=place, driver=driver, cold=cold, preload=preload)
 
     def _can(self, key: str, driver: str) -> bool:
         if driver not in self.usable:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -74,16 +74,26 @@ def _loop(caller: Caller, request: bytes, printed: str) -> Loop:
 
 
 async def throughput(
-    directory: Path, bare: Bare, pandas: Bare | None, seconds: float, tick: Callable[[str], None]
+    directory: Path,
+    bare: Bare,
+    pandas: Bare | None,
+    *,
+    wanted: Collection[str],
+    seconds: float,
+    tick: Callable[[str], None],
 ) -> dict[str, Series]:
-    """Both programs, each beside the bare interpreter."""
+    """The programs that are wanted, each beside the bare interpreter."""
     workspace = directory / "workspace"
     found: dict[str, Series] = {}
     programs: list[tuple[str, Bare, str, str]] = [("throughput", bare, CODE, PRINTED)]
     if pandas is not None:
         programs.append(("throughput-pandas", pandas, PANDAS_CODE, pandas.run(PANDAS_CODE, workspace)))
-    async with clients.over_http(Setup(directory=directory / "load", workspace=workspace)) as listening:
-        for key, interpreter, code, printed in programs:
+    programs.append(("throughput-plain", bare, CODE, PRINTED))
+    for key, interpreter, code, printed in programs:
+        if key not in wanted:
+            continue
+        setup = Setup(directory=directory / key, workspace=workspace, preload=key != "throughput-plain")
+        async with clients.over_http(setup) as listening:
             tick(f"{key}: bare, then {seconds:g} s of calls, then bare")
             note = f"{CALLERS} callers, {seconds:g} s"
             before = await bare_rate(interpreter, code, printed, workspace, seconds / 2)

@@ -58,6 +58,7 @@ class Row:
 
 
 _PRINT = "`print(1)`, whole MCP call over stdio, bubblewrap, one after another"
+_PLAIN = "the same with nothing preloaded"
 _PANDAS = "read a CSV, group, print with pandas; whole MCP call over stdio, bubblewrap, one after another"
 _START = "from starting the server to its first answered call over stdio, beyond `import mcp.server`"
 _LOAD = "`print(1)`, 16 callers without a pause, whole MCP calls over HTTP, bubblewrap"
@@ -84,6 +85,16 @@ ROWS: tuple[Row, ...] = (
         statistic="p99",
         most=1,
         limit=f"{_WORK}; the slowest are those whose sandbox is not ready yet",
+    ),
+    _timed(key="plain-p50", what=_PLAIN, series="plain", base="bare", most=0.3, limit=_WORK),
+    _timed(
+        key="plain-p99",
+        what=_PLAIN,
+        series="plain",
+        base="bare",
+        statistic="p99",
+        most=1,
+        limit="as for `print-p99`",
     ),
     _timed(
         key="pandas-p50",
@@ -162,7 +173,14 @@ ROWS: tuple[Row, ...] = (
     _timed(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`", base="bare"),
     _timed(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`", base="bare"),
     _rate(key="throughput", what=_LOAD, base="bare-throughput", least=1, limit=_WORK),
-    _rate(key="throughput-pandas", what="the same with pandas", base="bare-throughput-pandas", least=20, limit=_WORK),
+    _rate(key="throughput-plain", what=_PLAIN, base="bare-throughput-plain", least=1, limit=_WORK),
+    _rate(
+        key="throughput-pandas",
+        what="the same with the program with pandas",
+        base="bare-throughput-pandas",
+        least=20,
+        limit=_WORK,
+    ),
     _burst(key="burst-lost", what="200 calls at once, nothing prepared: lost", unit="calls", most=0),
     _burst(key="burst-p99", what="the same: from sending to the answer", series="burst", statistic="p99"),
     _burst(key="burst-memory", what="the same: the server's most resident memory", unit="MiB"),

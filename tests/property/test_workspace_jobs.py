@@ -79,6 +79,29 @@ def test_any_file_can_be_searched(tree: dict[tuple[bytes, ...], bytes]) -> None:
         assert made.run("search", pattern="(?!)")["matches"] == []
 
 
+lettered = st.text(st.sampled_from("aé漢\ufffd\ud800\0\r. "), max_size=4)
+
+
+@given(
+    pattern=lettered,
+    fold=st.booleans(),
+    content=st.lists(
+        st.text(st.sampled_from("aé漢\ufffd\0\r\n. ")).flatmap(
+            lambda text: st.sampled_from([text.encode(each) for each in ("utf-8", "utf-8-sig", "utf-16")])
+        )
+        | st.binary(max_size=20)
+    ).map(b"".join),
+)
+@example(pattern="é", fold=False, content=b"\xff\xfe\xe9\0")
+@example(pattern="\ufffd", fold=False, content=b"\xff")
+@settings(max_examples=500, deadline=None)
+def test_a_text_is_found_where_the_pattern_of_it_is(pattern: str, fold: bool, content: bytes) -> None:
+    """A text is looked for in bytes first; as a pattern of the same meaning it is not."""
+    with workspace({(b"f",): content}) as made:
+        found = made.run("search", pattern=pattern, literal=True, ignore_case=fold)
+        assert found == made.run("search", pattern=f"(?:{re.escape(pattern)})", ignore_case=fold)
+
+
 @given(
     content=st.binary(max_size=3000) | st.text(max_size=1000).map(str.encode),
     offset=st.integers(1, 20),
