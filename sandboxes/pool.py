@@ -399,6 +399,9 @@ class Pool:
             shelf.wake()
         finally:
             if waiting is not None:
+                # However it came to this: nobody waits for it any more.
+                waiting.ended = True
+                waiting.unwatched.set()
                 waiting.gone.set()
 
     async def _say(self, what: What, shelf: _Shelf, reason: str = "") -> None:

@@ -13,12 +13,20 @@ import marshal
 import os
 import sys
 
+# What follows a program must not be what it made of these.
+from _signal import SIG_BLOCK as _SIG_BLOCK
+from _signal import pthread_sigmask as _block
+from _signal import sigtimedwait as _wait_for_signal
+from _signal import valid_signals as _every_signal
+from os import _exit, fstat, getpid
+from os import write as _write
+
 from sandboxes.guest.kernel import set_dumpable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any, NoReturn
+    from typing import Any
 
     from sandboxes.guest.emit import Emit
 
@@ -31,6 +39,8 @@ _DONE = 4
 _ORDER = 5
 """Descriptor the child waits on; closed before the program starts."""
 _READ = 1024 * 1024
+_END_SECONDS = 1.0
+"""Between the word that a task is over and the end of its process, where the guest does not come first."""
 MAX_OPEN_FILES = 1024
 """The usual soft limit of a login shell; a sandbox needs no more."""
 
@@ -79,34 +89,39 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
             wanted = _wait(_ORDER)
             _limit(wanted["limits"])
             task = work(wanted)
-            own, place = os.getpid(), os.fstat(_DONE)
+            own, place = getpid(), fstat(_DONE)
             status = _run(task, wanted["payload"])
-            # A program may have forked, and this be the fork; or have opened something else under the number.
-            if os.getpid() == own and _is(_DONE, place):
-                os.write(_DONE, bytes([status]))
-                _wait_for_end()
+            # A program may have forked, and this be the fork.
+            if getpid() == own:
+                _say(status, place)
         except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
             _report_failure()
         finally:
-            os._exit(status)
+            _exit(status)
     for descriptor in (orders, *theirs):
         os.close(descriptor)
+    for descriptor in ours:
+        # A program can open its own end for reading, and take what the guest has just been told is there, see pipe(7).
+        os.set_blocking(descriptor, False)
     return Child(pid, order, *ours)
 
 
-def _is(descriptor: int, place: os.stat_result) -> bool:
+def _say(status: int, place: os.stat_result) -> None:
+    """Say that the task is over, and wait to be killed by the guest, once it has seen what this process used.
+
+    So nobody waits for the kernel to free memory. A guest that is late sees the end of the process instead.
+    """
     try:
-        return os.path.samestat(os.fstat(descriptor), place)
+        found = fstat(_DONE)
+        # The program may have opened something else under the number.
+        if (found.st_dev, found.st_ino) != (place.st_dev, place.st_ino):
+            return
+        _write(_DONE, bytes([status]))
     except OSError:
-        return False
-
-
-def _wait_for_end() -> NoReturn:
-    """The guest kills what is over, once it has seen what that used; nobody waits for the kernel to free memory."""
+        return
     # An alarm that was set, for instance: what was said is how it ended.
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    while True:
-        signal.pause()
+    _block(_SIG_BLOCK, _every_signal())
+    _wait_for_signal((), _END_SECONDS)
 
 
 def _wait(order: int) -> dict[str, Any]:

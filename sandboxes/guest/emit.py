@@ -6,8 +6,8 @@ A frame is ``kind: u8, length: u32`` and the payload: ``J`` one JSON value, ``B`
 
 from __future__ import annotations
 
-import os
 import struct
+from os import write  # a program may put something else in its place
 
 from sandboxes.jsontext import dumps
 
@@ -37,4 +37,4 @@ class Emit:
     def _frame(self, kind: int, payload: bytes) -> None:
         view = memoryview(HEADER.pack(kind, len(payload)) + payload)
         while view:
-            view = view[os.write(self._descriptor, view) :]
+            view = view[write(self._descriptor, view) :]

@@ -198,7 +198,10 @@ class Relay(StreamHandler):
             # Not read on: the pipe fills and the program waits, so nothing piles up here.
             self._loop.unwatch(self._descriptor)
             return
-        data = os.read(self._descriptor, min(credit, _READ))
+        try:
+            data = os.read(self._descriptor, min(credit, _READ))
+        except BlockingIOError:
+            return  # the program has taken it itself
         self._room -= len(data)
         if self._room < 0:
             self.overflowed = True

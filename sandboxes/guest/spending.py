@@ -47,16 +47,33 @@ def of_one_alone(pid: int) -> Spent | None:
         fields = _fields(str(pid))
         if fields[_CMINFLT] or any(fields[_CUTIME : _CUTIME + 2]):
             return None
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
-            sizes = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
-        # gVisor tells no peak; there the host counts what the whole sandbox takes.
-        peak = sizes.get("VmHWM") or sizes["VmRSS"]
-        # The clock of one process, as clock_getcpuclockid(3) makes its number; columns count in steps of 10 ms.
-        seconds = clock_gettime(~pid << 3 | _CPU_CLOCK)
-    except (OSError, LookupError):
+        peak, seconds = _memory_bytes(pid), _clock(pid)
+    except (OSError, LookupError, ValueError):
         return None  # it has just ended; or a kernel that does not tell
-    before = reaped(int(peak) * 1024)
+    before = reaped(peak)
     return Spent(before.cpu_ms + seconds * 1000, before.peak_bytes)
+
+
+def _memory_bytes(pid: int) -> int:
+    """The most a process had. Raises OSError, LookupError or ValueError where the kernel does not tell."""
+    # The name on the first line is the program's choice, see proc_pid_status(5): a carriage return begins no line.
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace", newline="\n") as lines:
+        sizes = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
+    # gVisor tells no peak; there the host counts what the whole sandbox takes.
+    return int(sizes.get("VmHWM") or sizes["VmRSS"]) * 1024
+
+
+def clock(pid: int) -> float:
+    """Seconds of processor time that one process has used; 0 where the kernel does not tell."""
+    try:
+        return _clock(pid)
+    except OSError:
+        return 0.0
+
+
+def _clock(pid: int) -> float:
+    # Its number as clock_getcpuclockid(3) makes it; the columns of /proc/PID/stat count in steps of 10 ms.
+    return clock_gettime(~pid << 3 | _CPU_CLOCK)
 
 
 def processor_seconds() -> float:

@@ -109,7 +109,7 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
         proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
         environment = ENVIRONMENT
 
-    started = monotonic()
+    started, ahead_ms = monotonic(), spending.clock(child.pid) * 1000
     child.begin({"kind": job["kind"], "payload": payload, "limits": job["limits"], "environment": environment})
     printed = job["limits"]["printed_bytes"]
     relays += [
@@ -134,11 +134,12 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
         relay.close()
     skipped, changes = _collected(loop, job["limits"], config, original) if written else ([], None)
     spent = spending.reaped(ending.peak_bytes) if ending.spent is None else ending.spent
+    overflowed = any(relay.overflowed for relay in relays)
     return {
-        "stopped": ending.stopped,
+        "stopped": ending.stopped or ("output" if overflowed else ""),
         "status": ending.status,
         "wall_ms": elapsed * 1000,
-        "cpu_ms": spent.cpu_ms,
+        "cpu_ms": max(0.0, spent.cpu_ms - ahead_ms),
         "memory_peak_bytes": spent.peak_bytes,
         "skipped": skipped,
         "changes": changes,
@@ -193,14 +194,19 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
     said: list[bytes] = []
 
     def hear() -> None:
+        try:
+            said.append(os.read(child.done, 1))
+        except BlockingIOError:
+            return
         loop.unwatch(child.done)
-        said.append(os.read(child.done, 1))
 
     loop.watch(child.done, hear)
     try:
         look = monotonic() + _LOOK_SECONDS
         while True:
             done, status, usage = os.wait4(pid, os.WNOHANG)
+            if done and not said:
+                hear()
             # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
             overflowed = any(relay.overflowed for relay in relays)
             over = bool(said and said[0]) and not overflowed

@@ -34,6 +34,11 @@ _ORDER_DESCRIPTORS = 8
 _INT_BYTES = 4
 _HUGE = 2 * 1024 * 1024
 """Bytes of a huge page."""
+_ARENA_OBJECTS = 1900
+"""Objects of 512 bytes, the largest of the small ones, that fit into an arena of 1 MiB, rounded down."""
+_BYTES_HEAD = sys.getsizeof(b"")
+_ARENAS = 40
+"""What pandas and matplotlib need, and some; what is not needed is given back."""
 _NEW_NAMESPACES = (
     0x1000_0000  # CLONE_NEWUSER: the others belong to it, and nobody outside is anybody in it
     | 0x0002_0000  # CLONE_NEWNS
@@ -59,16 +64,28 @@ def main() -> None:
     orders = _socket.socket(fileno=take_wire()[0])
     # Nobody waits for what is forked: the host sees its end by a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    warm_up()
+    side_by_side: list[bytes] = []
+    if config["preload"]:
+        # Both have something to do in every fork: among what forks use they lie better than among what they do not.
+        import logging
+        import random
+
+        del logging, random
+        side_by_side = _arenas()
     try:
         for name in config["preload"]:
             __import__(name)
     except BaseException as problem:  # noqa: BLE001 - a module's own code; the host says what it was
         orders.sendall(f"{name}: {type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
         sys.exit(1)
-    warm_up()
+    side_by_side.clear()
     # Objects that are there now are in every fork; the collector would write to each of their pages.
     gc.collect()
     gc.freeze()
+    # The cache of attributes is full of the modules' names: a fork would write to each whose place another takes.
+    getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()  # noqa: SLF001 - called the former since Python 3.13
+    _kept = _filled()
     _collapse()
     orders.sendall(dumps({"namespaces": namespaces()}))
     while True:
@@ -100,19 +117,53 @@ def _be(uid: int) -> None:
         kernel.die_with_parent()
 
 
+def _arenas() -> list[bytes]:
+    """Have small objects lie side by side from now on, for ``_collapse``, as long as what is returned is kept.
+
+    CPython takes memory for them in arenas of 1 MiB (Objects/obmalloc.c), which would lie between the libraries that
+    imports map. All are taken at once here, and one object in each keeps it.
+    """
+    # Made before, and not appended to: a list that grows moves, and leaves gaps.
+    held = [b""] * (_ARENAS * _ARENA_OBJECTS)
+    for index in range(len(held)):
+        held[index] = bytes(512 - _BYTES_HEAD)
+    return held[::_ARENA_OBJECTS]
+
+
+def _filled() -> list[bytes]:
+    """Take what memory is free between objects, so that forks take theirs together from new memory.
+
+    Each page of the zygote's that a fork writes to is copied, and parts the huge page it is in. What is returned is to
+    be kept.
+    """
+    known = _writable()
+    held: list[bytes] = []
+    # Downwards: what is left of a large gap is filled by smaller ones. Below 512 bytes each step is a size of its own.
+    for size in (*(2**power for power in range(16, 9, -1)), *range(512, 32, -16)):
+        while True:
+            held.append(bytes(size - _BYTES_HEAD))
+            if not any(first <= id(held[-1]) < last for first, last in known):
+                break
+    return held
+
+
+def _writable() -> list[tuple[int, int]]:
+    """Where memory that can be written to begins and ends."""
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
+        maps = [line.split() for line in lines]
+    pairs = [where.split("-") for where, rights, *_ in maps if rights.startswith("rw")]
+    return [(int(first, 16), int(last, 16)) for first, last in pairs]
+
+
 def _collapse() -> None:
     """Put what is in memory into huge pages: a fork then copies one entry where it would copy 512.
 
     See madvise(2), MADV_COLLAPSE; a kernel that has none leaves everything as it is.
     """
-    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
-        maps = [line.split() for line in lines]
-    for where, rights, *_ in maps:
-        if rights.startswith("rw"):
-            first, last = (int(each, 16) for each in where.split("-"))
-            first, last = -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
-            if first < last:
-                kernel.collapse(first, last - first)
+    for begin, end in _writable():
+        first, last = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
+        if first < last:
+            kernel.collapse(first, last - first)
 
 
 def _next(orders: _socket.socket) -> tuple[bytes, list[int]]:

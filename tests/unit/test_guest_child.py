@@ -1,5 +1,6 @@
 """The process untrusted code runs in, started for real: what it holds, what it may, and how its end is told."""
 
+import gzip
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from sandboxes.guest import child as children
+from sandboxes.guest import spending
 from sandboxes.guest.emit import HEADER, Emit
+from sandboxes.guest.jobs import python
 from sandboxes.guest.kernel import get_dumpable, set_dumpable
 from sandboxes.guest.work import _reap_orphans
 
@@ -36,14 +39,17 @@ def guest_state() -> Iterator[None]:
 
 def read(descriptor: int, most: int = -1) -> bytes:
     """Everything until the end."""
+    os.set_blocking(descriptor, True)  # the guest's loop waits elsewhere
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most)
 
 
-def run(task: Task, limits: dict[str, int] | None = None) -> tuple[int, bytes, bytes, Any]:
+def run(
+    task: Task, limits: dict[str, int] | None = None, payload: dict[str, Any] | None = None
+) -> tuple[int, bytes, bytes, Any]:
     """Exit status, standard output, standard error and the value of one task."""
     child = children.fork(nothing, lambda _order: task)
-    child.begin({"payload": {}, "limits": limits or LIMITS})
+    child.begin({"payload": payload or {}, "limits": limits or LIMITS})
     said = read(child.done, 1)
     if said:
         # It waits for its end, as a program whose memory nobody waits for.
@@ -240,3 +246,105 @@ def test_what_a_task_has_put_in_the_place_of_its_last_word_is_left_alone(tmp_pat
     assert run(task)[0] == 7
     assert (tmp_path / "own").read_bytes() == b""
     assert run(fork)[0] == 8
+
+
+@pytest.mark.parametrize("replaced", ["os.write", "os._exit", "signal.pthread_sigmask"])
+def test_what_a_program_has_put_in_the_place_of_a_function_does_not_keep_it_from_ending(replaced: str) -> None:
+    """A mock that was left behind, for instance."""
+    code = f"import os, signal\n{replaced} = lambda *_: 0\nraise SystemExit(3)"
+    assert run(python.run, payload={"code": code}) == (3, b"", b"", {"value": None, "truncated": False, "error": None})
+
+
+def test_a_child_ends_by_itself_where_nobody_ends_it() -> None:
+    """With the same status: a guest that has not heard sees that."""
+
+    def task(_payload: Mapping[str, Any], _emit: Emit) -> int:
+        return 7
+
+    child = children.fork(nothing, lambda _order: task)
+    child.begin({"payload": {}, "limits": LIMITS})
+    assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 7
+    assert read(child.done) == b"\7"
+    for descriptor in (child.stdout, child.stderr, child.result):
+        os.close(descriptor)
+
+
+def test_the_guest_does_not_wait_for_what_somebody_else_has_taken() -> None:
+    """A program can read from its own output, and so between the guest's look and its own reading."""
+
+    def task(_payload: Mapping[str, Any], _emit: Emit) -> None:
+        time.sleep(60)
+
+    child = children.fork(nothing, lambda _order: task)
+    try:
+        for descriptor in (child.stdout, child.stderr, child.result, child.done):
+            with pytest.raises(BlockingIOError):
+                os.read(descriptor, 1)
+            os.close(descriptor)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        os.close(child._order)
+
+
+def test_what_a_program_did_not_close_is_written(tmp_path: Path) -> None:
+    """As by any interpreter at its end: text, bytes, what is compressed, and what it printed elsewhere."""
+    code = f"""
+import csv, gzip, io, os, sys
+os.chdir({str(tmp_path)!r})
+table = csv.writer(open("table.csv", "w"))
+table.writerow([1, 2])
+kept = [open("bytes", "wb"), gzip.open("text.gz", "wt"), gzip.open("bytes.gz", "wb")]
+kept[0].write(b"data")
+kept[1].write("text")
+kept[2].write(b"data")
+open("closed", "w").close()
+sys.stdout.write("partial")
+sys.stdout = io.StringIO()
+"""
+    status, out, err, _ = run(python.run, payload={"code": code})
+    assert (status, out, err) == (0, b"partial", b"")
+    assert (tmp_path / "table.csv").read_bytes() == b"1,2\r\n"
+    assert (tmp_path / "bytes").read_bytes() == b"data"
+    assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"text"
+    assert gzip.decompress((tmp_path / "bytes.gz").read_bytes()) == b"data"
+
+
+_HIDES = "def hide(self): raise ValueError\nclass E(Exception): __str__ = hide\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import sys; sys.stdout = None", 0, ""),
+        ("import sys; del sys.stdout, sys.stderr", 0, ""),
+        ("import sys; sys.stdout = object()", 0, ""),
+        ("import sys; sys.stderr.close(); raise SystemExit('why')", 1, ""),
+        ("import sys; sys.stderr = None; 1/0", 1, ""),
+        (f"{_HIDES}raise E", 1, "exception str() failed"),
+        (f"{_HIDES}raise SystemExit(E())", 1, "<E that cannot be shown>"),
+        ("import os; os.closerange(3, 1000)", 0, ""),
+    ],
+)
+def test_a_programs_end_is_its_own_whatever_it_left_behind(code: str, status: int, said: str) -> None:
+    """Never status 70, which means that we failed, and never a traceback of the guest's own."""
+    found, _, err, _ = run(python.run, payload={"code": code})
+    assert found == status
+    assert said in err.decode()
+    assert "sandboxes" not in err.decode()
+
+
+def test_a_programs_name_is_nothing_but_its_name() -> None:
+    """A carriage return in it begins no new line of what the kernel says about its memory."""
+    pid = os.fork()
+    if pid == 0:
+        Path("/proc/self/comm").write_bytes(b"x\rVmHWM: 77")
+        signal.pause()
+    try:
+        deadline = time.monotonic() + 10
+        while b"VmHWM: 77" not in Path(f"/proc/{pid}/status").read_bytes():
+            assert time.monotonic() < deadline
+        assert spending._memory_bytes(pid) > 1_000_000
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _io
 import builtins
+import gc
 import os
 import sys
 
@@ -31,6 +33,8 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         The exit status a script with this code would have had.
     """
     code = payload["code"]
+    # What is there already is not the program's: see _left_open.
+    gc.freeze()
     if os.access(_WORKSPACE, os.R_OK | os.X_OK):
         os.chdir(_WORKSPACE)
         # Last, not first as for a script: a file of the workspace must not take a standard module's place.
@@ -60,9 +64,16 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         if result["error"] is None:
             result["error"] = _tell(problem, code)
             status = 1
-    emit.value(result)
+    _hand_back(emit, result)
     _finish()
     return status
+
+
+def _hand_back(emit: Emit, result: Mapping[str, Any]) -> None:
+    try:
+        emit.value(result)
+    except OSError:
+        return  # the program has closed the pipe
 
 
 def warm_up() -> None:
@@ -97,8 +108,23 @@ def _shown(value: Any) -> tuple[str, bool]:
 def _exit_status(request: SystemExit) -> int:
     if request.code is None or isinstance(request.code, int):
         return (request.code or 0) & 0xFF
-    print(request.code, file=sys.stderr)
+    _print(_text(request.code))
     return 1
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - the program's own
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
+def _print(text: str) -> None:
+    """Print where errors go, unless the program has closed or replaced that by something else."""
+    try:
+        print(text, file=sys.stderr)
+    except Exception:  # noqa: BLE001 - the program's own
+        return
 
 
 def _tell(problem: BaseException, code: str) -> dict[str, Any]:
@@ -119,10 +145,10 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
         chain += 1
     hint = _hint(problem)
-    print("".join(told.format()).rstrip() + hint, file=sys.stderr)
+    _print("".join(told.format()).rstrip() + hint)
     if isinstance(problem, SyntaxError) and problem.filename == NAME:
         line = problem.lineno
-    return {"type": type(problem).__name__, "message": (str(problem) + hint)[:2000], "line": line}
+    return {"type": type(problem).__name__, "message": (_text(problem) + hint)[:2000], "line": line}
 
 
 def _hint(problem: BaseException) -> str:
@@ -161,15 +187,28 @@ def _send_figures(emit: Emit) -> int:
 
 
 def _finish() -> None:
-    """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
+    """What the interpreter does at its end: wait for threads, run exit handlers, write what files hold back."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()  # noqa: SLF001 - the interpreter's own call, see Py_FinalizeEx
     import atexit
 
     atexit._run_exitfuncs()  # noqa: SLF001 - as above
-    for stream in (sys.stdout, sys.stderr):
+    streams = [(getattr(sys, name, None), "flush") for name in ("stdout", "stderr", "__stdout__", "__stderr__")]
+    for file, verb in (*_left_open(), *streams):
         try:
-            stream.flush()
-        except (OSError, ValueError):
+            getattr(file, verb)()
+        except BaseException:  # noqa: BLE001, S112 - closed, or none, or the program's own
             continue
+
+
+def _left_open() -> list[tuple[Any, str]]:
+    """Files the program did not close, and what to call on each; text before the bytes that it becomes."""
+    try:
+        files = [each for each in gc.get_objects() if _io._IOBase in type(each).__mro__]  # noqa: SLF001 - what io.IOBase is made of
+    except MemoryError:
+        return []
+    text = [(each, "flush") for each in files if type(each) is _io.TextIOWrapper]
+    # One that is written in Python may have an end of its own to write, as a compressed file has.
+    own = [(each, "close") for each in files if type(each).__module__ != "_io"]
+    return [*text, *own, *((each, "flush") for each in files if type(each).__module__ == "_io")]
