@@ -9,9 +9,8 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from sandboxes import bubblewrap, gvisor
+from sandboxes import bubblewrap
 from sandboxes.base import Driver, Plan
-from sandboxes.docker.driver import DockerDriver
 from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from sandboxes.spec import SandboxSpec
 
@@ -105,6 +104,21 @@ class Drivers:
         raise UnsupportedSpec("isolation", "no driver can enforce this profile here: " + "; ".join(reasons), fix)
 
 
+# Imported when it is needed: the Engine's client takes a tenth of a second, and bubblewrap has no use for it.
+
+
+def _docker() -> _Connecting:
+    from sandboxes.docker.driver import DockerDriver  # noqa: PLC0415
+
+    return DockerDriver.connect()
+
+
+def _gvisor(data: Path, server_id: str) -> _Connecting:
+    from sandboxes import gvisor  # noqa: PLC0415
+
+    return gvisor.connect(data, server_id)
+
+
 @asynccontextmanager
 async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
     """The drivers, for the length of the block; nothing of theirs is left after it.
@@ -115,8 +129,8 @@ async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
     """
     connect: dict[str, Callable[[], _Connecting]] = {
         "bubblewrap": lambda: bubblewrap.connect(data, server_id),
-        "docker": DockerDriver.connect,
-        "gvisor": lambda: gvisor.connect(data, server_id),
+        "docker": _docker,
+        "gvisor": lambda: _gvisor(data, server_id),
     }
     async with anyio.create_task_group() as tasks:
         yield Drivers(tasks, connect)

@@ -4,8 +4,10 @@ Heavy modules are imported by the command that needs them, so that ``glovebox --
 """
 
 import functools
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +25,17 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 #: Results and data go to standard output, words for the person to standard error.
 _out = Console(soft_wrap=True)
 _err = Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Import many modules without looking for garbage meanwhile: there is none, and it takes a third of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _directories(command: _Command) -> _Command:
@@ -87,7 +100,8 @@ def main() -> None:
 def serve(settings: Settings, transport: str, host: str, port: int, allowed_host: tuple[str, ...]) -> None:
     """Serve MCP clients until they leave or SIGTERM comes."""
     _require_http(transport, "host", "port", "allowed_host")
-    from server import commands  # noqa: PLC0415 - see the module's header
+    with _importing():
+        from server import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.serve(settings, _err, transport=transport, host=host, port=port, allowed_hosts=allowed_host))
 
@@ -99,7 +113,8 @@ def serve(settings: Settings, transport: str, host: str, port: int, allowed_host
 @_directories
 def call(settings: Settings, tool: str, arguments: str, as_json: bool) -> None:
     """Make one brokered call: exit 0 fine, 1 program failed, 2 bad arguments, 3 refused, 4 unavailable."""
-    from server import commands  # noqa: PLC0415 - see the module's header
+    with _importing():
+        from server import commands  # noqa: PLC0415 - see the module's header
 
     text = sys.stdin.read() if arguments == "-" else arguments
     sys.exit(commands.call(settings, _out, _err, tool=tool, arguments=text, as_json=as_json))

@@ -101,14 +101,14 @@ def _smaps(pids: Sequence[int], pattern: str) -> float:
     return total / 1024
 
 
-def processor_seconds(pids: Sequence[int]) -> float:
-    """Spent by all threads so far: the first number of /proc/PID/task/TID/schedstat is in nanoseconds."""
-    total = 0
+def processor_seconds(pids: Sequence[int]) -> dict[str, float]:
+    """Spent so far, by thread: the first number of /proc/PID/task/TID/schedstat is in nanoseconds."""
+    found: dict[str, float] = {}
     for pid in pids:
         with suppress(OSError):
             for task in Path(f"/proc/{pid}/task").iterdir():
-                total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
+                found[task.name] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
 
 
 async def settled(server: int, driver: str) -> list[Group]:
@@ -138,8 +138,10 @@ async def _looked_at(client: Client, server: int, driver: str, seconds: float) -
     pids = [pid for group in groups for pid in group]
     before, began = processor_seconds(pids), anyio.current_time()
     await anyio.sleep(seconds)
-    spent = (processor_seconds(pids) - before) / (anyio.current_time() - began)
-    return groups, spent / len(groups)
+    after, seconds = processor_seconds(pids), anyio.current_time() - began
+    # One that was taken away meanwhile has not spent less than nothing.
+    spent = sum(after[thread] - before.get(thread, 0.0) for thread in after)
+    return groups, spent / seconds / len(groups)
 
 
 async def measured(

@@ -102,8 +102,8 @@ ROWS: tuple[Row, ...] = (
         series="pandas",
         base="bare-pandas",
         most=0.03,
-        limit="nothing is imported any more; what is left is a call, as for `print-p50`, with an interpreter "
-        "of ten times the pages to fork, and the program's own work",
+        limit="nothing is imported any more; what is left is a call as for `print-p50`, and the program's own work, "
+        "7 ms of pandas",
     ),
     _timed(key="pandas-p99", what=_PANDAS, series="pandas", base="bare-pandas", statistic="p99", most=1),
     _timed(
@@ -158,8 +158,8 @@ ROWS: tuple[Row, ...] = (
         what="`search_workspace` in them, beside ripgrep or grep",
         base="host-search",
         most=1.5,
-        limit="Python opens and reads 100,000 files one by one where the host's program is compiled; there is "
-        "none in the sandboxes' root",
+        limit="Python opens and reads 100,000 files one by one, where ripgrep is compiled and has a thread for each "
+        "processor; there is no program but Python in a sandbox",
     ),
     _timed(
         key="read",
