@@ -108,13 +108,13 @@ class Drivers:
 
 
 def _docker() -> _Connecting:
-    from sandboxes.docker.driver import DockerDriver  # noqa: PLC0415
+    from sandboxes.docker.driver import DockerDriver  # noqa: PLC0415 - see above
 
     return DockerDriver.connect()
 
 
 def _gvisor(data: Path, server_id: str) -> _Connecting:
-    from sandboxes import gvisor  # noqa: PLC0415
+    from sandboxes import gvisor  # noqa: PLC0415 - see above
 
     return gvisor.connect(data, server_id)
 

@@ -46,7 +46,7 @@ class Bare:
     @property
     def told(self) -> str:
         """For the list of what was measured."""
-        return f"{self.python} {self.version}{f', packages of {self.packages}' if self.packages else ''}"
+        return f"{self.python} {self.version}{', packages of the runtime' if self.packages else ''}"
 
     def run(self, code: str, cwd: Path | None = None) -> str:
         """Run a program and return what it printed."""

@@ -32,6 +32,8 @@ QUICK_PART = 5
 """A quick run does one part in so many of each block."""
 IN_A_ROW = 200
 """Calls without a pause, each round, where they are to be sustained."""
+PAUSE_SECONDS = 0.02
+"""Between calls that are not in a row: in less than a model takes to its next word, the next sandbox is there."""
 FULL_SHELF = 16
 """Sandboxes that the pool may have ready (sandboxes/pool.py): so many calls in a row may profit from the pause before
 them, and are not counted where calls are to be sustained."""
@@ -114,7 +116,7 @@ class Bench:
 
     async def _warm(self) -> None:
         setup = self._setup("bubblewrap")
-        if {"print", "pandas"} & set(self.wanted):
+        if {"print", "paused", "pandas"} & set(self.wanted):
             await self._try("print", clients.over_stdio(setup), self._sustained)
         if "plain" in self.wanted:
             plain = self._setup("bubblewrap", preload=False)
@@ -126,6 +128,18 @@ class Bench:
 
     async def _sustained(self, client: Client) -> None:
         await self._printing(client, key="print")
+        once = partial(clients.printed, client, CODE, PRINTED, "bubblewrap")
+        note = f"{PAUSE_SECONDS * 1000:g} ms after each call"
+        self._add(
+            Way(
+                key="paused",
+                what="print(1), bubblewrap, with pauses",
+                once=once,
+                block=20,
+                rest=PAUSE_SECONDS,
+                note=note,
+            )
+        )
         if self.pandas is None:
             self.reasons["pandas"] = self.reasons["bare-pandas"]
             return
@@ -171,7 +185,7 @@ class Bench:
             return (time.perf_counter() - began) * 1000
 
         self._add(Way(key="start", what="server started, first call answered", once=start))
-        self._add(Way(key="import-mcp", what=f"{sys.executable} -c 'import mcp.server'", once=imported))
+        self._add(Way(key="import-mcp", what="the server's interpreter -c 'import mcp.server'", once=imported))
 
     async def _large(self) -> None:
         place = self.directory / "files"

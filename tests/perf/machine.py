@@ -5,7 +5,6 @@ import platform
 import re
 import shutil
 import subprocess  # noqa: TID251 - asks programs for their versions
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,7 +27,7 @@ def facts(drivers: Mapping[str, str]) -> dict[str, str]:
         "load": f"{load} when the run began",
         "kernel": f"{platform.system()} {platform.release()}",
         "server": f"glovebox {version('glovebox-mcp')}, mcp {version('mcp')}",
-        "python": f"{sys.executable} {platform.python_version()}, for server and client",
+        "python": f"{platform.python_version()}, for server and client",
         "search": _said([searches, "--version"]) if searches else _said(["grep", "--version"]),
         **drivers,
     }
