@@ -1,5 +1,6 @@
 """The process untrusted code runs in, started for real: what it holds, what it may, and how its end is told."""
 
+import atexit
 import gzip
 import json
 import os
@@ -248,11 +249,17 @@ def test_what_a_task_has_put_in_the_place_of_its_last_word_is_left_alone(tmp_pat
     assert run(fork)[0] == 8
 
 
+def program(payload: Mapping[str, Any], emit: Emit) -> int:
+    """A caller's program, in a process that has nothing of this one's to do at its end."""
+    atexit._clear()
+    return python.run(payload, emit)
+
+
 @pytest.mark.parametrize("replaced", ["os.write", "os._exit", "signal.pthread_sigmask"])
 def test_what_a_program_has_put_in_the_place_of_a_function_does_not_keep_it_from_ending(replaced: str) -> None:
     """A mock that was left behind, for instance."""
     code = f"import os, signal\n{replaced} = lambda *_: 0\nraise SystemExit(3)"
-    assert run(python.run, payload={"code": code}) == (3, b"", b"", {"value": None, "truncated": False, "error": None})
+    assert run(program, payload={"code": code}) == (3, b"", b"", {"value": None, "truncated": False, "error": None})
 
 
 def test_a_child_ends_by_itself_where_nobody_ends_it() -> None:
@@ -302,7 +309,7 @@ open("closed", "w").close()
 sys.stdout.write("partial")
 sys.stdout = io.StringIO()
 """
-    status, out, err, _ = run(python.run, payload={"code": code})
+    status, out, err, _ = run(program, payload={"code": code})
     assert (status, out, err) == (0, b"partial", b"")
     assert (tmp_path / "table.csv").read_bytes() == b"1,2\r\n"
     assert (tmp_path / "bytes").read_bytes() == b"data"
@@ -328,7 +335,7 @@ _HIDES = "def hide(self): raise ValueError\nclass E(Exception): __str__ = hide\n
 )
 def test_a_programs_end_is_its_own_whatever_it_left_behind(code: str, status: int, said: str) -> None:
     """Never status 70, which means that we failed, and never a traceback of the guest's own."""
-    found, _, err, _ = run(python.run, payload={"code": code})
+    found, _, err, _ = run(program, payload={"code": code})
     assert found == status
     assert said in err.decode()
     assert "sandboxes" not in err.decode()
