@@ -55,10 +55,12 @@ class RunResult(Result):
 
 
 def _job(arguments: Mapping[str, Any]) -> Job:
+    """Never asked: a fake broker answers before there is a sandbox."""
     raise NotImplementedError(arguments)
 
 
 def _answer(outcome: Outcome, arguments: Mapping[str, Any]) -> Answer:
+    """Never asked, as above."""
     raise NotImplementedError(outcome, arguments)
 
 

@@ -67,7 +67,9 @@ _WORK = (
     "one after another without a pause, a call costs what it makes two processors do, itself and its next sandbox: "
     "more than twice a bare interpreter's work, most of it pages copied for two forks, their ends, and the server"
 )
+_SLOWEST = f"{_WORK}; the slowest are those whose sandbox is not ready yet"
 _timed = partial(Row, part="latency")
+_p99 = partial(_timed, statistic="p99", most=1)
 _rate = partial(Row, part="load", unit="calls/s")
 _burst = partial(Row, part="burst", compare="alone")
 _broker = partial(Row, part="broker", compare="alone")
@@ -77,26 +79,10 @@ _wire = partial(Row, part="wire", compare="alone")
 
 ROWS: tuple[Row, ...] = (
     _timed(key="print-p50", what=_PRINT, series="print", base="bare", most=0.3, limit=_WORK),
-    _timed(
-        key="print-p99",
-        what=_PRINT,
-        series="print",
-        base="bare",
-        statistic="p99",
-        most=1,
-        limit=f"{_WORK}; the slowest are those whose sandbox is not ready yet",
-    ),
+    _p99(key="print-p99", what=_PRINT, series="print", base="bare", limit=_SLOWEST),
     _timed(key="paused", what="the same with a pause of 20 ms after each call", base="bare"),
     _timed(key="plain-p50", what=_PLAIN, series="plain", base="bare", most=0.3, limit=_WORK),
-    _timed(
-        key="plain-p99",
-        what=_PLAIN,
-        series="plain",
-        base="bare",
-        statistic="p99",
-        most=1,
-        limit="as for `print-p99`",
-    ),
+    _p99(key="plain-p99", what=_PLAIN, series="plain", base="bare", limit=_SLOWEST),
     _timed(
         key="pandas-p50",
         what=_PANDAS,
@@ -106,7 +92,7 @@ ROWS: tuple[Row, ...] = (
         limit="nothing is imported any more; what is left is a call as for `print-p50`, and the program's own work, "
         "7 ms of pandas",
     ),
-    _timed(key="pandas-p99", what=_PANDAS, series="pandas", base="bare-pandas", statistic="p99", most=1),
+    _p99(key="pandas-p99", what=_PANDAS, series="pandas", base="bare-pandas", limit=_SLOWEST),
     _timed(
         key="docker",
         what="`print(1)`, docker, one ready",
