@@ -107,7 +107,7 @@ class PipeStream(anyio.abc.ByteStream):
                     return descriptors[0] if descriptors else None
 
     async def send_eof(self) -> None:
-        """Asked for by ``ByteStream`` and called by nobody: the wire says when it ends. To pretend would hide a mistake."""
+        """Part of ``ByteStream``; nobody calls it, as the wire says when it ends. To pretend would hide a mistake."""
         raise NotImplementedError
 
     async def aclose(self) -> None:

@@ -7,6 +7,7 @@ fixture: a skip that is raised inside of an event loop's portal would end the po
 
 import functools
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import anyio
@@ -15,14 +16,14 @@ import pytest
 from sandboxes import drivers, runtime
 from sandboxes.docker import DockerDriver
 from server.settings import Settings
-from tests.must_run import GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
+from tests.must_run import ALL, GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
 
 
 def pytest_configure() -> None:
     """Refuse a name that nothing asks for: misspelt, it would forbid nothing."""
-    unknown = forbidden_to_skip() - NAMES
+    unknown = forbidden_to_skip() - NAMES - {ALL}
     if unknown:
-        known = ", ".join(sorted(NAMES))
+        known = ", ".join(sorted(NAMES | {ALL}))
         raise pytest.UsageError(f"GLOVEBOX_MUST_RUN names {', '.join(sorted(unknown))}; there are: {known}")
 
 
@@ -33,6 +34,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = why_unusable(name)
         if reason:
             unusable(name, reason)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, and do not skip, what a marker ``engines`` says of other engines than the one a test would get."""
+    left_out = [item for item in items for marker in item.iter_markers("engines") if _engine(item) not in marker.args]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _engine(item: pytest.Item) -> object:
+    assert isinstance(item, pytest.Function)
+    return item.callspec.params["started"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A skip is a failure where this run forbids all of them."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and ALL in forbidden_to_skip():
+        report.outcome = "failed"
+        report.longrepr = f"GLOVEBOX_MUST_RUN forbids to skip: {report.longrepr}"
+    return report
 
 
 @functools.cache

@@ -145,6 +145,8 @@ async def test_limits_are_said_to_hold_as_they_do(engine: engines.Engine) -> Non
                 driver.plan(strict)
 
 
+# Shown once for Podman; for the Engine's own words in tests/escape/test_docker_isolation.py.
+@pytest.mark.engines("podman")
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
@@ -161,8 +163,6 @@ async def test_a_weaker_container_of_podmans_is_noticed(
     engine: engines.Engine, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], difference: str
 ) -> None:
     """Control for the measurement: Podman made something weaker than planned. Its own defaults are among these."""
-    if engine.name != "podman":
-        pytest.skip("shown once for Podman; for the Engine's own words in tests/escape/test_docker_isolation.py")
     original = podman.specification
     monkeypatch.setattr(podman, "specification", lambda *asked: {**original(*asked), **change})
     async with DockerDriver.connect() as driver:
@@ -172,12 +172,11 @@ async def test_a_weaker_container_of_podmans_is_noticed(
     assert difference in {each.field for each in attestation.differences}
 
 
+@pytest.mark.engines("podman-rootless")  # no other warns
 async def test_a_limit_that_podman_leaves_out_is_refused(
     engine: engines.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked for a limit it cannot set, Podman makes the container without and warns: the call is refused."""
-    if engine.name != "podman-rootless":
-        pytest.skip("only Podman without root warns")
     original = podman.specification
     limited = {"resource_limits": {"memory": {"limit": 2**27}}}
     monkeypatch.setattr(podman, "specification", lambda *asked: {**original(*asked), **limited})

@@ -341,6 +341,24 @@ def test_a_programs_end_is_its_own_whatever_it_left_behind(code: str, status: in
     assert "sandboxes" not in err.decode()
 
 
+def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
+    """As it goes on, in less than the 10 ms of other counts; 0 for one that is not there."""
+    child = children.fork(nothing, refused)
+    try:
+        deadline = time.monotonic() + 5
+        while not (used := spending.clock(child.pid)) and time.monotonic() < deadline:
+            time.sleep(0.001)  # it has not run yet
+        assert 0 < used <= spending.clock(child.pid)
+        assert used * 100 % 1, used
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        os.close(child._order)
+        for descriptor in (child.stdout, child.stderr, child.result, child.done):
+            os.close(descriptor)
+    assert spending.clock(child.pid) == 0
+
+
 def test_a_programs_name_is_nothing_but_its_name() -> None:
     """A carriage return in it begins no new line of what the kernel says about its memory."""
     pid = os.fork()

@@ -13,6 +13,7 @@ from sandboxes import mounts
 from sandboxes import pool as pools
 from sandboxes.base import Plan
 from sandboxes.errors import SandboxUnavailable
+from sandboxes.link import Link
 from sandboxes.spec import WORKSPACE, Mount
 from tests.pools import COLD, PLAN, Fake, Sandbox, Scene, a_scene, jumping, sandbox_of
 
@@ -85,6 +86,23 @@ async def test_a_call_gets_what_became_ready_while_it_said_that_it_has_to_wait(*
         async with scene.pool.take(scene.driver, PLAN, COLD, waits=waits) as proved:
             assert sandbox_of(proved) in ready
             assert anyio.current_time() - began < 1
+
+
+@both
+@jumping
+async def test_a_watch_that_breaks_costs_no_call_its_end(*, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is listened to; should that fail, nobody waits for it to be over."""
+
+    async def breaks(_link: Link) -> None:
+        await anyio.sleep(0.5)
+        raise RuntimeError("of the test")
+
+    async with a_scene(Fake(quick=quick)) as scene:
+        monkeypatch.setattr(Link, "quiet", breaks)
+        await scene.call()
+        await scene.settle(1)
+        with anyio.fail_after(5):
+            await scene.call()
 
 
 @jumping
