@@ -105,17 +105,17 @@ class Run:
         wanted = {row.judged for row in self.rows}
         found: dict[str, Series] = {}
         seconds = idle.QUICK_CPU_SECONDS if self.quick else idle.CPU_SECONDS
-        for driver, preload in idle.LOOKED_AT:
-            keys = (idle.memory_key(driver, preload=preload), f"idle-{driver}")
-            if not wanted.intersection(keys):
+        for look in idle.LOOKS:
+            if not wanted.intersection(look.keys):
                 continue
-            if driver not in self.usable:
-                self.reasons |= dict.fromkeys(keys, f"{driver} cannot be used here: `glovebox doctor` says why")
+            if look.driver not in self.usable:
+                reason = f"{look.driver} cannot be used here: `glovebox doctor` says why"
+                self.reasons |= dict.fromkeys(look.keys, reason)
                 continue
             try:
-                found |= await idle.measured(self.directory, driver, preload=preload, seconds=seconds, tick=self.tick)
+                found |= await idle.measured(self.directory, look, seconds, self.tick)
             except Exception as problem:  # noqa: BLE001 - the other drivers are still worth having
-                self.reasons |= dict.fromkeys(keys, told(problem))
+                self.reasons |= dict.fromkeys(look.keys, told(problem))
         return found
 
     async def _wire(self) -> dict[str, Series]:

@@ -39,8 +39,8 @@ class Setup:
     directory: Path
     workspace: Path
     driver: str = "bubblewrap"
-    preload: bool = True
-    """Whether ``run_python`` preloads what the shipped profile does, or nothing."""
+    preload: tuple[str, ...] | None = None
+    """Modules that ``run_python`` preloads; None for those of the shipped profile."""
     cold: bool = False
     """Whether its profiles say that every sandbox is started for its call."""
     spans: Path | None = None
@@ -70,8 +70,9 @@ class Setup:
 def adapted(profile: str, setup: Setup) -> str:
     """A shipped profile for one driver alone, and for what else the setup asks."""
     profile = re.sub(r"(?m)^isolation = [^#\n]*", f'isolation = ["{setup.driver}"] ', profile)
-    if setup.cold or not setup.preload:
-        profile = re.sub(r"(?m)^preload = .*$", "preload = []", profile)
+    preload = () if setup.cold else setup.preload
+    if preload is not None:
+        profile = re.sub(r"(?m)^preload = .*$", f"preload = {json.dumps(preload)}", profile)
     if setup.cold:
         profile = re.sub(r'(?m)^start = "warm"', 'start = "cold"', profile)
     return profile

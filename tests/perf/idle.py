@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -26,8 +27,35 @@ CPU_SECONDS = 20.0
 QUICK_CPU_SECONDS = 4.0
 """Over which processor time is counted; the kernel counts it in nanoseconds."""
 
-#: Driver, and whether modules are preloaded.
-LOOKED_AT = (("bubblewrap", False), ("bubblewrap", True), ("docker", False), ("docker", True), ("gvisor", False))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Sandboxes that are looked at, and the rows they are for."""
+
+    memory: str
+    """Key of their memory."""
+    driver: str
+    preload: tuple[str, ...] | None
+    """Modules; None for those of the shipped profile."""
+    processor: str | None = None
+    """Key of the processor time, where it is counted."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all its rows."""
+        return (self.memory, self.processor) if self.processor else (self.memory,)
+
+
+_PANDAS = ("pandas",)
+LOOKS = (
+    Look(memory="memory-bare", driver="bubblewrap", preload=()),
+    Look(memory="memory-pandas", driver="bubblewrap", preload=_PANDAS),
+    Look(memory="memory-shipped", driver="bubblewrap", preload=None, processor="idle-bubblewrap"),
+    Look(memory="memory-docker", driver="docker", preload=(), processor="idle-docker"),
+    Look(memory="memory-docker-pandas", driver="docker", preload=_PANDAS),
+    Look(memory="memory-docker-shipped", driver="docker", preload=None),
+    Look(memory="memory-gvisor", driver="gvisor", preload=(), processor="idle-gvisor"),
+)
 
 Group = tuple[int, ...]
 """The processes of one sandbox."""
@@ -129,53 +157,54 @@ async def settled(server: int, driver: str) -> list[Group]:
     return sorted(before)
 
 
-async def _looked_at(client: Client, server: int, driver: str, seconds: float) -> tuple[list[Group], float]:
-    """The sandboxes that wait after some calls, and processor seconds that each spent in each second."""
+async def _waiting_after_calls(client: Client, server: int, driver: str) -> list[Group]:
     async with anyio.create_task_group() as tasks:
         for _ in range(AT_ONCE):
             tasks.start_soon(clients.answered, client, "run_python", {"code": CODE}, driver)
-    groups = await settled(server, driver)
+    return await settled(server, driver)
+
+
+async def _share(groups: Sequence[Group], seconds: float) -> float:
+    """Processor seconds that each of them spends in a second."""
     pids = [pid for group in groups for pid in group]
     before, began = processor_seconds(pids), anyio.current_time()
     await anyio.sleep(seconds)
     after, seconds = processor_seconds(pids), anyio.current_time() - began
     # One that was taken away meanwhile has not spent less than nothing.
     spent = sum(after[thread] - before.get(thread, 0.0) for thread in after)
-    return groups, spent / seconds / len(groups)
+    return spent / seconds / len(groups)
 
 
-async def measured(
-    directory: Path, driver: str, *, preload: bool, seconds: float, tick: Callable[[str], None]
-) -> dict[str, Series]:
-    """One driver, with the shipped profile's modules preloaded or without any."""
-    name = f"idle-{driver}{'-pandas' if preload else ''}"
-    tick(name)
-    setup = Setup(directory=directory / name, workspace=directory / "workspace", driver=driver, preload=preload)
+async def measured(directory: Path, look: Look, seconds: float, tick: Callable[[str], None]) -> dict[str, Series]:
+    """The rows of one look."""
+    tick(look.memory)
+    setup = Setup(
+        directory=directory / f"idle-{look.memory}",
+        workspace=directory / "workspace",
+        driver=look.driver,
+        preload=look.preload,
+    )
     async with clients.over_stdio(setup) as client:
         server = _server(setup)
-        groups, share = await _looked_at(client, server, driver, seconds)
+        groups = await _waiting_after_calls(client, server, look.driver)
+        share = await _share(groups, seconds) if look.processor else 0.0
         memory = tuple(pss_mib(group) for group in groups)
         own = sum(own_mib(group) for group in groups) / len(groups)
         everything = {pid for group in groups for pid in group} | set(clients.family(server))
         rest = pss_mib(sorted(everything - {pid for group in groups for pid in group}))
-    key = memory_key(driver, preload=preload)
     note = (
         f"PSS of one of {len(groups)} that wait; nobody else has {own:.1f} MiB of it; what they are made from and held "
         f"by takes {rest:.1f} MiB once"
     )
-    found = {key: Series(key=key, what="PSS", unit="MiB", rounds=(memory,), note=note)}
-    if not preload or driver == "bubblewrap":
-        what = f"idle-{driver}"
-        told = f"{len(groups)} that wait, over {seconds:g} s{', pandas preloaded' if preload else ''}"
-        found[what] = one(what, "processor time of one", "% of a core", share * 100, told)
+    found = {look.memory: Series(key=look.memory, what="PSS", unit="MiB", rounds=(memory,), note=note)}
+    if look.processor:
+        told = f"{len(groups)} that wait, over {seconds:g} s, {_preloaded(look.preload)} preloaded"
+        found[look.processor] = one(look.processor, "processor time of one", "% of a core", share * 100, told)
     return found
 
 
-def memory_key(driver: str, *, preload: bool) -> str:
-    """What the memory of one is called."""
-    if driver == "bubblewrap":
-        return "memory-pandas" if preload else "memory-bare"
-    return f"memory-{driver}{'-pandas' if preload else ''}"
+def _preloaded(modules: tuple[str, ...] | None) -> str:
+    return "the shipped profile's modules" if modules is None else ", ".join(modules) or "nothing"
 
 
 def _server(setup: Setup) -> int:

@@ -119,7 +119,7 @@ class Bench:
         if {"print", "paused", "pandas"} & set(self.wanted):
             await self._try("print", clients.over_stdio(setup), self._sustained)
         if "plain" in self.wanted:
-            plain = self._setup("bubblewrap", preload=False)
+            plain = self._setup("bubblewrap", plain=True)
             await self._try("plain", clients.over_stdio(plain), partial(self._printing, key="plain"))
         for driver, rest in clients.RESTS.items():
             if driver in self.wanted and self._can(driver, driver):
@@ -211,11 +211,12 @@ class Bench:
         self._add(Way(key=key, what=f"print(1), {key}", once=peer.once, every=4, rest=0.5, note="every fourth round"))
 
     def _setup(
-        self, driver: str, *, cold: bool = False, preload: bool = True, name: str = "", place: Path | None = None
+        self, driver: str, *, cold: bool = False, plain: bool = False, name: str = "", place: Path | None = None
     ) -> Setup:
-        start = "cold" if cold else "warm" if preload else "plain"
+        start = "cold" if cold else "plain" if plain else "warm"
         directory = self.directory / (name or f"{start}-{driver}")
         place = place or self.workspace
+        preload = () if plain else None
         return Setup(directory=directory, workspace=place, driver=driver, cold=cold, preload=preload)
 
     def _can(self, key: str, driver: str) -> bool:

@@ -92,7 +92,8 @@ async def throughput(
     for key, interpreter, code, printed in programs:
         if key not in wanted:
             continue
-        setup = Setup(directory=directory / key, workspace=workspace, preload=key != "throughput-plain")
+        preload = () if key == "throughput-plain" else None
+        setup = Setup(directory=directory / key, workspace=workspace, preload=preload)
         async with clients.over_http(setup) as listening:
             tick(f"{key}: bare, then {seconds:g} s of calls, then bare")
             note = f"{CALLERS} callers, {seconds:g} s"

@@ -190,6 +190,7 @@ ROWS: tuple[Row, ...] = (
     _broker(key="disk", what="a record's length written and flushed, with nothing else, on the same disk, p50"),
     _memory(key="memory-bare", what="a ready sandbox, bubblewrap, nothing preloaded: memory", most=6),
     _memory(key="memory-pandas", what="a ready sandbox, bubblewrap, with pandas: memory", most=25),
+    _memory(key="memory-shipped", what="a ready sandbox, bubblewrap, with the shipped profile's modules: memory"),
     _memory(key="memory-docker", what="a ready sandbox, docker, nothing preloaded: memory", most=12),
     _memory(
         key="memory-docker-pandas",
@@ -197,6 +198,7 @@ ROWS: tuple[Row, ...] = (
         most=50,
         limit="each container imports pandas itself: what is not a file is shared with nobody",
     ),
+    _memory(key="memory-docker-shipped", what="a ready sandbox, docker, with the shipped profile's modules: memory"),
     _memory(key="memory-gvisor", what="a ready sandbox, gvisor, nothing preloaded: memory"),
     _idle(key="idle-bubblewrap", what="a ready sandbox, bubblewrap: processor time", most=0.05),
     _idle(key="idle-docker", what="a ready sandbox, docker: processor time", most=0.05),

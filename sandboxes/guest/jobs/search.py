@@ -29,6 +29,7 @@ _LEAD = 80
 """Characters shown before a match that stands far to the right."""
 _OVERHEAD = 60
 """Bytes of JSON a match takes beside its texts."""
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FIRST_READ = 16 * 1024
 """Most source files are smaller: one read(2) each, and no fstat(2)."""
 # Whether text was searched as a whole or line by line can only make a difference to what looks around, or does not
@@ -175,7 +176,7 @@ def _needle(pattern: str, *, literal: bool, fold: bool) -> bytes:
 
 def _content(path: str) -> bytes | None:
     """Return a file's bytes, None for more than MAX_FILE; never waits."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = os.open(path, _FLAGS)
     try:
         data = os.read(descriptor, _FIRST_READ)
         if len(data) < _FIRST_READ:

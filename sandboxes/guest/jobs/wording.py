@@ -30,7 +30,7 @@ def cost(text: str) -> int:
 
 def is_binary(head: bytes) -> bool:
     """Whether a file that begins like this is not text in any encoding this module reads."""
-    return b"\0" in head[:_SNIFFED] and not head.startswith(UTF16_MARKS)
+    return head.find(b"\0", 0, _SNIFFED) >= 0 and not head.startswith(UTF16_MARKS)
 
 
 def lenient(data: bytes) -> str | None:
