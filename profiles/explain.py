@@ -145,7 +145,7 @@ def _runs(profile: Profile) -> tuple[str, ...]:
     return (
         alone,
         "It stands ready before the call comes. With bubblewrap, those of one tool share memory layout and hash seed.",
-        f"Imported before the call comes: {words.listed(profile.python.preload)}.",
+        f"Imported before the call comes, where the program may want it: {words.listed(profile.python.preload)}.",
     )
 
 

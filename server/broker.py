@@ -45,6 +45,7 @@ from server.calls import CallResult, Decision, Listener, ToolCall
 from server.collecting import Collector
 from server.egress.gate import EgressGate
 from server.errors import AuditUnavailable, Refused
+from server.imports import may_want
 from server.inputs import open_inputs
 from server.network import gate_for, serve_with
 from server.policy import decide
@@ -128,7 +129,9 @@ class Broker:
             if profile.python.preload:
                 with suppress(UnsupportedSpec):  # its calls will hear of it
                     spec = to_spec(profile, workspace=self.workspace)
-                    self.pool.prepare(*await self.drivers.choose(profile.isolation, spec))
+                    # Without them first: that takes a moment, and most programs want none.
+                    for each in (replace(spec, preload=()), spec):
+                        self.pool.prepare(*await self.drivers.choose(profile.isolation, each))
 
     async def _run(
         self,
@@ -142,6 +145,8 @@ class Broker:
         listener: Listener,
     ) -> CallResult:
         spec = to_spec(profile, workspace=self.workspace)
+        if spec.preload and not may_want(str(call.arguments.get("code", "")), spec.preload):
+            spec = replace(spec, preload=())
         chosen = self.drivers.chosen(profile.isolation, spec)
         if chosen is None:
             await log.release()

@@ -92,6 +92,21 @@ async def test_a_call_gets_one_that_stood_ready(settings: Settings) -> None:
     assert zygotes.running(os.getpid()) == []
 
 
+async def test_modules_are_imported_ahead_for_programs_that_may_want_them_alone(settings: Settings) -> None:
+    """A program that does not name one is in a sandbox without it, and can import it all the same."""
+    file = settings.profiles_dir / "run_python.toml"
+    file.write_text(file.read_text() + 'preload = ["colorsys"]\n')
+    there = "import sys\nprint('color' + 'sys' in sys.modules)"
+    async with warm(settings) as app:
+        await app.broker.prepare()
+        shelves = app.broker.pool._shelves.values()
+        await until(lambda: [len(each.waiting) > 0 for each in shelves] == [True, True])
+        assert len(zygotes.running(os.getpid())) == 2
+        assert await printed(app, there) == "False\n"
+        assert await printed(app, f"{there}  # colorsys") == "True\n"
+        assert await printed(app, "print(__import__('color' + 'sys').rgb_to_hsv(0, 0, 0))") == "(0.0, 0.0, 0)\n"
+
+
 @pytest.mark.parametrize("limits", ["groups", "rlimits"])
 async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
     settings: Settings, limits: str, monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,11 @@ class Look:
     """Key of the processor time, where it is counted."""
 
     @property
+    def code(self) -> str:
+        """A program that gets such a sandbox."""
+        return CODE if self.preload == () else f"import pandas\n{CODE}"
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Of all its rows."""
         return (self.memory, self.processor) if self.processor else (self.memory,)
@@ -157,11 +162,16 @@ async def settled(server: int, driver: str) -> list[Group]:
     return sorted(before)
 
 
-async def _waiting_after_calls(client: Client, server: int, driver: str) -> list[Group]:
+async def _waiting_after_calls(client: Client, server: int, look: Look) -> list[Group]:
     async with anyio.create_task_group() as tasks:
         for _ in range(AT_ONCE):
-            tasks.start_soon(clients.answered, client, "run_python", {"code": CODE}, driver)
-    return await settled(server, driver)
+            tasks.start_soon(clients.answered, client, "run_python", {"code": look.code}, look.driver)
+    # Beside those with modules there is one without, for a program that wants none.
+    return [each for each in await settled(server, look.driver) if _has_pandas(each) == (look.preload != ())]
+
+
+def _has_pandas(group: Group) -> bool:
+    return any("/pandas/" in Path(f"/proc/{pid}/maps").read_text() for pid in group)
 
 
 async def _share(groups: Sequence[Group], seconds: float) -> float:
@@ -186,7 +196,7 @@ async def measured(directory: Path, look: Look, seconds: float, tick: Callable[[
     )
     async with clients.over_stdio(setup) as client:
         server = _server(setup)
-        groups = await _waiting_after_calls(client, server, look.driver)
+        groups = await _waiting_after_calls(client, server, look)
         share = await _share(groups, seconds) if look.processor else 0.0
         memory = tuple(pss_mib(group) for group in groups)
         own = sum(own_mib(group) for group in groups) / len(groups)

@@ -118,17 +118,14 @@ class Bench:
         setup = self._setup("bubblewrap")
         if {"print", "paused", "pandas"} & set(self.wanted):
             await self._try("print", clients.over_stdio(setup), self._sustained)
-        if "plain" in self.wanted:
-            plain = self._setup("bubblewrap", plain=True)
-            await self._try("plain", clients.over_stdio(plain), partial(self._printing, key="plain"))
         for driver, rest in clients.RESTS.items():
             if driver in self.wanted and self._can(driver, driver):
                 made = partial(self._called, key=driver, driver=driver, block=2, rest=rest)
                 await self._try(driver, clients.over_stdio(self._setup(driver)), made)
 
     async def _sustained(self, client: Client) -> None:
-        await self._printing(client, key="print")
         once = partial(clients.printed, client, CODE, PRINTED, "bubblewrap")
+        self._in_a_row("print", "print(1), bubblewrap", once)
         note = f"{PAUSE_SECONDS * 1000:g} ms after each call"
         self._add(
             Way(
@@ -146,11 +143,6 @@ class Bench:
         expected = self.pandas.run(PANDAS_CODE, self.workspace)
         once = partial(clients.printed, client, PANDAS_CODE, expected, "bubblewrap")
         self._in_a_row("pandas", "pandas, bubblewrap", once)
-
-    async def _printing(self, client: Client, *, key: str) -> None:
-        preloaded = "nothing preloaded" if key == "plain" else "the shipped profile"
-        once = partial(clients.printed, client, CODE, PRINTED, "bubblewrap")
-        self._in_a_row(key, f"print(1), bubblewrap, {preloaded}", once)
 
     def _in_a_row(self, key: str, what: str, once: Once) -> None:
         note = f"{IN_A_ROW} in a row each round; the first {FULL_SHELF}, which a full pool had ready, do not count"
@@ -210,14 +202,9 @@ class Bench:
         self.versions[f"peer {key}"] = peer.version
         self._add(Way(key=key, what=f"print(1), {key}", once=peer.once, every=4, rest=0.5, note="every fourth round"))
 
-    def _setup(
-        self, driver: str, *, cold: bool = False, plain: bool = False, name: str = "", place: Path | None = None
-    ) -> Setup:
-        start = "cold" if cold else "plain" if plain else "warm"
-        directory = self.directory / (name or f"{start}-{driver}")
-        place = place or self.workspace
-        preload = () if plain else None
-        return Setup(directory=directory, workspace=place, driver=driver, cold=cold, preload=preload)
+    def _setup(self, driver: str, *, cold: bool = False, name: str = "", place: Path | None = None) -> Setup:
+        directory = self.directory / (name or f"{'cold' if cold else 'warm'}-{driver}")
+        return Setup(directory=directory, workspace=place or self.workspace, driver=driver, cold=cold)
 
     def _can(self, key: str, driver: str) -> bool:
         if driver not in self.usable:

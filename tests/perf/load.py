@@ -88,12 +88,10 @@ async def throughput(
     programs: list[tuple[str, Bare, str, str]] = [("throughput", bare, CODE, PRINTED)]
     if pandas is not None:
         programs.append(("throughput-pandas", pandas, PANDAS_CODE, pandas.run(PANDAS_CODE, workspace)))
-    programs.append(("throughput-plain", bare, CODE, PRINTED))
     for key, interpreter, code, printed in programs:
         if key not in wanted:
             continue
-        preload = () if key == "throughput-plain" else None
-        setup = Setup(directory=directory / key, workspace=workspace, preload=preload)
+        setup = Setup(directory=directory / key, workspace=workspace)
         async with clients.over_http(setup) as listening:
             tick(f"{key}: bare, then {seconds:g} s of calls, then bare")
             note = f"{CALLERS} callers, {seconds:g} s"

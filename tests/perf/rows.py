@@ -58,7 +58,6 @@ class Row:
 
 
 _PRINT = "`print(1)`, whole MCP call over stdio, bubblewrap, one after another"
-_PLAIN = "`print(1)`, bubblewrap, one after another, nothing preloaded"
 _PANDAS = "read a CSV, group, print with pandas; whole MCP call over stdio, bubblewrap, one after another"
 _START = "from starting the server to its first answered call over stdio, beyond `import mcp.server`"
 _LOAD = "`print(1)`, 16 callers without a pause, whole MCP calls over HTTP, bubblewrap"
@@ -81,8 +80,6 @@ ROWS: tuple[Row, ...] = (
     _timed(key="print-p50", what=_PRINT, series="print", base="bare", most=0.3, limit=_WORK),
     _p99(key="print-p99", what=_PRINT, series="print", base="bare", limit=_SLOWEST),
     _timed(key="paused", what="the same with a pause of 20 ms after each call", base="bare"),
-    _timed(key="plain-p50", what=_PLAIN, series="plain", base="bare", most=0.3, limit=_WORK),
-    _p99(key="plain-p99", what=_PLAIN, series="plain", base="bare", limit=_SLOWEST),
     _timed(
         key="pandas-p50",
         what=_PANDAS,
@@ -160,13 +157,6 @@ ROWS: tuple[Row, ...] = (
     _timed(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`", base="bare"),
     _timed(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`", base="bare"),
     _rate(key="throughput", what=_LOAD, base="bare-throughput", least=1, limit=_WORK),
-    _rate(
-        key="throughput-plain",
-        what="the same with nothing preloaded",
-        base="bare-throughput-plain",
-        least=1,
-        limit=_WORK,
-    ),
     _rate(
         key="throughput-pandas",
         what="the same with the program with pandas",

@@ -1,0 +1,66 @@
+"""Which programs get a sandbox with the preloaded modules: a guess that is wrong on one side only."""
+
+import time
+
+import pytest
+
+from server.imports import MAX_GLANCED, may_want
+
+PRELOAD = ("numpy", "matplotlib.pyplot")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "",
+        "print(1)",
+        "import os",
+        "import os, json as j, sys",
+        "import os.path; import sys  # and no more",
+        "from collections import Counter",
+        "from collections import (\n    Counter,\n)",
+        "from __future__ import annotations\nimport csv",
+        "def f():\n\timport heapq\n\tyield from f()",
+        "important = from_here = 1",
+    ],
+)
+def test_a_program_of_the_standard_library_alone_does_without(code: str) -> None:
+    """However it imports it."""
+    assert not may_want(code, PRELOAD)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy",
+        "import numpy as np",
+        "import os, numpy",
+        "from numpy.linalg import norm",
+        "import matplotlib",
+        "__import__('numpy')",
+        "import importlib\nimportlib.import_module('matplotlib.cm')",
+        "import seaborn",  # what it imports in turn is not known
+        "import os, seaborn",
+        "import os; import seaborn",
+        "from seaborn.utils import x",
+        "from . import helper",
+        "from .helper import x",
+        "try:\n    import seaborn\nexcept ImportError: pass",
+        "import os, \\\n    seaborn",
+        "x = 1  # numpy would be nice",
+        f"{'#' * MAX_GLANCED}\n",
+    ],
+)
+def test_whatever_may_want_them_gets_them(code: str) -> None:
+    """Named anywhere, imported by what is imported, or not looked at."""
+    assert may_want(code, PRELOAD)
+
+
+@pytest.mark.parametrize(
+    "piece", ["from ", "import ", "from a ", "import a,", "from\t\n", "import", "from a\nimport", " "]
+)
+def test_a_glance_is_short_whatever_it_looks_at(piece: str) -> None:
+    """In proportion to the text: the longest takes far less than the second that this allows."""
+    began = time.monotonic()
+    may_want((piece * MAX_GLANCED)[:MAX_GLANCED], PRELOAD)
+    assert time.monotonic() - began < 1
