@@ -6,6 +6,7 @@ A field differs if any measurement of it differs from the plan. What could not b
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from sandboxes.base import Driver, Plan
@@ -60,13 +61,13 @@ class Field:
         return {**row, "verdict": self.verdict}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Attestation:
     """The isolation of one sandbox, measured."""
 
     fields: tuple[Field, ...]
 
-    @property
+    @cached_property
     def differences(self) -> tuple[Difference, ...]:
         """Every field that is not as planned; empty means the isolation is what was planned."""
         return tuple(each.difference() for each in self.fields if each.verdict == "differs")
