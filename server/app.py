@@ -88,13 +88,16 @@ def load_profiles(settings: Settings) -> ProfileSet:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, transport: str, tools_digest: str | None = None) -> AsyncIterator[App]:
+async def opened(
+    settings: Settings, transport: str, tools_digest: str | None = None, *, ahead: bool = True
+) -> AsyncIterator[App]:
     """A server's parts, for the length of the block.
 
     Args:
         settings: where things are.
         transport: for the record: ``stdio``, ``http`` or ``cli``.
         tools_digest: for the record: of the list of tools that is shown to clients.
+        ahead: whether sandboxes are prepared ahead, where profiles want it.
 
     Raises:
         ProfileError: a profile is wrong; nothing was started.
@@ -151,6 +154,7 @@ async def opened(settings: Settings, transport: str, tools_digest: str | None = 
             receipts=Office(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
             workspace=settings.workspace.resolve(),
+            ahead=ahead,
         )
         app = App(
             settings=settings,

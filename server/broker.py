@@ -69,6 +69,8 @@ class Broker:
     receipts: Office
     artifacts: ArtifactStore
     workspace: Path | None
+    ahead: bool = True
+    """Whether sandboxes are prepared ahead of calls. Not worth it for one call alone."""
 
     async def call(self, call: ToolCall, listener: Listener) -> CallResult:
         """Run one call from decision to result; cancelling it kills the sandbox.
@@ -186,12 +188,12 @@ class Broker:
         self, profile: Profile, driver: Driver, plan: Plan, cold: Plan, log: Ledger
     ) -> AsyncIterator[Proved]:
         """One that stood ready where the profile wants it; else the decision is on disk before one is started."""
-        if profile.python.start == "warm":
+        if self.ahead and profile.python.start == "warm":
             async with self.pool.take(driver, plan, cold, waits=log.release) as proved:
                 yield proved
         else:
             await log.release()
-            async with self.pool.start(driver, plan) as proved:
+            async with self.pool.start(driver, cold) as proved:
                 yield proved
 
 

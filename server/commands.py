@@ -53,7 +53,8 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
     """Make one call; see ``glovebox call``."""
 
     async def make() -> int:
-        async with apps.opened(settings, "cli") as app:
+        # What would stand ready after one call is of no use to anybody, and its end would be waited for.
+        async with apps.opened(settings, "cli", ahead=False) as app:
             wanted = app.tools.get(tool)
             if wanted is None:
                 raise InvalidArguments(tool, (f"unknown tool; there are {', '.join(sorted(app.tools))}",))
