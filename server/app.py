@@ -17,6 +17,7 @@ from sandboxes import drivers
 from sandboxes import pool as pools
 from sandboxes.owner import new_owner
 from server import preloads
+from server.ahead import prepare
 from server.arguments import validated
 from server.artifacts.store import ArtifactStore
 from server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
@@ -167,7 +168,7 @@ async def opened(
         )
         try:
             if transport != "cli":
-                tasks.start_soon(broker.prepare)
+                tasks.start_soon(prepare, profiles, available, pool, broker.workspace)
             yield app
         finally:
             tasks.cancel_scope.cancel()

@@ -6,7 +6,7 @@ Every step that has an effect is in the audit log, on disk, before the effect.
 import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from sandboxes.measure import told
 from sandboxes.outcome import Outcome
 from sandboxes.pool import Pool
 from sandboxes.run import Proved
+from server.ahead import without
 from server.answers import answered, refused
 from server.artifacts.record import ArtifactsUnavailable
 from server.artifacts.store import ArtifactStore
@@ -125,16 +126,6 @@ class Broker:
             await _last_word(log, event)
             raise
 
-    async def prepare(self) -> None:
-        """Have sandboxes ready for profiles that preload modules, before their first call."""
-        for profile in self.profiles.values():
-            if profile.python.preload:
-                with suppress(UnsupportedSpec):  # its calls will hear of it
-                    spec = to_spec(profile, workspace=self.workspace)
-                    # Without them first: that takes a moment, and most programs want none.
-                    for each in (replace(spec, preload=()), spec):
-                        self.pool.prepare(*await self.drivers.choose(profile.isolation, each))
-
     async def _run(
         self,
         call: ToolCall,
@@ -148,7 +139,7 @@ class Broker:
     ) -> CallResult:
         spec = to_spec(profile, workspace=self.workspace)
         if spec.preload and not may_want(str(call.arguments.get("code", "")), spec.preload):
-            spec = replace(spec, preload=())
+            spec = without(spec)
         chosen = self.drivers.chosen(profile.isolation, spec)
         if chosen is None:
             await log.release()
@@ -157,7 +148,7 @@ class Broker:
         cold = plan
         if spec.preload:
             # A sandbox made for a call that waits does not import what the program may not need.
-            _, cold = await self.drivers.choose((driver.name,), replace(spec, preload=()))
+            _, cold = await self.drivers.choose((driver.name,), without(spec))
         listener.progress(f"Starting a {driver.name} sandbox")
         async with (
             self.artifacts.collect(call, spec.limits) as collection,

@@ -1,0 +1,45 @@
+"""What is prepared before the first call: the shipped profiles, a pool that only listens."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from profiles.loader import SHIPPED, load
+from sandboxes.errors import UnsupportedSpec
+from sandboxes.spec import SandboxSpec
+from server import ahead
+from server.app import check_example
+
+
+class Host:
+    """Drivers and pool in one: one driver, whose plans are their specs."""
+
+    def __init__(self, *, usable: bool) -> None:
+        self.usable = usable
+        self.prepared: list[SandboxSpec] = []
+
+    async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple[str, SandboxSpec]:
+        """The driver."""
+        if not self.usable:
+            raise UnsupportedSpec("isolation", "none of this test's", "")
+        return "driver", spec
+
+    def prepare(self, _driver: str, plan: SandboxSpec) -> None:
+        """Remember it."""
+        self.prepared.append(plan)
+
+
+@pytest.mark.parametrize("usable", [True, False])
+async def test_those_without_modules_come_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, usable: bool
+) -> None:
+    """Of the profiles that preload, each of both kinds. Where a profile cannot be enforced, its calls hear of it."""
+    monkeypatch.setattr(ahead, "IMPORTS_AFTER_SECONDS", 0)
+    host = Host(usable=usable)
+    profiles = load([SHIPPED], check_example=check_example)
+    await ahead.prepare(profiles, cast("Any", host), cast("Any", host), tmp_path)
+    modules = profiles.get("run_python")
+    assert modules is not None
+    assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])
+    assert len({ahead.without(each) for each in host.prepared}) == usable
