@@ -142,10 +142,12 @@ def _runs(profile: Profile) -> tuple[str, ...]:
     alone = f"In a sandbox made for this call alone, by {first}{fallback}; otherwise it is refused."
     if profile.python.start == "cold":
         return (alone, "Its interpreter is started when the call comes.")
+    preload = profile.python.preload
+    imported = f"{words.listed(preload)}{', for a program that may want them' if preload else ''}"
     return (
         alone,
         "It stands ready before the call comes. With bubblewrap, those of one tool share memory layout and hash seed.",
-        f"Imported before the call comes, where the program may want it: {words.listed(profile.python.preload)}.",
+        f"Imported before the call comes: {imported}.",
     )
 
 

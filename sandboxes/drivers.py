@@ -66,7 +66,7 @@ class Drivers:
                 await anyio.sleep_forever()
 
     def _plan(self, driver: Driver, spec: SandboxSpec) -> Plan:
-        """A plan is pure, so one of a spec is as good as the next: there are as many as profiles."""
+        """A plan is pure, so one of a spec is as good as the next: there are two for each profile at most."""
         key = (driver.name, spec)
         if key not in self._plans:
             self._plans[key] = driver.plan(spec)

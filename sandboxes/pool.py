@@ -1,7 +1,8 @@
 """Sandboxes prepared ahead of their calls: each is proved while it waits, used once, and gone after it.
 
-One shelf for each plan that is in use. How many wait on it follows demand, below a ceiling that follows the host's
-memory; what cannot be prepared is started for its call as if there were no pool. Nothing of the server here.
+One shelf for each plan that is in use; those that differ in what is preloaded alone are kept and cleared together.
+How many wait on one follows demand, below a ceiling that follows the host's memory; what cannot be prepared is started
+for its call as if there were no pool. Nothing of the server here.
 """
 
 import os
@@ -138,6 +139,7 @@ class _Shelf:
         self.busy = 0
         self.peak = 0
         self.used = anyio.current_time()
+        self.serves = replace(plan.spec, preload=())
         self.source: Source | None = None
         self.places: tuple[object, ...] = ()
         """What the plan's mounts led to when the source was started: a zygote's forks have what it has mounted."""
@@ -303,10 +305,15 @@ class Pool:
         shelf = self._shelves.get(key)
         if shelf is None or shelf.driver is not driver:
             shelf = self._shelves[key] = _Shelf(driver, plan, self.mounted, self._calls)
-        if not shelf.tended and anyio.current_time() >= shelf.not_before:
-            shelf.tended = True
-            self._tasks.start_soon(self._tend, shelf)
+        for each in self._kin(shelf):
+            if not each.tended and anyio.current_time() >= each.not_before:
+                each.tended = True
+                self._tasks.start_soon(self._tend, each)
         return shelf
+
+    def _kin(self, shelf: _Shelf) -> list[_Shelf]:
+        """The shelves that are in use as long as this one is: the same but for what is preloaded; itself among them."""
+        return [each for each in self._shelves.values() if each.driver is shelf.driver and each.serves == shelf.serves]
 
     async def _tend(self, shelf: _Shelf) -> None:
         """Keep a shelf filled until nobody takes from it any more, or until its source fails."""
@@ -350,7 +357,7 @@ class Pool:
         problems: list[SandboxUnavailable] = []
         began = looked = anyio.current_time()
         shelf.most = _most(source)
-        while not problems and not shelf.outdated and not _over(shelf, began):
+        while not problems and not shelf.outdated and not self._over(shelf, began):
             shelf.changed = anyio.Event()
             for _ in range(shelf.room):
                 shelf.preparing += 1
@@ -361,6 +368,10 @@ class Pool:
             looked = anyio.current_time()
             await self._look(shelf, source)
         return problems[0] if problems else None
+
+    def _over(self, shelf: _Shelf, began: float) -> bool:
+        now, used = anyio.current_time(), max(each.used for each in (shelf, *self._kin(shelf)))
+        return now - used >= IDLE_SECONDS or now - began >= RENEW_SECONDS
 
     async def _look(self, shelf: _Shelf, source: Source) -> None:
         """Follow demand and memory."""
@@ -462,11 +473,6 @@ def _reason(problem: Exception) -> SandboxUnavailable:
     _log.error("preparing sandboxes failed", exc_info=problem)
     reason = f"nobody foresaw this ({type(problem).__name__})"
     return SandboxUnavailable("Preparing a sandbox", reason, "See the server's log, and report it.")
-
-
-def _over(shelf: _Shelf, began: float) -> bool:
-    now = anyio.current_time()
-    return now - shelf.used >= IDLE_SECONDS or now - began >= RENEW_SECONDS
 
 
 def _places(plan: Plan, watch: mounts.Watch) -> tuple[object, ...]:

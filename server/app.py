@@ -167,7 +167,7 @@ async def opened(
             ended=ended,
         )
         try:
-            if transport != "cli":
+            if ahead:
                 tasks.start_soon(prepare, profiles, available, pool, broker.workspace)
             yield app
         finally:

@@ -138,7 +138,8 @@ class Broker:
         listener: Listener,
     ) -> CallResult:
         spec = to_spec(profile, workspace=self.workspace)
-        if spec.preload and not may_want(str(call.arguments.get("code", "")), spec.preload):
+        code = call.arguments.get("code")
+        if spec.preload and isinstance(code, str) and not may_want(code, spec.preload):
             spec = without(spec)
         chosen = self.drivers.chosen(profile.isolation, spec)
         if chosen is None:

@@ -146,7 +146,7 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
 
     async def make() -> int:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli")
-        async with apps.opened(settings, "cli") as app, app.artifacts.open(uri, principal) as reader:
+        async with apps.opened(settings, "cli", ahead=False) as app, app.artifacts.open(uri, principal) as reader:
             await save(reader.chunks(), output)
         return OK
 

@@ -18,7 +18,6 @@ import pytest
 
 from sandboxes import cgroup
 from sandboxes.errors import SandboxUnavailable
-from server import ahead
 from server import app as apps
 from server.app import App
 from server.arguments import validated
@@ -99,8 +98,6 @@ async def test_modules_are_imported_ahead_for_programs_that_may_want_them_alone(
     file.write_text(file.read_text() + 'preload = ["colorsys"]\n')
     there = "import sys\nprint('color' + 'sys' in sys.modules)"
     async with warm(settings) as app:
-        broker = app.broker
-        await ahead.prepare(app.profiles, broker.drivers, broker.pool, broker.workspace)  # as when a server starts
         shelves = app.broker.pool._shelves.values()
         await until(lambda: [len(each.waiting) > 0 for each in shelves] == [True, True])
         assert len(zygotes.running(os.getpid())) == 2

@@ -25,7 +25,7 @@ from tests.perf.machine import ROOT
 START_SECONDS = 120.0
 """For a server to listen, and for a first call: a driver is probed in it, and may have to put a guest in place."""
 RESTS = {"docker": 1.5, "gvisor": 3.0}
-"""Seconds after a call by which the next sandbox is ready, with pandas imported; other drivers keep up without."""
+"""Seconds after a call by which the next sandbox is ready; other drivers keep up without."""
 END_SECONDS = 60.0
 """For a server to end in good order."""
 _HEAD_BYTES = 64 * 1024

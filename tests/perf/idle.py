@@ -166,12 +166,15 @@ async def _waiting_after_calls(client: Client, server: int, look: Look) -> list[
     async with anyio.create_task_group() as tasks:
         for _ in range(AT_ONCE):
             tasks.start_soon(clients.answered, client, "run_python", {"code": look.code}, look.driver)
-    # Beside those with modules there is one without, for a program that wants none.
-    return [each for each in await settled(server, look.driver) if _has_pandas(each) == (look.preload != ())]
+    return await settled(server, look.driver)
 
 
 def _has_pandas(group: Group) -> bool:
-    return any("/pandas/" in Path(f"/proc/{pid}/maps").read_text() for pid in group)
+    for pid in group:
+        with suppress(OSError):
+            if "/pandas/" in Path(f"/proc/{pid}/maps").read_text():
+                return True
+    return False
 
 
 async def _share(groups: Sequence[Group], seconds: float) -> float:
@@ -196,12 +199,16 @@ async def measured(directory: Path, look: Look, seconds: float, tick: Callable[[
     )
     async with clients.over_stdio(setup) as client:
         server = _server(setup)
-        groups = await _waiting_after_calls(client, server, look)
+        everyone = await _waiting_after_calls(client, server, look)
+        # Beside those with modules there is one without, for a program that wants none.
+        groups = [each for each in everyone if _has_pandas(each) == (look.preload != ())]
+        if not groups:
+            raise RuntimeError("no such sandbox waits")
         share = await _share(groups, seconds) if look.processor else 0.0
         memory = tuple(pss_mib(group) for group in groups)
         own = sum(own_mib(group) for group in groups) / len(groups)
-        everything = {pid for group in groups for pid in group} | set(clients.family(server))
-        rest = pss_mib(sorted(everything - {pid for group in groups for pid in group}))
+        waiting_pids = {pid for group in everyone for pid in group}
+        rest = pss_mib(sorted(set(clients.family(server)) - waiting_pids))
     note = (
         f"PSS of one of {len(groups)} that wait; nobody else has {own:.1f} MiB of it; what they are made from and held "
         f"by takes {rest:.1f} MiB once"

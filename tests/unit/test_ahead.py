@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import pytest
 
 from profiles.loader import SHIPPED, load
@@ -35,11 +36,18 @@ async def test_those_without_modules_come_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, usable: bool
 ) -> None:
     """Of the profiles that preload, each of both kinds. Where a profile cannot be enforced, its calls hear of it."""
-    monkeypatch.setattr(ahead, "IMPORTS_AFTER_SECONDS", 0)
     host = Host(usable=usable)
+    before: list[bool] = []
+
+    async def slept(seconds: float) -> None:
+        assert seconds == ahead.IMPORTS_AFTER_SECONDS
+        before.extend(bool(each.preload) for each in host.prepared)
+
+    monkeypatch.setattr(anyio, "sleep", slept)
     profiles = load([SHIPPED], check_example=check_example)
     await ahead.prepare(profiles, cast("Any", host), cast("Any", host), tmp_path)
     modules = profiles.get("run_python")
     assert modules is not None
     assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])
+    assert before == ([False] if usable else [])
     assert len({ahead.without(each) for each in host.prepared}) == usable

@@ -115,6 +115,8 @@ class Driver:
     name: str = "fake"
     capabilities: Capabilities = FAKE
     opened: int = 0
+    plans: list[Plan] = field(default_factory=list)
+    """Of all that were opened."""
     live: int = 0
     problem: Exception | None = None
     measured: Mapping[str, Any] = field(default_factory=lambda: MEASURED)
@@ -138,9 +140,10 @@ class Driver:
         return Plan(driver="fake", level="namespaces", spec=spec, action={}, expected=expected)
 
     @asynccontextmanager
-    async def open(self, _plan: Plan) -> AsyncIterator["Driver.Sandbox"]:
+    async def open(self, plan: Plan) -> AsyncIterator["Driver.Sandbox"]:
         """One sandbox."""
         self.opened += 1
+        self.plans.append(plan)
         name = f"s{self.opened}"
         self.live += 1
         channel = Channel()
@@ -308,6 +311,14 @@ async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox
     for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
         await scene.call(code=code)
         assert [bool(shelf.plan.spec.preload) for shelf in shelves.values()] == kinds
+
+
+async def test_a_call_alone_has_nothing_prepared_and_imports_nothing_ahead(scene: Scene) -> None:
+    """Its sandbox is started for it, whatever its profile says."""
+    scene.driver.prepares = True
+    await replace(scene, broker=replace(scene.broker, ahead=False)).call(code="import pandas")
+    assert scene.broker.pool._shelves == {}
+    assert [plan.spec.preload for plan in scene.driver.plans] == [()]
 
 
 async def test_a_call_whose_decision_is_not_on_disk_has_no_last_word_either(scene: Scene) -> None:

@@ -388,6 +388,25 @@ async def test_a_burst_larger_than_everything_loses_no_call(*, quick: bool) -> N
 
 @both
 @jumping
+async def test_what_differs_in_its_modules_alone_is_kept_as_long_as_either_is_used(*, quick: bool) -> None:
+    """A call that wants no module keeps those ready for one that does, past idleness and past renewal."""
+    other = replace(PLAN, spec=replace(PLAN.spec, preload=("module",)))
+    async with a_scene(Fake(quick=quick)) as scene:
+        scene.pool.prepare(scene.driver, other)
+        shelf = scene.pool._tended(scene.driver, other)
+        for _ in range(int(pools.RENEW_SECONDS / 300) + 2):
+            await scene.call()
+            await scene.settle(300)
+        assert shelf.waiting
+        await scene.settle(pools.IDLE_SECONDS + pools.LOOK_SECONDS)
+        assert (len(shelf.waiting), scene.driver.sources) == (0, 0)
+        await scene.call()
+        await scene.settle()
+        assert shelf.waiting
+
+
+@both
+@jumping
 async def test_a_source_is_renewed_while_calls_that_use_it_finish(*, quick: bool) -> None:
     """What its forks share is shared for a bounded time; a call under way is not cut off."""
     async with a_scene(Fake(quick=quick)) as scene:
