@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint
 from sandboxes import mounts
 from sandboxes.base import Driver, Plan, Sandbox, Source
 from sandboxes.errors import SandboxUnavailable
+from sandboxes.lull import Calls
 from sandboxes.measure import told
 from sandboxes.run import Proved, prove
 
@@ -36,10 +37,6 @@ RENEW_SECONDS = 1800.0
 """A source is started anew after this: what its forks share (addresses, hash seed) is shared no longer than that."""
 RETRY_SECONDS = (1.0, 30.0)
 """A source that failed is tried again when it is next wanted: first after the one, in the end after the other."""
-LULL_SECONDS = 0.02
-"""Longest that preparing the next sandbox and taking a used one apart wait for calls that are under way."""
-ANSWER_SECONDS = 0.002
-"""After a call, for its answer to be written before that begins."""
 MAKERS = 2 * (os.cpu_count() or 1)
 """Sandboxes being started at one time, for the pool and for calls that found none ready: more would only be slower."""
 
@@ -92,42 +89,10 @@ class _Asking:
     """None where there will be none."""
 
 
-class _Calls:
-    """Calls that are under way, for what can wait for them: they share one event loop and one interpreter with it."""
-
-    def __init__(self) -> None:
-        self._under_way = 0
-        self._stirred = anyio.Event()
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Count one call, for the length of the block."""
-        self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
-            self.stir()
-
-    def stir(self) -> None:
-        """Have those who wait for a lull look again."""
-        self._stirred.set()
-        self._stirred = anyio.Event()
-
-    async def lull(self, urgent: Callable[[], bool]) -> None:
-        """Return when no call is under way, or this is urgent, or it has waited for long enough."""
-        with anyio.move_on_after(LULL_SECONDS):
-            while self._under_way and not urgent():
-                await self._stirred.wait()
-            if not urgent():
-                with anyio.move_on_after(ANSWER_SECONDS):
-                    await self._stirred.wait()
-
-
 class _Shelf:
     """The sandboxes of one plan."""
 
-    def __init__(self, driver: Driver, plan: Plan, mounted: mounts.Watch, calls: _Calls) -> None:
+    def __init__(self, driver: Driver, plan: Plan, mounted: mounts.Watch, calls: Calls) -> None:
         self.driver = driver
         self.plan = plan
         self.mounted = mounted
@@ -222,7 +187,7 @@ class Pool:
         self._note = note
         self._shelves: dict[tuple[str, str], _Shelf] = {}
         self._makers = anyio.CapacityLimiter(MAKERS)
-        self._calls = _Calls()
+        self._calls = Calls()
         self.mounted = mounts.Watch()
 
     def prepare(self, driver: Driver, plan: Plan) -> None:

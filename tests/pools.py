@@ -11,8 +11,8 @@ from typing import Any, ParamSpec
 
 import anyio
 
+from sandboxes import lull, wire
 from sandboxes import pool as pools
-from sandboxes import wire
 from sandboxes.base import Capabilities, Facts, Plan, Source
 from sandboxes.measure import Expected
 from sandboxes.outside import Outside, unseen
@@ -206,7 +206,7 @@ class Scene:
         await anyio.sleep(seconds)
         for _ in range(4):
             # What waits for calls waits no longer than this, and something else may wait for that.
-            await anyio.sleep(pools.LULL_SECONDS)
+            await anyio.sleep(lull.LULL_SECONDS)
             for _ in range(50):
                 await anyio.lowlevel.checkpoint()
         return [each for each in self.driver.live if each.how == "prepared"]
@@ -223,7 +223,7 @@ class Scene:
         async with self.take() as sandbox:
             assert [each for each in self.driver.live if each is sandbox and not each.dead]
         # It is removed when the call has its answer, and not on its way.
-        await anyio.sleep(pools.ANSWER_SECONDS)
+        await anyio.sleep(lull.ANSWER_SECONDS)
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
         assert sandbox.dead

@@ -35,6 +35,7 @@ from server.receipts.keys import Signer
 from server.receipts.ledger import Office
 from server.tools import TOOLS
 from tests.artifact_stores import a_store
+from tests.brokered import Heard
 from tests.channels import READY, Channel, Guest
 
 ARGUMENTS: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
@@ -43,20 +44,6 @@ MEASURED = {**READY, "namespaces": {"net": 1}}
 
 
 FAKE = Capabilities(driver="fake", level="namespaces", version="1.0", limits={})
-
-
-class Silent:
-    """A listener that nobody listens to."""
-
-    def progress(self, message: str) -> None:
-        """Hear nothing."""
-
-    def printed(self, text: str) -> None:
-        """Hear nothing."""
-
-    def ended_by(self) -> str:
-        """Nobody else ends these calls."""
-        return "client"
 
 
 @dataclass
@@ -221,7 +208,7 @@ class Scene:
             id="c_" + "0" * 26, principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
             arguments={**ARGUMENTS, **arguments}, received=datetime.now(UTC),
         )  # fmt: skip
-        return await self.broker.call(call, Silent())
+        return await self.broker.call(call, Heard())
 
 
 @asynccontextmanager

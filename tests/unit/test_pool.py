@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes import mounts
+from sandboxes import lull, mounts
 from sandboxes import pool as pools
 from sandboxes.base import Plan
 from sandboxes.errors import SandboxUnavailable
@@ -41,7 +41,7 @@ async def test_after_the_first_call_one_waits_and_the_next_call_gets_it(*, quick
 @jumping
 async def test_what_can_wait_waits_for_a_call_that_is_under_way_but_not_for_long(*, quick: bool) -> None:
     """The next one is prepared, and a used one removed, in the lull between calls; or after a while without one."""
-    for seconds, over in ((pools.LULL_SECONDS / 2, False), (pools.LULL_SECONDS * 1.1, True)):
+    for seconds, over in ((lull.LULL_SECONDS / 2, False), (lull.LULL_SECONDS * 1.1, True)):
         async with a_scene(Fake(quick=quick)) as scene:
             await scene.call()
             await scene.settle()
@@ -68,7 +68,7 @@ async def test_what_another_call_waits_for_does_not_wait() -> None:
         with scene.pool.call():
             for _ in range(5):
                 async with scene.take():
-                    assert anyio.current_time() - began < pools.ANSWER_SECONDS
+                    assert anyio.current_time() - began < lull.ANSWER_SECONDS
 
 
 @both
