@@ -104,7 +104,7 @@ class _Shelf:
         self.busy = 0
         self.peak = 0
         self.used = anyio.current_time()
-        self.serves = replace(plan.spec, preload=())
+        self.serves = plan.spec.without_preload()
         self.source: Source | None = None
         self.places: tuple[object, ...] = ()
         """What the plan's mounts led to when the source was started: a zygote's forks have what it has mounted."""

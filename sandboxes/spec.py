@@ -4,7 +4,7 @@ A ``SandboxSpec`` comes from a profile and says what to enforce. A ``Plan`` (see
 will do about it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 #: Fixed places inside every sandbox. The guest, the drivers and the documentation use the same ones.
@@ -77,3 +77,7 @@ class SandboxSpec:
     """Refuse where limits could only be enforced per process (rlimits)."""
     labels: tuple[tuple[str, str], ...] = ()
     """Marks on what the driver makes (container labels), for finding and reaping; never secret."""
+
+    def without_preload(self) -> "SandboxSpec":
+        """The same sandbox with nothing imported ahead."""
+        return replace(self, preload=())

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -28,11 +27,6 @@ async def prepare(profiles: ProfileSet, drivers: Drivers, pool: Pool, workspace:
                     spec = change(to_spec(profile, workspace=workspace))
                     pool.prepare(*await drivers.choose(profile.isolation, spec))
 
-    await prepared(without)
+    await prepared(SandboxSpec.without_preload)
     await anyio.sleep(IMPORTS_AFTER_SECONDS)
     await prepared(lambda spec: spec)
-
-
-def without(spec: SandboxSpec) -> SandboxSpec:
-    """The same sandbox with nothing imported ahead."""
-    return replace(spec, preload=())

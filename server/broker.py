@@ -26,7 +26,6 @@ from sandboxes.measure import told
 from sandboxes.outcome import Outcome
 from sandboxes.pool import Pool
 from sandboxes.run import Proved
-from server.ahead import without
 from server.answers import answered, refused
 from server.artifacts.record import ArtifactsUnavailable
 from server.artifacts.store import ArtifactStore
@@ -140,7 +139,7 @@ class Broker:
         spec = to_spec(profile, workspace=self.workspace)
         code = call.arguments.get("code")
         if spec.preload and isinstance(code, str) and not may_want(code, spec.preload):
-            spec = without(spec)
+            spec = spec.without_preload()
         chosen = self.drivers.chosen(profile.isolation, spec)
         if chosen is None:
             await log.release()
@@ -149,7 +148,7 @@ class Broker:
         cold = plan
         if spec.preload:
             # A sandbox made for a call that waits does not import what the program may not need.
-            _, cold = await self.drivers.choose((driver.name,), without(spec))
+            _, cold = await self.drivers.choose((driver.name,), spec.without_preload())
         listener.progress(f"Starting a {driver.name} sandbox")
         async with (
             self.artifacts.collect(call, spec.limits) as collection,

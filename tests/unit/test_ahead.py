@@ -50,4 +50,4 @@ async def test_those_without_modules_come_first(
     assert modules is not None
     assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])
     assert before == ([False] if usable else [])
-    assert len({ahead.without(each) for each in host.prepared}) == usable
+    assert len({each.without_preload() for each in host.prepared}) == usable

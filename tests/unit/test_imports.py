@@ -1,4 +1,4 @@
-"""Which programs get a sandbox with the preloaded modules: a guess that is wrong on one side only."""
+"""Which programs get a sandbox with the preloaded modules: a guess, and a wrong one costs time alone."""
 
 import time
 
