@@ -1,6 +1,7 @@
 """Searching the workspace: what counts as a line, what is passed over, and how bounds are said."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,18 @@ def test_an_invalid_pattern_is_refused_with_its_position(workspace: Workspace, p
     assert error["rule"] == "pattern.invalid"
     assert reason in error["reason"]
     assert "literal" in error["hint"]
+
+
+@pytest.mark.timeout(10)  # one that waited would wait for ever
+def test_what_took_the_place_of_a_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    """Another process of the host may change the workspace between the look at a name and its opening."""
+    (tmp_path / "file").write_text("content")
+    assert search._content(str(tmp_path / "file")) == b"content"
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(OSError, match="symbolic links"):
+        search._content(str(tmp_path / "link"))
+    os.mkfifo(tmp_path / "pipe")
+    assert search._content(str(tmp_path / "pipe")) == b""
 
 
 def test_a_path_that_does_not_exist_is_missing(workspace: Workspace) -> None:
