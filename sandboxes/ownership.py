@@ -25,10 +25,14 @@ def flaw(found: os.stat_result) -> tuple[str, str] | None:
 def flaw_above(directory: Path) -> tuple[Path, str, str] | None:
     """The nearest directory above in which others could put something else in its place, as for ``flaw``.
 
-    A sticky one, like ``/tmp``, lets nobody move what belongs to somebody else.
+    A sticky one, like ``/tmp``, lets nobody move what belongs to somebody else. One that does not exist yet, as in a new
+    home, will be made by this process and is then its own; what lies above it decides who could make it first.
     """
     for parent in directory.parents:
-        status = parent.stat()
+        try:
+            status = parent.stat()
+        except FileNotFoundError:
+            continue
         sticky = status.st_mode & stat.S_ISVTX and status.st_uid in {0, os.geteuid()}
         found = None if sticky else flaw(status)
         if found is not None:

@@ -77,3 +77,18 @@ def test_root_and_this_user_are_trusted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for owner, trusted in ((0, True), (1234, True), (STRANGER, False)):
         os.chown(tmp_path, owner, -1)
         assert (ownership.flaw(tmp_path.stat()) is None) == trusted
+
+
+async def test_a_data_directory_in_an_empty_home_is_only_not_built(tmp_path: Path) -> None:
+    """On a new machine neither it nor what is above it exists; whoever could make it there first is still looked for."""
+    data = tmp_path / "home" / ".local" / "share" / "glovebox"
+    (tmp_path / "home").mkdir()
+    _, lacking = await runtime.usable(data)
+    assert lacking is not None
+    assert lacking.what == "the sandbox's Python runtime is not built"
+    if os.geteuid() != 0:
+        pytest.skip("only root's server looks above")
+    (tmp_path / "home").chmod(0o777)
+    _, lacking = await runtime.usable(data)
+    assert lacking is not None
+    assert lacking.what.startswith(f"{tmp_path / 'home'} is writable by every user")
