@@ -25,8 +25,8 @@ def flaw(found: os.stat_result) -> tuple[str, str] | None:
 def flaw_above(directory: Path) -> tuple[Path, str, str] | None:
     """The nearest directory above in which others could put something else in its place, as for ``flaw``.
 
-    A sticky one, like ``/tmp``, lets nobody move what belongs to somebody else. One that does not exist yet, as in a new
-    home, will be made by this process and is then its own; what lies above it decides who could make it first.
+    A sticky one, like ``/tmp``, lets nobody move what belongs to somebody else. One that does not exist yet, as in a
+    new home, will be this process's own once it makes it; what lies above decides who could make it first.
     """
     for parent in directory.parents:
         try:

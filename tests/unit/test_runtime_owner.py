@@ -80,7 +80,7 @@ def test_root_and_this_user_are_trusted(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 async def test_a_data_directory_in_an_empty_home_is_only_not_built(tmp_path: Path) -> None:
-    """On a new machine neither it nor what is above it exists; whoever could make it there first is still looked for."""
+    """On a new machine what is above it is not there either; whoever could make it first is still looked for."""
     data = tmp_path / "home" / ".local" / "share" / "glovebox"
     (tmp_path / "home").mkdir()
     _, lacking = await runtime.usable(data)
