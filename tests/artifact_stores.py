@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from sandboxes.spec import Limits
-from server.artifacts.collect import Collection
-from server.artifacts.record import Artifact
-from server.artifacts.store import ArtifactStore
-from server.calls import Principal, ToolCall
+from glovebox_sandboxes.contract.spec import Limits
+from glovebox_server.artifacts.collect import Collection
+from glovebox_server.artifacts.record import Artifact
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.broker.calls import Principal, ToolCall
 
 ALICE = Principal(id="token:alice", transport="http")
 BOB = Principal(id="token:bob", transport="http")

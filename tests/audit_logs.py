@@ -7,10 +7,10 @@ from pathlib import Path
 
 import anyio
 
-from server.audit.chain import Record
-from server.audit.events import CallDecided, CallFinished, Output, draft
-from server.audit.file import HEAD_NAME, LOG_NAME, LogFile
-from server.audit.log import AuditLog
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import CallDecided, CallFinished, Output, draft
+from glovebox_server.audit.file import HEAD_NAME, LOG_NAME, LogFile
+from glovebox_server.audit.log import AuditLog
 
 
 def decided(call_id: str = "c_1", principal: str = "local:0", reason: str = "allowed by the profile") -> CallDecided:

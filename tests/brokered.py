@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import server.network
-from server import app as apps
-from server.app import App
-from server.arguments import validated
-from server.audit.chain import Record
-from server.audit.read import records_of
-from server.calls import CallResult, Principal, Text, ToolCall
-from server.egress import gate, trust
-from server.egress.gate import EgressGate
-from server.ids import new_call_id
-from server.settings import Settings
 from tests.internet import Internet
+
+from glovebox_server import app as apps
+from glovebox_server.app import App
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.read import records_of
+from glovebox_server.broker import network as call_network
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.calls import CallResult, Principal, Text, ToolCall
+from glovebox_server.egress import gate, serve
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.ids import new_call_id
+from glovebox_server.settings import Settings
 
 DRIVERS = [
     pytest.param("bubblewrap", marks=pytest.mark.driver("bubblewrap")),
@@ -155,7 +155,7 @@ async def glovebox(net: Internet, directory: Path, *profiles: str) -> AsyncItera
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", str(store))
         patch.setenv("SSL_CERT_DIR", str(own))
-        patch.setattr(server.network, "EgressGate", partial(EgressGate, resolver=net.resolve))
+        patch.setattr(call_network, "EgressGate", partial(EgressGate, resolver=net.resolve))
         _forget_trust()
         try:
             async with apps.opened(settings, "cli") as app:
@@ -166,4 +166,4 @@ async def glovebox(net: Internet, directory: Path, *profiles: str) -> AsyncItera
 
 def _forget_trust() -> None:
     gate._system_tls.cache_clear()
-    trust.authorities.cache_clear()
+    serve.authorities.cache_clear()

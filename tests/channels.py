@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from sandboxes import wire
+from _glovebox_guest import wire
 
 READY: dict[str, Any] = {
     "uid": 65532, "gid": 65532, "groups": [], "capabilities": 0, "no_new_privs": True, "seccomp": 2, "dumpable": 0,

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from sandboxes.conformance import call, case
-from sandboxes.conformance.case import Claim as Case
-from sandboxes.drivers import NAMES
+from glovebox_sandboxes.conformance import call, case
+from glovebox_sandboxes.conformance.case import Claim as Case
+from glovebox_sandboxes.drivers.registry import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 SEVERITIES = ("Escape", "HostLeak", "Exfil", "Lateral", "HostDoS", "PeerDoS")
 """What would happen if the sentence were false, worst first: docs/threat-model.md says what each word means."""
 ATTACKERS = ("program", "model", "content", "peer", "outsider", "local user", "operator's mistake", "all")
 SYSTEM_CALLS = "GB-KERN-3"
-"""The sentence that the cases of ``sandboxes/seccomp`` are about."""
+"""The sentence that the cases of ``sandboxes/glovebox_sandboxes/seccomp`` are about."""
 
 _ROW = re.compile(r"^\| (GB-[A-Z]+-[0-9]+) \| (.+?) \| (.+?) \| (.+) \|$", re.MULTILINE)
 _TEST = re.compile(r"`(test_[a-z0-9_]+\.py)(?:::(test_[a-z0-9_]+))?`")

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from sandboxes import drivers, runtime
-from sandboxes.docker import DockerDriver
-from server.settings import Settings
 from tests.must_run import ALL, GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
+
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.drivers.docker import DockerDriver
+from glovebox_sandboxes.runtime import runtime
+from glovebox_server.settings import Settings
 
 
 def pytest_configure() -> None:
@@ -67,7 +68,7 @@ def why_unusable(name: str) -> str:
             async with DockerDriver.connect("runsc") as engine:
                 found = engine.capabilities
         else:
-            async with drivers.opened(Settings().data_dir, f"tests{os.getpid()}") as available:
+            async with registry.opened(Settings().data_dir, f"tests{os.getpid()}") as available:
                 found = (await available.get(name)).capabilities
         return (
             ""

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import docker
 
-from sandboxes import run
-from sandboxes.base import Facts, Plan
-from sandboxes.docker.driver import OWNER_LABEL, SANDBOX_LABEL, DockerDriver, DockerSandbox
-from sandboxes.docker.engine import host_from_environment
-from sandboxes.measure import Difference
-from sandboxes.outcome import Job, Outcome
-from sandboxes.spec import Limits, Mount, SandboxSpec
+import docker
+from glovebox_sandboxes.contract.base import Facts, Plan
+from glovebox_sandboxes.contract.measure import Difference
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.spec import Limits, Mount, SandboxSpec
+from glovebox_sandboxes.drivers.docker.driver import OWNER_LABEL, SANDBOX_LABEL, DockerDriver, DockerSandbox
+from glovebox_sandboxes.drivers.docker.engine import host_from_environment
+from glovebox_sandboxes.session import run
 
 #: Real seconds a test waits for something that takes well below one.
 PATIENCE = 20

@@ -6,11 +6,11 @@ Usage: python -m tests.docker_victim running|created [without-janitor]
 import sys
 
 import anyio
-
-from sandboxes.docker.driver import DockerDriver
-from sandboxes.docker.engine import Engine
-from sandboxes.docker.janitor import Janitor
 from tests.docker_sandboxes import spec
+
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.drivers.docker.engine import Engine
+from glovebox_sandboxes.drivers.docker.janitor import Janitor
 
 COUNT = 3
 """Containers open at the moment of death."""

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.images import content
+from glovebox_sandboxes.drivers.docker.image import content
 
 #: Seconds for a service to answer, which takes one or two, and for one import of the image, which takes some 15.
 _ANSWER_SECONDS = 30

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sandboxes.guest.emit import Emit
-from sandboxes.guest.jobs import listing, places, read, search
+from _glovebox_guest.jobs import listing, places, read, search
+from _glovebox_guest.program.emit import Emit
 
 _JOBS = {"read": read, "list": listing, "search": search}
 

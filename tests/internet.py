@@ -22,14 +22,14 @@ import anyio.abc
 import pytest
 import trustme
 from anyio.streams.tls import TLSStream
-
-from profiles.egress import EgressRule
-from profiles.egress.addresses import Address
-from server.egress.events import Body, EgressAttempt, Head, RequestEvent
-from server.egress.exchange import request
-from server.egress.gate import EgressGate
-from server.egress.limits import EgressLimits
 from tests.must_run import unusable
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.addresses import Address
+from glovebox_server.egress.events import Body, EgressAttempt, Head, RequestEvent
+from glovebox_server.egress.exchange import request
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress.limits import EgressLimits
 
 CLIENT = "93.184.0.1"
 SITE = "93.184.1.1"

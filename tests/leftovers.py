@@ -11,11 +11,11 @@ from pathlib import Path
 
 import anyio
 
-from sandboxes.conformance.trial import processes
-from sandboxes.docker.driver import OWNER_LABEL
-from sandboxes.docker.engine import Engine, host_from_environment
-from sandboxes.errors import SandboxUnavailable
-from server.audit.chain import Record, parse
+from glovebox_sandboxes.conformance.trial import processes
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker.driver import OWNER_LABEL
+from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
+from glovebox_server.audit.chain import Record, parse
 
 #: Real seconds a test waits for something that takes well below one.
 PATIENCE = 30.0

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec
 
 import anyio
-
-from sandboxes import lull, wire
-from sandboxes import pool as pools
-from sandboxes.base import Capabilities, Facts, Plan, Source
-from sandboxes.measure import Expected
-from sandboxes.outside import Outside, unseen
-from sandboxes.pool import Pool, PoolEvent
-from sandboxes.run import Proved, host_namespaces
-from sandboxes.spec import GUEST_UID, Limits, SandboxSpec
 from tests.channels import READY, Channel
+
+from _glovebox_guest import wire
+from glovebox_sandboxes.contract.base import Capabilities, Facts, Plan, Source
+from glovebox_sandboxes.contract.measure import Expected
+from glovebox_sandboxes.contract.spec import GUEST_UID, Limits, SandboxSpec
+from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_sandboxes.pool import idle_gate
+from glovebox_sandboxes.pool import pool as pools
+from glovebox_sandboxes.pool.pool import Pool, PoolEvent
+from glovebox_sandboxes.session.run import Proved, host_namespaces
 
 LIMITS = Limits(
     wall_seconds=2.5, cpu_seconds=4, memory_bytes=512 * 2**20, pids=64, scratch_bytes=2**20, output_bytes=2**20,
@@ -206,7 +207,7 @@ class Scene:
         await anyio.sleep(seconds)
         for _ in range(4):
             # What waits for calls waits no longer than this, and something else may wait for that.
-            await anyio.sleep(lull.LULL_SECONDS)
+            await anyio.sleep(idle_gate.LULL_SECONDS)
             for _ in range(50):
                 await anyio.lowlevel.checkpoint()
         return [each for each in self.driver.live if each.how == "prepared"]
@@ -223,7 +224,7 @@ class Scene:
         async with self.take() as sandbox:
             assert [each for each in self.driver.live if each is sandbox and not each.dead]
         # It is removed when the call has its answer, and not on its way.
-        await anyio.sleep(lull.ANSWER_SECONDS)
+        await anyio.sleep(idle_gate.ANSWER_SECONDS)
         for _ in range(10):
             await anyio.lowlevel.checkpoint()
         assert sandbox.dead

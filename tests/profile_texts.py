@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from profiles.egress import EgressRule, decide_url
-from profiles.loader import parse
-from profiles.model import Effect, Profile
+from glovebox_profiles.egress import EgressRule, decide_url
+from glovebox_profiles.load.loader import parse
+from glovebox_profiles.model import Effect, Profile
 
 MINIMAL = """\
 tool = "probe"

@@ -11,10 +11,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from profiles.loader import SHIPPED, load
-from profiles.model import Profile
-from server.app import check_example
-from server.audit.events import (
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.model import Profile
+from glovebox_server.app import check_example
+from glovebox_server.audit.events import (
     ArtifactCollected,
     ArtifactRefused,
     CallDecided,
@@ -24,11 +24,11 @@ from server.audit.events import (
     Output,
     SandboxStarted,
 )
-from server.audit.log import AuditLog
-from server.calls import Decision, Principal, ToolCall
-from server.receipts.keys import Signer
-from server.receipts.ledger import Ledger, Office, Receipt
-from server.receipts.verify import of_call
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.broker.calls import Decision, Principal, ToolCall
+from glovebox_server.receipts.keys import Signer
+from glovebox_server.receipts.ledger import Ledger, Office, Receipt
+from glovebox_server.receipts.verify import of_call
 
 CALL_ID = "c_" + "0" * 26
 CODE = "print('höhe')"

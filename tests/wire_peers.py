@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sandboxes.wire import Wire
+from _glovebox_guest.wire import Wire
 
 MESSAGE, OPEN, DATA, NOTE, END, RESET, CREDIT = range(1, 8)
 

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-
-from sandboxes import drivers, run
-from sandboxes.base import Driver, Plan, Source
-from sandboxes.conformance.case import LIMITS
-from sandboxes.conformance.trial import processes
-from sandboxes.outcome import Job, Outcome
-from sandboxes.run import Proved
-from sandboxes.spec import WORKSPACE, Mount, SandboxSpec
-from server.settings import Settings
 from tests import leftovers
+
+from glovebox_sandboxes.conformance.case import LIMITS
+from glovebox_sandboxes.conformance.trial import processes
+from glovebox_sandboxes.contract.base import Driver, Plan, Source
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.spec import WORKSPACE, Mount, SandboxSpec
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session.run import Proved
+from glovebox_server.settings import Settings
 
 
 async def _refuse(_name: str, _size: int) -> None:
@@ -102,7 +103,7 @@ def plan_of(driver: Driver, workspace: Path, *, preload: tuple[str, ...] = (), b
     *argv, start, config = plan.action["zygote"]
     changed = json.loads(config)
     changed["path"].append(WORKSPACE)
-    start = start.replace("; main()", f"; from sandboxes.guest import zygote; {before or 'pass'}; main()")
+    start = start.replace("; main()", f"; from _glovebox_guest import zygote; {before or 'pass'}; main()")
     assert "; main()" in start
     return replace(plan, action={**plan.action, "zygote": [*argv, start, json.dumps(changed)]})
 
@@ -113,7 +114,7 @@ async def zygote(
 ) -> AsyncIterator[Forks]:
     """A driver and one zygote, for the length of the block."""
     async with AsyncExitStack() as stack:
-        available = await stack.enter_async_context(drivers.opened(Settings().data_dir, f"{name}{os.getpid()}"))
+        available = await stack.enter_async_context(registry.opened(Settings().data_dir, f"{name}{os.getpid()}"))
         driver = await available.get("bubblewrap")
         plan = plan_of(driver, workspace, preload=preload, before=before)
         known = set(running(os.getpid()))

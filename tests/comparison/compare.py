@@ -18,12 +18,6 @@ from typing import Any
 
 import anyio
 from rich.console import Console
-
-from sandboxes import drivers, surroundings
-from sandboxes.conformance import case as cases
-from sandboxes.conformance import control, host
-from sandboxes.conformance.case import LIMITS, Case
-from sandboxes.conformance.host import Planted
 from tests.comparison import page
 from tests.comparison.getting import PEERS, NotHereError, got
 from tests.comparison.own import Glovebox, glovebox
@@ -31,11 +25,18 @@ from tests.comparison.portable import Portable, Seen, described, judge, read_jso
 from tests.comparison.systems import System, first_line, owned
 from tests.comparison.timing import BARE, medians
 
+from glovebox_sandboxes.conformance import case as cases
+from glovebox_sandboxes.conformance import control, host
+from glovebox_sandboxes.conformance.case import LIMITS, Case
+from glovebox_sandboxes.conformance.host import Planted
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.host import host_info
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compare"
 DOCS = ROOT / "docs"
 NOTHING = "python3"
-OWN = tuple(f"glovebox-{name}" for name in drivers.NAMES)
+OWN = tuple(f"glovebox-{name}" for name in registry.NAMES)
 KEYS = (NOTHING, *PEERS, *OWN)
 SHOWN_CHARACTERS = 100
 #: In a program: what is there only with a kernel of Linux, or is emulated so that its answers mean nothing.
@@ -72,7 +73,7 @@ class Comparison:
             "format": 1,
             "date": datetime.now(UTC).date().isoformat(),
             "suite": cases.digest(self._cases.values()),
-            "host": surroundings.facts(),
+            "host": host_info.facts(),
             "cases": [described(self._cases[name], how) for name, how in self._selection.portable.items()],
             "elsewhere": dict(self._selection.elsewhere),
         }

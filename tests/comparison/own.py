@@ -4,15 +4,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sandboxes import drivers
-from sandboxes.base import Driver
-from sandboxes.conformance import prove, trial
-from sandboxes.conformance.host import Planted
-from sandboxes.spec import Limits
-from server.settings import Settings
 from tests.comparison.getting import NotHereError
 from tests.comparison.portable import Ended, Seen
 from tests.comparison.systems import System
+
+from glovebox_sandboxes.conformance import prove, trial
+from glovebox_sandboxes.conformance.host import Planted
+from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.spec import Limits
+from glovebox_sandboxes.drivers import registry
+from glovebox_server.settings import Settings
 
 #: What a guest's word for the end of a program is to a caller who only asks whether it was stopped.
 _ENDED: Mapping[str, Ended] = {"exited": "ended", "signalled": "ended", "timed_out": "timed_out"}
@@ -53,7 +54,7 @@ class Glovebox(System):
 @asynccontextmanager
 async def glovebox(name: str) -> AsyncIterator[Glovebox]:
     """One of our drivers; raises :class:`NotHereError` where it cannot be used."""
-    async with drivers.opened(Settings().data_dir, "comparison") as available:
+    async with registry.opened(Settings().data_dir, "comparison") as available:
         driver = await available.get(name)
         missing = "; ".join(f"{each.what} ({each.fix})" for each in driver.capabilities.missing if each.fatal)
         if not driver.capabilities.usable:

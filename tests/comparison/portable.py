@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from sandboxes.conformance import layout
-from sandboxes.conformance.case import Case
+from glovebox_sandboxes.conformance import layout
+from glovebox_sandboxes.conformance.case import Case
 
 HERE = Path(__file__).parent
 Word = Literal["stopped", "through", "absent", "unclear"]

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
-
-from sandboxes.conformance import layout
-from sandboxes.conformance.case import LIMITS
-from sandboxes.conformance.host import CANARY, Planted
-from sandboxes.spec import Limits
 from tests.comparison import running
 from tests.comparison.portable import HERE, Ended, Seen
 from tests.comparison.running import Ran
+
+from glovebox_sandboxes.conformance import layout
+from glovebox_sandboxes.conformance.case import LIMITS
+from glovebox_sandboxes.conformance.host import CANARY, Planted
+from glovebox_sandboxes.contract.spec import Limits
 
 PYTHON = ("python3", "-I", "-B", "-X", "utf8", "-c")
 CALLER = ("PATH", "HOME", "LANG", "DOCKER_HOST", "XDG_RUNTIME_DIR", CANARY)

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandboxes.conformance import host
-from sandboxes.conformance.case import LIMITS
 from tests.comparison.own import Glovebox
 from tests.comparison.systems import PYTHON, System, owned
+
+from glovebox_sandboxes.conformance import host
+from glovebox_sandboxes.conformance.case import LIMITS
 
 ROUNDS = 10
 """It is there to tell tenths of a second from seconds, and is no benchmark."""

@@ -1,4 +1,4 @@
-"""Every driver withstands every case of ``sandboxes/conformance``, and every case's attack works without the guard."""
+"""Every driver withstands every case of the conformance suite, and every case's attack works without the guard."""
 
 import os
 from collections.abc import Iterator
@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 import anyio.from_thread
 import pytest
-
-from sandboxes import cgroup, drivers
-from sandboxes.base import Driver
-from sandboxes.conformance import control, host, prove, trial
-from sandboxes.conformance.case import Case, load
-from sandboxes.conformance.host import Planted
-from sandboxes.conformance.prepared import prepared
-from sandboxes.conformance.prove import gap_names
-from sandboxes.docker import DockerDriver
-from server.settings import Settings
 from tests.must_run import GVISOR_DOCKER
+
+from glovebox_sandboxes.conformance import control, host, prove, trial
+from glovebox_sandboxes.conformance.case import Case, load
+from glovebox_sandboxes.conformance.host import Planted
+from glovebox_sandboxes.conformance.prepared import prepared
+from glovebox_sandboxes.conformance.prove import gap_names
+from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.drivers.docker import DockerDriver
+from glovebox_sandboxes.host import cgroup
+from glovebox_server.settings import Settings
 
 CASES = load()
 ATTEMPTS = tuple(case for case in CASES if case.attempt is not None)
@@ -68,12 +69,12 @@ def subject(request: pytest.FixtureRequest, portal: anyio.from_thread.BlockingPo
         with portal.wrap_async_context_manager(DockerDriver.connect("runsc")) as engine:
             yield Subject(request.param, gap_names(engine.capabilities), engine)
         return
-    opened = drivers.opened(Settings().data_dir, f"conformance{os.getpid()}")
+    opened = registry.opened(Settings().data_dir, f"conformance{os.getpid()}")
     with pytest.MonkeyPatch.context() as patch, portal.wrap_async_context_manager(opened) as available:
         words = request.param.split("-")
         if "rlimits" in words:
             patch.setattr(cgroup, "detect", lambda _: None)
-        name = request.param if request.param in drivers.NAMES else "bubblewrap"
+        name = request.param if request.param in registry.NAMES else "bubblewrap"
         found = portal.call(available.get, name)
         if "forked" not in words:
             yield Subject(request.param, tuple(words), found)

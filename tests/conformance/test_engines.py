@@ -14,17 +14,17 @@ from typing import Any
 
 import anyio
 import pytest
-
-from sandboxes import run
-from sandboxes.conformance import host as hosts
-from sandboxes.conformance import prove, trial
-from sandboxes.conformance.case import load
-from sandboxes.docker import podman
-from sandboxes.docker.driver import DockerDriver
-from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
 from tests import engines
 from tests.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec
 from tests.must_run import unusable
+
+from glovebox_sandboxes.conformance import host as hosts
+from glovebox_sandboxes.conformance import prove, trial
+from glovebox_sandboxes.conformance.case import load
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.drivers.docker import podman
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.session import run
 
 #: The first test of each engine waits for the import of the image, 400 MiB.
 pytestmark = pytest.mark.timeout(300)

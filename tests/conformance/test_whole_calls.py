@@ -1,15 +1,15 @@
-"""Every claim of ``sandboxes/conformance/calls`` holds on every driver; without their guards, the calls go through."""
+"""Every claim of ``glovebox_sandboxes.conformance`` holds for whole calls; without guards, they go through."""
 
 from collections.abc import Iterator
 
 import anyio.from_thread
 import pytest
 
-from sandboxes.conformance import host
-from sandboxes.conformance.call import CallCase, load
-from server import call_trial
-from server.call_trial import Desk
-from server.settings import Settings
+from glovebox_sandboxes.conformance import host
+from glovebox_sandboxes.conformance.call import CallCase, load
+from glovebox_server.prove import harness
+from glovebox_server.prove.harness import Desk
+from glovebox_server.settings import Settings
 
 CASES = load()
 DRIVERS = [pytest.param(name, marks=pytest.mark.driver(name)) for name in ("bubblewrap", "docker", "gvisor")]
@@ -31,7 +31,7 @@ def desk(portal: anyio.from_thread.BlockingPortal) -> Iterator[Desk]:
     """A server's parts, at home on a host with something to lose."""
     with (
         portal.wrap_async_context_manager(host.planted()) as planted,
-        portal.wrap_async_context_manager(call_trial.opened(Settings().data_dir, planted)) as opened,
+        portal.wrap_async_context_manager(harness.opened(Settings().data_dir, planted)) as opened,
     ):
         yield opened
 

@@ -15,14 +15,14 @@ import anyio
 import anyio.from_thread
 import pytest
 from anyio.abc import Process
-
-from server.artifacts import collect, disk
-from server.artifacts.collect import FLUSH_BYTES, Worker
-from server.artifacts.disk import Disk
-from server.artifacts.record import ArtifactsUnavailable, unknown
-from server.artifacts.store import ArtifactStore
-from server.errors import Refused
 from tests.artifact_stores import ALICE, BOB, Clock, a_call, a_store, content, files, keep, limits, receive, untouched
+
+from glovebox_server.artifacts import collect, disk
+from glovebox_server.artifacts.collect import FLUSH_BYTES, Worker
+from glovebox_server.artifacts.disk import Disk
+from glovebox_server.artifacts.record import ArtifactsUnavailable, unknown
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.errors import Refused
 
 
 async def test_another_principals_artifact_looks_as_if_it_did_not_exist(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ CRASH = """
 import sys, anyio
 from pathlib import Path
 from tests.artifact_stores import a_call, a_store, keep, limits, receive
-from server.artifacts.collect import FLUSH_BYTES, Worker
+from glovebox_server.artifacts.collect import FLUSH_BYTES, Worker
 
 async def main():
     async with a_store(Path(sys.argv[1])) as store:

@@ -13,15 +13,15 @@ import anyio
 import pytest
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
-
-from server.audit import chain
-from server.audit.chain import Record
-from server.audit.events import ServerStopped
-from server.audit.file import LOG_NAME
-from server.audit.log import AuditLog
-from server.audit.verify import verify
-from server.errors import AuditUnavailable
 from tests.audit_logs import decided, fill, finished, log_lines
+
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import ServerStopped
+from glovebox_server.audit.file import LOG_NAME
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.verify import verify
+from glovebox_server.errors import AuditUnavailable
 
 ROOT = Path(__file__).parents[2]
 

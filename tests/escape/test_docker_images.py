@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from docker.errors import ImageNotFound
-
-from sandboxes.docker.driver import DockerDriver
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.images import content
-from sandboxes.images.build import build
 from tests.docker_sandboxes import client, program, spec
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.drivers.docker.image import content
+from glovebox_sandboxes.drivers.docker.image.build import build
 
 pytestmark = pytest.mark.driver("docker")
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from sandboxes import guest_tree, run
-from sandboxes.base import Plan
-from sandboxes.docker import plan as plans
-from sandboxes.docker.driver import DockerDriver
-from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
-from sandboxes.spec import Mount
 from tests.docker_sandboxes import MIB, instead_of_guest, program, python, read_all, spec
+
+from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.spec import Mount
+from glovebox_sandboxes.drivers.docker import plan as plans
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.runtime import guest_tree
+from glovebox_sandboxes.session import run
 
 pytestmark = pytest.mark.driver("docker")
 

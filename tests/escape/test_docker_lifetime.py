@@ -12,13 +12,13 @@ import anyio
 import anyio.abc
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
-
-from sandboxes.docker import usage
-from sandboxes.docker.driver import DockerDriver
-from sandboxes.docker.engine import CALL_SECONDS, Engine, host_from_environment
-from sandboxes.errors import SandboxUnavailable
 from tests.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec, wait_until_removed
 from tests.docker_victim import COUNT
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker import usage
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.drivers.docker.engine import CALL_SECONDS, Engine, host_from_environment
 
 pytestmark = pytest.mark.driver("docker")
 

@@ -9,11 +9,11 @@ from itertools import count
 import anyio
 import anyio.abc
 import pytest
-
-from profiles.egress import EgressRule
-from server.egress.events import End, Failed
-from server.egress.limits import EgressLimits
 from tests.internet import OTHER, SITE, Cable, Handler, Internet, answering, fetch, internet, ok, read_head, wires
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_server.egress.events import End, Failed
+from glovebox_server.egress.limits import EgressLimits
 
 __all__ = ["wires"]
 

@@ -13,12 +13,6 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import pytest
-
-from profiles.loader import SHIPPED
-from server.audit.chain import Draft
-from server.audit.events import EgressDecided, Event
-from server.audit.log import AuditLog
-from server.errors import AuditUnavailable
 from tests.brokered import DRIVERS, glovebox, profile
 from tests.internet import (
     METADATA,
@@ -34,6 +28,12 @@ from tests.internet import (
     site,
     wires,
 )
+
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_server.audit.chain import Draft
+from glovebox_server.audit.events import EgressDecided, Event
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.errors import AuditUnavailable
 
 __all__ = ["wires"]
 
@@ -61,7 +61,7 @@ async def test_an_allowed_page_comes_back_as_untrusted_text(
     driver: str, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """M17: one look-up, one recorded connection, and the page is taken apart in the sandbox, never in the server."""
-    readers = ("sandboxes.guest.jobs.page", "sandboxes.guest.jobs.readable", "sandboxes.guest.fetch")
+    readers = ("_glovebox_guest.jobs.web.page", "_glovebox_guest.jobs.web.readable", "_glovebox_guest.jobs.fetch")
     for module in readers:
         monkeypatch.delitem(sys.modules, module, raising=False)
     async with internet(wires) as net, glovebox(net, tmp_path, profile("fetch_url", driver, ANY)) as box:
@@ -479,7 +479,7 @@ async def test_when_the_broker_is_gone_so_is_the_network(wires: Cable, tmp_path:
             left.set()
 
     code = f"import urllib.request\nurllib.request.urlopen('http://{SITE}/').read()"
-    command = [sys.executable, "-m", "server.cli", "call", "run_python", "--args", json.dumps({"code": code})]
+    command = [sys.executable, "-m", "glovebox_server", "call", "run_python", "--args", json.dumps({"code": code})]
     settings = {"profiles": "PROFILES_DIR", "state": "STATE_DIR", ".": "WORKSPACE"}
     environment = {**os.environ, **{f"GLOVEBOX_{name}": str(tmp_path / path) for path, name in settings.items()}}
     async with internet(wires) as net:

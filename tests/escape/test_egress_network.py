@@ -5,11 +5,6 @@ Each denial is shown with its control: the same thing without the guard goes thr
 
 import anyio
 import pytest
-
-from profiles.egress import EgressRule
-from server.egress.events import Denied, EgressAttempt, End, Failed
-from server.egress.gate import EgressGate
-from server.egress.limits import EgressLimits
 from tests.internet import (
     CLIENT,
     METADATA,
@@ -26,6 +21,11 @@ from tests.internet import (
     redirect,
     wires,
 )
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_server.egress.events import Denied, EgressAttempt, End, Failed
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress.limits import EgressLimits
 
 __all__ = ["wires"]
 

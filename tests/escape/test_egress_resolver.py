@@ -8,10 +8,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from profiles.egress.addresses import Address
-from server.egress.dial import Unreachable, resolve
 from tests.internet import unavailable
+
+from glovebox_profiles.egress.addresses import Address
+from glovebox_server.egress.dial import Unreachable, resolve
 
 PROBE = Path(__file__).parents[1] / "tools" / "dns_probe.py"
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ from ipaddress import ip_address
 
 import pytest
 
-from profiles.egress import EgressRule, decide_url
-from profiles.egress.addresses import first_refused, is_public, refusal
-from profiles.egress.errors import InvalidTarget
-from profiles.egress.hosts import parse_host
+from glovebox_profiles.egress import EgressRule, decide_url
+from glovebox_profiles.egress.addresses import first_refused, is_public, refusal
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import parse_host
 
 ALLOWED = [EgressRule(host="*.google.com"), EgressRule(host="google.com")]
 

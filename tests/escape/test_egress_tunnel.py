@@ -10,13 +10,13 @@ import anyio
 import anyio.abc
 import pytest
 from anyio.streams.tls import TLSStream
-
-from profiles.egress import EgressRule
-from server.egress.events import Closed, Denied, Opened, TunnelEvent
-from server.egress.limits import EgressLimits
-from server.egress.tunnel import connect
 from tests.internet import OTHER, PRIVATE, SITE, Cable, Internet, internet, wires
 from tests.tls_hello import made_hello, real_hello, server_name
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_server.egress.events import Closed, Denied, Opened, TunnelEvent
+from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.tunnel import connect
 
 __all__ = ["wires"]
 

@@ -19,22 +19,22 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
-
-from sandboxes.errors import SandboxUnavailable
-from server import app as apps
-from server.app import App
-from server.arguments import validated
-from server.audit import chain
-from server.audit.chain import Record
-from server.audit.events import EVENTS, CallLost
-from server.audit.file import LOG_NAME
-from server.audit.verify import verify
-from server.calls import Principal, ToolCall
-from server.ids import new_call_id
-from server.settings import Settings
 from tests import leftovers
 from tests.brokered import DRIVERS, Heard, profile
 from tests.leftovers import until
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_server import app as apps
+from glovebox_server.app import App
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import EVENTS, CallLost
+from glovebox_server.audit.file import LOG_NAME
+from glovebox_server.audit.verify import verify
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.calls import Principal, ToolCall
+from glovebox_server.ids import new_call_id
+from glovebox_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 #: At which moment of the call the server is killed: the sandbox is being made; it is proved; the program runs.
@@ -62,7 +62,7 @@ def _directories(tmp_path: Path, driver: str) -> Settings:
 
 def _command(settings: Settings, *words: str) -> list[str]:
     places = ["--workspace", str(settings.workspace), "--profiles-dir", str(settings.profiles_dir)]
-    return [sys.executable, "-m", "server.cli", *words, *places, "--state-dir", str(settings.state_dir)]
+    return [sys.executable, "-m", "glovebox_server", *words, *places, "--state-dir", str(settings.state_dir)]
 
 
 @asynccontextmanager

@@ -12,23 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from sandboxes import bubblewrap, cgroup, process, wire
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.runtime import Runtime
-from sandboxes.spec import SandboxSpec
-from server import app as apps
-from server.app import App
-from server.arguments import validated
-from server.audit.chain import Record
-from server.audit.read import records_of
-from server.calls import CallResult, Principal, ToolCall
-from server.ids import new_call_id
-from server.receipts.keys import Signer
-from server.receipts.verify import of_call, verify
-from server.settings import Settings
 from tests.brokered import Heard, profile
 from tests.channels import READY
+
+from _glovebox_guest import wire
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.drivers.bubblewrap import driver
+from glovebox_sandboxes.host import cgroup, process
+from glovebox_sandboxes.runtime.runtime import Runtime
+from glovebox_server import app as apps
+from glovebox_server.app import App
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.read import records_of
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.calls import CallResult, Principal, ToolCall
+from glovebox_server.ids import new_call_id
+from glovebox_server.receipts.keys import Signer
+from glovebox_server.receipts.verify import of_call, verify
+from glovebox_server.settings import Settings
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -101,12 +103,12 @@ async def server(tmp_path: Path) -> AsyncIterator[Home]:
 def lie(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]]) -> None:
     """Let the driver plan everything as it should, and run something else."""
 
-    class Liar(bubblewrap.Bubblewrap):
+    class Liar(driver.Bubblewrap):
         def _argv(self, spec: SandboxSpec, runtime: Runtime, *, zygote: bool) -> tuple[str, ...]:
             argv = super()._argv(spec, runtime, zygote=zygote)
             return argv if zygote else tuple(change(list(argv)))
 
-    monkeypatch.setattr(bubblewrap, "Bubblewrap", Liar)
+    monkeypatch.setattr(driver, "Bubblewrap", Liar)
 
 
 def row(started: Record, field: str) -> dict[str, Any]:

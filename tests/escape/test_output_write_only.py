@@ -7,23 +7,24 @@ import socket
 from pathlib import Path
 
 import pytest
-
-from sandboxes.seccomp import load
-from sandboxes.seccomp.filters import compile_policy
-from sandboxes.seccomp.policy import FULL_MASK, Allow, Condition
 from tests import bubblewrap
+
+from glovebox_sandboxes.seccomp import load
+from glovebox_sandboxes.seccomp.filters import compile_policy
+from glovebox_sandboxes.seccomp.policy import FULL_MASK, Allow, Condition
 
 pytestmark = pytest.mark.driver("bubblewrap")
 
-GUEST = Path(__file__).parents[2] / "sandboxes" / "guest"
+GUEST = Path(__file__).parents[2] / "sandboxes" / "_glovebox_guest"
 #: The modules as text: the sandbox's user may not be able to enter the folder they are in.
 MODULES = (
-    "import sys, types\nsys.modules['sandboxes'] = sys.modules['sandboxes.guest'] = types.ModuleType('sandboxes')\n"
+    "import sys, types\nfor name in ('_glovebox_guest', '_glovebox_guest.program'):\n"
+    "    sys.modules[name] = types.ModuleType(name)\n"
 )
 MODULES += "\n".join(
-    f"{name} = sys.modules['sandboxes.guest.{name}'] = types.ModuleType({name!r})\n"
-    f"exec({(GUEST / name).with_suffix('.py').read_text()!r}, {name}.__dict__)"
-    for name in ("kernel", "landlock", "writing")
+    f"{name.rpartition('.')[2]} = sys.modules['_glovebox_guest.{name}'] = types.ModuleType({name!r})\n"
+    f"exec({GUEST.joinpath(*name.split('.')).with_suffix('.py').read_text()!r}, {name.rpartition('.')[2]}.__dict__)"
+    for name in ("kernel", "landlock", "program.writing")
 )
 LAYOUT = [part for name in ("usr", "bin", "lib", "lib64", "etc") for part in ("--ro-bind", f"/{name}", f"/{name}")]
 LAYOUT += ["--proc", "/proc", "--dev", "/dev"]

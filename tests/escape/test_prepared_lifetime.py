@@ -15,19 +15,19 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from sandboxes import cgroup
-from sandboxes.errors import SandboxUnavailable
-from server import app as apps
-from server.app import App
-from server.arguments import validated
-from server.audit.verify import verify
-from server.calls import Principal, ToolCall
-from server.ids import new_call_id
-from server.settings import Settings
 from tests import leftovers, zygotes
 from tests.brokered import Heard, profile
 from tests.leftovers import until
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.host import cgroup
+from glovebox_server import app as apps
+from glovebox_server.app import App
+from glovebox_server.audit.verify import verify
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.calls import Principal, ToolCall
+from glovebox_server.ids import new_call_id
+from glovebox_server.settings import Settings
 
 pytestmark = pytest.mark.driver("bubblewrap")
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,15 @@ async def test_sigkill_of_a_server_with_sandboxes_that_stand_ready(settings: Set
 
 async def _killed(settings: Settings, number: int) -> None:
     places = ["--workspace", str(settings.workspace), "--profiles-dir", str(settings.profiles_dir)]
-    command = [sys.executable, "-m", "server.cli", "serve", *places, "--state-dir", str(settings.state_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "glovebox_server",
+        "serve",
+        *places,
+        "--state-dir",
+        str(settings.state_dir),
+    ]
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     process = await anyio.open_process(command, stderr=subprocess.DEVNULL, cwd=ROOT)
     async with process:

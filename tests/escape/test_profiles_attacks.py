@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from profiles.compile import to_spec
-from profiles.egress import decide_url
-from profiles.errors import ProfileError
-from profiles.loader import SHIPPED, load, parse, read
 from tests.profile_texts import MINIMAL, decide_by_name, profile
+
+from glovebox_profiles.compile import to_spec
+from glovebox_profiles.egress import decide_url
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED, load, parse, read
 
 PATH = Path("probe.toml")
 

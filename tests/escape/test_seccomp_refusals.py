@@ -9,11 +9,11 @@ import json
 import platform
 
 import pytest
-
-from sandboxes.seccomp import bpf, load
-from sandboxes.seccomp.cases import ALLOWED, Case, load_cases, payload, program
-from sandboxes.seccomp.filters import compile_policy
 from tests import bubblewrap
+
+from glovebox_sandboxes.seccomp import bpf, load
+from glovebox_sandboxes.seccomp.cases import ALLOWED, Case, load_cases, payload, program
+from glovebox_sandboxes.seccomp.filters import compile_policy
 
 pytestmark = pytest.mark.driver("bubblewrap")
 

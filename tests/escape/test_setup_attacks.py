@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import runtime
-from sandboxes.images import build, content
+from glovebox_sandboxes.drivers.docker.image import build, content
+from glovebox_sandboxes.runtime import runtime
 
 SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALLERS: tuple[Callable[[Path], Awaitable[None]], ...] = (

@@ -4,14 +4,14 @@ import os
 
 import anyio
 import pytest
-
-from sandboxes import cgroup
-from sandboxes.conformance.case import LIMITS
-from sandboxes.docker import usage
-from sandboxes.docker.driver import DockerDriver
-from sandboxes.process import Spawner
-from sandboxes.runtime import base_python
 from tests import docker_sandboxes
+
+from glovebox_sandboxes.conformance.case import LIMITS
+from glovebox_sandboxes.drivers.docker import usage
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.host import cgroup
+from glovebox_sandboxes.host.process import Spawner
+from glovebox_sandboxes.runtime.runtime import base_python
 
 DATAGRAMS = """
 import socket

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from sandboxes import gvisor
-from sandboxes.docker import DockerDriver
-from sandboxes.errors import UnsupportedSpec
-from server import app as apps
-from server.settings import Settings
 from tests import brokered
 from tests.brokered import Called, Glovebox
 from tests.must_run import GVISOR_DOCKER
+
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.drivers import gvisor
+from glovebox_sandboxes.drivers.docker import DockerDriver
+from glovebox_server import app as apps
+from glovebox_server.settings import Settings
 
 DRIVERS = [*brokered.DRIVERS, pytest.param(GVISOR_DOCKER, marks=pytest.mark.driver(GVISOR_DOCKER))]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from sandboxes.guest.jobs import places
 from tests.guest_jobs import Workspace, make
+
+from _glovebox_guest.jobs import places
 
 FOREIGN = "what the host keeps"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.process import Spawner
+from glovebox_sandboxes.host.process import Spawner
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from typing import Any
 
 import anyio
 import pytest
-
-from sandboxes import cgroup, run
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.run import host_namespaces
 from tests import leftovers, zygotes
 from tests.leftovers import until
 from tests.zygotes import answer, inside, outcome_of, zygote
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.host import cgroup
+from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session.run import host_namespaces
 
 pytestmark = pytest.mark.driver("bubblewrap")
 THREAT_MODEL = Path(__file__).parents[2] / "docs" / "threat-model.md"

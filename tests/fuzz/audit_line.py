@@ -2,9 +2,10 @@
 
 from contextlib import suppress
 
-from server.audit import chain
-from server.audit.chain import NotARecord
 from tests.fuzz.harness import bounded, text
+
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import NotARecord
 
 
 def check(data: bytes) -> None:

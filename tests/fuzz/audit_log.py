@@ -5,11 +5,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from server.audit import read
-from server.audit.file import HEAD_NAME, LOG_NAME
-from server.audit.verify import verify
 from tests.audit_logs import fill
 from tests.fuzz.harness import bounded
+
+from glovebox_server.audit import read
+from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
+from glovebox_server.audit.verify import verify
 
 _PLACE = Path(tempfile.mkdtemp(prefix="glovebox-fuzz-"))
 atexit.register(shutil.rmtree, _PLACE, ignore_errors=True)

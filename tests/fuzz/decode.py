@@ -2,8 +2,9 @@
 
 import zlib
 
-from server.egress.decode import PIECE_BYTES, BodyError, Decoder
 from tests.fuzz.harness import bounded, pieces
+
+from glovebox_server.egress.decode import PIECE_BYTES, BodyError, Decoder
 
 _ENCODINGS = ("gzip", "deflate", "", "identity", "x-gzip", "GZIP ", "br", "gzip, deflate")
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}

@@ -3,11 +3,12 @@
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from profiles.egress import EgressRule, decide, decide_url, parse_url
-from profiles.egress.errors import InvalidTarget
-from profiles.egress.hosts import parse_host
-from profiles.egress.targets import METHODS, EgressTarget, normalise_path, parse_authority, parse_connect
 from tests.fuzz.harness import bounded, text
+
+from glovebox_profiles.egress import EgressRule, decide, decide_url, parse_url
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import parse_host
+from glovebox_profiles.egress.targets import METHODS, EgressTarget, normalise_path, parse_authority, parse_connect
 
 _METHODS = sorted(METHODS)
 

@@ -1,9 +1,10 @@
 """The ClientHello reader: a name, a refusal or not enough, the same however the bytes are cut."""
 
-from profiles.egress.errors import InvalidTarget
-from profiles.egress.hosts import parse_host
-from server.egress.clienthello import MAX_HELLO, ClientHello
 from tests.fuzz.harness import pieces
+
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import parse_host
+from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 
 
 def _read(data: bytes, size: int) -> tuple[str | None, str | None]:

@@ -12,14 +12,14 @@ from typing import Any, TypeVar, cast
 import anyio
 import h11
 from anyio.abc import ByteStream
-
-from profiles.egress import parse_url
-from profiles.egress.errors import InvalidTarget
-from profiles.egress.targets import METHODS
-from server.egress.headers import request_headers
-from server.egress.http1 import Clock, Exchange, PeerFailed
-from server.egress.limits import READ_BYTES, EgressLimits
 from tests.fuzz.harness import bounded, pieces, text
+
+from glovebox_profiles.egress import parse_url
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.targets import METHODS
+from glovebox_server.egress.headers import request_headers
+from glovebox_server.egress.http1 import Clock, Exchange, PeerFailed
+from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 
 T = TypeVar("T")
 LIMITS = EgressLimits(header_bytes=1024, body_bytes=4096, ratio_grace_bytes=512, request_header_bytes=1024)

@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from sandboxes.jsontext import dumps, loads
+from _glovebox_guest.jsontext import dumps, loads
 
 
 def _refuse(name: str) -> NoReturn:

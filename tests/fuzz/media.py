@@ -1,7 +1,8 @@
 """Media types by content: the same however the bytes are cut; a text type is UTF-8 to its end."""
 
-from server.artifacts.media import OCTETS, Content, Sniffer
 from tests.fuzz.harness import bounded, pieces
+
+from glovebox_server.artifacts.media import OCTETS, Content, Sniffer
 
 _NAMES = ("a", "a.png", "a.jpg", "a.gif", "a.webp", "a.json", "a.csv", "a.txt", "a.svg", "a.xlsx", "a.npy", "a.pdf")
 

@@ -4,9 +4,10 @@ import ntpath
 import posixpath
 import unicodedata
 
-from server.artifacts.names import MAX_DEPTH, MAX_NAME_BYTES, CallNames, check_name, name_risks
-from server.errors import Refused
 from tests.fuzz.harness import bounded, text
+
+from glovebox_server.artifacts.names import MAX_DEPTH, MAX_NAME_BYTES, CallNames, check_name, name_risks
+from glovebox_server.errors import Refused
 
 
 def _accepted(name: str) -> bool:

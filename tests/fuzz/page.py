@@ -3,9 +3,10 @@
 import json
 import re
 
-from sandboxes.guest.jobs import page, readable
 from tests.fuzz.harness import bounded
 from tests.guest_jobs import Collected
+
+from _glovebox_guest.jobs.web import page, readable
 
 _TYPES = (
     "text/html",

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from profiles.errors import ProfileError
-from profiles.loader import parse
-from profiles.model import Profile, digest
 from tests.fuzz.harness import bounded
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import parse
+from glovebox_profiles.model import Profile, digest
 
 _PATH = Path("fuzz.toml")
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import h11
-
-from sandboxes.guest.loop import Loop, StreamHandler
-from sandboxes.guest.proxy_connection import Connection
-from sandboxes.guest.proxy_http import MAX_HEAD
-from sandboxes.wire import Data, End, Open, Wire
 from tests.fuzz.harness import bounded, pieces
+
+from _glovebox_guest.loop import Loop, StreamHandler
+from _glovebox_guest.proxy.connection import Connection
+from _glovebox_guest.proxy.http import MAX_HEAD
+from _glovebox_guest.wire import Data, End, Open, Wire
 
 if TYPE_CHECKING:
     import _socket

@@ -1,12 +1,12 @@
 """Receipts: proved only as they were signed, byte for byte; else NotAReceipt with a reason."""
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from server.audit import chain
-from server.receipts import dsse, statement
-from server.receipts.dsse import NotAReceipt
-from server.receipts.verify import Proved, verify
 from tests.fuzz.harness import SEEDS, bounded
+
+from glovebox_server.audit import chain
+from glovebox_server.receipts import dsse, statement
+from glovebox_server.receipts.dsse import NotAReceipt
+from glovebox_server.receipts.verify import Proved, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNED = (SEEDS / "receipt" / "signed").read_bytes()[1:]

@@ -2,8 +2,9 @@
 
 import json
 
-from sandboxes.result import MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, MAX_VALUE, ResultReader
 from tests.fuzz.harness import pieces
+
+from glovebox_sandboxes.session.result import MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, MAX_VALUE, ResultReader
 
 
 def _read(data: bytes, size: int) -> ResultReader:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.fuzz.harness import SEEDS, TARGETS, load
 
-OURS = ["server", "sandboxes", "profiles", "tomllib"]
+OURS = ["glovebox_server", "glovebox_sandboxes", "_glovebox_guest", "glovebox_profiles", "tomllib"]
 """Packages whose branches guide the fuzzer; tomllib reads profiles for us and is Python itself."""
 
 

@@ -2,8 +2,9 @@
 
 import errno
 
-from sandboxes.seccomp.policy import PolicyError, parse
 from tests.fuzz.harness import bounded
+
+from glovebox_sandboxes.seccomp.policy import PolicyError, parse
 
 
 def check(data: bytes) -> None:

@@ -4,9 +4,10 @@ import json
 import math
 from typing import Any
 
-from server.strict_json import MAX_DEPTH, check_shape
-from server.strict_json import check as strict
 from tests.fuzz.harness import bounded
+
+from glovebox_server.transport.strict_json import MAX_DEPTH, check_shape
+from glovebox_server.transport.strict_json import check as strict
 
 
 def _depth(value: Any) -> int:

@@ -4,7 +4,6 @@ import random
 import time
 
 import pytest
-
 from tests.fuzz.harness import SEEDS, TARGETS, load
 
 MUTATION_SECONDS = 2.0

@@ -2,8 +2,9 @@
 
 import struct
 
-from sandboxes.wire import MAX_JOB, MAX_OPEN, MAX_STREAM, WINDOW, Event, ProtocolError, Wire
 from tests.fuzz.harness import pieces
+
+from _glovebox_guest.wire import MAX_JOB, MAX_OPEN, MAX_STREAM, WINDOW, Event, ProtocolError, Wire
 
 HEADER = struct.Struct("!BII")
 

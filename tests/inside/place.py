@@ -20,14 +20,14 @@ import anyio.to_thread
 import mcp_types as types
 from mcp import Client, StdioServerParameters
 
-from sandboxes import runtime
-from server import capabilities
+from glovebox_sandboxes.runtime import runtime
+from glovebox_server.mcp import manifest as capabilities
 
 #: Nobody's number on any machine that runs tests.
 USER = 61_234
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
-GLOVEBOX = (PYTHON, "-m", "server.cli")
+GLOVEBOX = (PYTHON, "-m", "glovebox_server")
 #: What a program has to find: itself, its interpreter and its packages.
 PROGRAM = tuple(dict.fromkeys(Path(each) for each in (REPOSITORY, sys.prefix, sys.base_prefix)))
 #: Far above what any of these needs; it only ends a test that hangs.

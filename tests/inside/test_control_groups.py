@@ -6,7 +6,6 @@ With them, of whichever version this machine has: test_refused_namespaces. Versi
 import re
 
 import pytest
-
 from tests.inside.place import Place, assert_reached, look
 
 pytestmark = pytest.mark.driver("bubblewrap")

@@ -1,9 +1,9 @@
 """Inside bubblewrap: Glovebox works there as on a host, or says what the outer one forbids; no sandbox is root."""
 
 import pytest
-
-from sandboxes.bwrap import which
 from tests.inside.place import Place, assert_reached, assert_refused, look
+
+from glovebox_sandboxes.drivers.bubblewrap.bwrap import which
 
 pytestmark = pytest.mark.driver("bubblewrap")
 

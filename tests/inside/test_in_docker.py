@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from tests.inside.place import PROGRAM, SECONDS, USER, Place, assert_reached, assert_refused, look
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.driver("docker")]

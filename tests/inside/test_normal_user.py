@@ -4,7 +4,6 @@ import json
 
 import psutil
 import pytest
-
 from tests.inside.place import GLOVEBOX, Place, assert_reached, look
 
 pytestmark = pytest.mark.driver("bubblewrap")

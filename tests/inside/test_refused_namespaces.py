@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from tests.inside.place import PYTHON, Place, assert_reached, assert_refused, look
 
 pytestmark = pytest.mark.driver("bubblewrap")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import mcp_types as types
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 from mcp.shared.exceptions import MCPError
-
-from server.delivery import Context
 from tests.interaction.conformance_fixtures import Answer, Fixture, sampling, text
+
+from glovebox_server.mcp.delivery import Context
 
 _CODEC = AESGCMRequestStateCodec(keys=[b"0" * 32])
 

@@ -16,14 +16,14 @@ import mcp_types as types
 import uvicorn
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from server.delivery import Context
-from server.gate import Gate
-from server.mcp import Surface, build
-from server.transports import by_token, http_application
 from tests.interaction.conformance_fixtures import PROMPTS, RESOURCES, TEMPLATE, TOOLS, prompt, resource
 from tests.interaction.conformance_rounds import ROUNDS, prompt_round
 from tests.interaction.fakes import fake_app
+
+from glovebox_server.mcp.delivery import Context
+from glovebox_server.mcp.server import Surface, build
+from glovebox_server.transport.auth import Gate
+from glovebox_server.transport.serve import by_token, http_application
 
 TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other server
 

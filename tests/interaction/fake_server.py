@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import anyio
-
-from server.transports import serve_http, serve_stdio
 from tests.interaction.fakes import fake_app, give_tokens
+
+from glovebox_server.transport.serve import serve_http, serve_stdio
 
 
 async def _main(transport: str, directory: Path, names: list[str]) -> None:

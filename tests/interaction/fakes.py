@@ -11,17 +11,17 @@ import anyio
 import anyio.lowlevel
 from pydantic import Field
 
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.outcome import Job, Outcome
-from sandboxes.spec import Limits
-from server import tokens
-from server.artifacts.store import ArtifactStore
-from server.audit.events import CallCancelled, CallDecided, CallFinished
-from server.audit.log import AuditLog
-from server.calls import CallResult, Content, Decision, Image, Link, Listener, Text, ToolCall
-from server.capabilities import FORMAT, Manifest, Protocol, Suite
-from server.errors import AuditUnavailable
-from server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.spec import Limits
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinished
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.broker.calls import CallResult, Content, Decision, Image, Link, Listener, Text, ToolCall
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, Suite
+from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.transport import tokens
 
 DIGEST = "sha256:" + "0" * 64
 LIMITS = Limits(

@@ -15,11 +15,11 @@ from mcp import Client
 from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-
-from server import stdio
-from server.delivery import AuditParams
-from server.transports import serve_http, serve_stdio
 from tests.interaction.fakes import FakeApp, fake_app, give_tokens
+
+from glovebox_server.mcp.delivery import AuditParams
+from glovebox_server.transport import stdio
+from glovebox_server.transport.serve import serve_http, serve_stdio
 
 Transport = Literal["stdio", "http", "sse"]
 Era = Literal["legacy", "modern"]

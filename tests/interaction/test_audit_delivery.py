@@ -11,10 +11,10 @@ import pytest
 from mcp import Client, MCPError
 from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp.shared.subscriptions import ResourceUpdated
-
-from server.delivery import AUDIT_LOGGER
-from server.resources import ListenResult
 from tests.interaction.served import PAIRS, AuditClient, Era, Logs, Transport, served, until
+
+from glovebox_server.mcp.delivery import AUDIT_LOGGER
+from glovebox_server.mcp.resources import ListenResult
 
 pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
 http_pairs = pytest.mark.parametrize(("transport", "era"), [pair for pair in PAIRS if pair[0] != "stdio"])

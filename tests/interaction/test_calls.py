@@ -9,10 +9,10 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp import MCPError
-
-from server import delivery
-from server.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES
 from tests.interaction.served import PAIRS, Era, Transport, served, until
+
+from glovebox_server.mcp import delivery
+from glovebox_server.mcp.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES
 
 pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import SocketStream
-
-from server import gate, patience, transports
-from server.transports import CannotListen, serve_http
 from tests.interaction.fakes import fake_app
 from tests.interaction.served import PATIENCE, Served, served, until
+
+from glovebox_server.transport import auth, http_timeouts, serve
+from glovebox_server.transport.serve import CannotListen, serve_http
 
 ROUTES = [
     "/mcp",
@@ -193,7 +193,7 @@ async def test_a_body_with_two_meanings_goes_no_further(path: str, tmp_path: Pat
 async def test_a_large_body_is_not_read(tmp_path: Path) -> None:
     """M5: declared or streamed, a body over the cap is answered with 413 before it is complete."""
     async with served(tmp_path, "http") as server:
-        size = str(gate.MAX_BODY_BYTES + 1)
+        size = str(auth.MAX_BODY_BYTES + 1)
         for declared in (size, "9" * 30):
             status, _ = await _status(server, _request(server, "POST", "/mcp", {"Content-Length": declared}))
             assert status in {400, 413}
@@ -218,7 +218,7 @@ async def test_a_body_with_two_lengths_is_refused(tmp_path: Path) -> None:
 
 async def test_a_slow_body_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """M5: a client that sends a byte now and then is answered with 408 and holds nothing."""
-    monkeypatch.setattr(gate, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(auth, "BODY_SECONDS", 0.2)
     async with served(tmp_path, "http") as server:
         slow = _request(server, "POST", "/mcp", {"Content-Length": "100"})
         assert (await _status(server, slow + b"{"))[0] == 408
@@ -229,7 +229,7 @@ async def test_a_slow_head_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
 
     The control: a request that waits for its answer longer than that is not.
     """
-    monkeypatch.setattr(patience, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_timeouts, "HEAD_SECONDS", 0.2)
     async with served(tmp_path, "http") as server:
         host, port = server.url.removeprefix("http://").split(":")
         whole = _request(server, "GET", "/health", {"Connection": ""})
@@ -263,9 +263,9 @@ async def _held(server: Served, sent: bytes, number: int) -> AsyncIterator[list[
 @pytest.fixture
 def twenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server with places for twenty connections and as many sessions."""
-    monkeypatch.setattr(gate, "MAX_CONNECTIONS", 20)
-    monkeypatch.setattr(transports, "MAX_CONNECTIONS", 20)
-    monkeypatch.setattr(transports, "MAX_SESSIONS", 20)
+    monkeypatch.setattr(auth, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(serve, "MAX_SESSIONS", 20)
 
 
 @pytest.mark.usefixtures("twenty")
@@ -290,7 +290,7 @@ async def test_connections_without_a_token_keep_nobody_out(
                 server.app.broker.release.set()
         assert not server.app.broker.cancelled
         if not path:
-            monkeypatch.setattr(patience.PatientProtocol, "_make_room", lambda _: None)
+            monkeypatch.setattr(http_timeouts.PatientProtocol, "_make_room", lambda _: None)
             async with _held(server, stranger, 50):
                 assert (await _status(server, whole))[0] == 503
 

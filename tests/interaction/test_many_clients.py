@@ -5,9 +5,9 @@ from pathlib import Path
 import anyio
 import mcp_types as types
 import pytest
-
-from server.audit.log import AuditLog
 from tests.interaction.served import AuditClient, Era, Served, Transport, served, until
+
+from glovebox_server.audit.log import AuditLog
 
 CLIENTS = 60
 NAMES = ("alice", "bob", "carol", "dave")

@@ -18,7 +18,6 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-
 from tests.interaction import node
 from tests.interaction.served import PAIRS, Era, Transport, until
 

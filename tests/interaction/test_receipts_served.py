@@ -11,7 +11,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from mcp.shared.exceptions import MCPError
-
 from tests.interaction.test_real_server import GLOVEBOX, _client
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]

@@ -15,10 +15,10 @@ import mcp_types as types
 from mcp import Client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-
-from server.resources import ListenResult
 from tests.interaction.node import ROOT, fake_server
 from tests.interaction.served import until
+
+from glovebox_server.mcp.resources import ListenResult
 
 #: The promise: SIGTERM to exit with calls and streams open, on a busy machine.
 SECONDS = 5.0

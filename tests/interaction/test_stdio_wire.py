@@ -12,11 +12,11 @@ from typing import Any
 
 import anyio
 import pytest
-
-from server import stdio
-from server.transports import serve_stdio
 from tests.interaction.fakes import fake_app
 from tests.interaction.served import until
+
+from glovebox_server.transport import stdio
+from glovebox_server.transport.serve import serve_stdio
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 from rich.table import Table
-
 from tests.perf import bare, clients
 from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
 from tests.perf.clients import Setup

@@ -18,17 +18,17 @@ from unittest import mock
 
 import anyio
 from rich.console import Console
-
-from sandboxes.bwrap import BwrapSandbox
-from sandboxes.outside import Outside, unseen
-from server import app as apps
-from server.app import App
-from server.arguments import validated
-from server.calls import Principal, ToolCall
-from server.ids import new_call_id
-from server.receipts.ledger import LastWord, Ledger, Receipt
-from server.settings import Settings
 from tests.brokered import Heard, profile
+
+from glovebox_sandboxes.drivers.bubblewrap.bwrap import BwrapSandbox
+from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_server import app as apps
+from glovebox_server.app import App
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.calls import Principal, ToolCall
+from glovebox_server.ids import new_call_id
+from glovebox_server.receipts.ledger import LastWord, Ledger, Receipt
+from glovebox_server.settings import Settings
 
 PAIRS = 300
 WARM_UP = 5

@@ -16,13 +16,13 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from server.settings import Settings
 from tests.perf import against, bare, clients, idle, latency, load, machine, peers, plot, report, where, wire
 from tests.perf.bare import Bare
 from tests.perf.rows import ROWS, Part, Row, Verdict, chosen, judge, told
 from tests.perf.series import Series
 from tests.perf.where import Parts
+
+from glovebox_server.settings import Settings
 
 ROUNDS, QUICK_ROUNDS = 20, 2
 

@@ -18,7 +18,6 @@ import anyio
 import anyio.abc
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
-
 from tests.perf.bare import environment
 from tests.perf.machine import ROOT
 
@@ -50,7 +49,7 @@ class Setup:
 
     def command(self, *more: str) -> list[str]:
         """The server's command line."""
-        program = ["-m", "tests.perf.serving", str(self.spans)] if self.spans else ["-m", "server.cli"]
+        program = ["-m", "tests.perf.serving", str(self.spans)] if self.spans else ["-m", "glovebox_server"]
         places = ["--profiles-dir", str(self.directory / "profiles"), "--workspace", str(self.workspace)]
         places += ["--state-dir", str(self.directory / "state")]
         return [sys.executable, *program, "serve", *places, *more]
@@ -81,7 +80,7 @@ def adapted(profile: str, setup: Setup) -> str:
 async def usable(root: Path = ROOT) -> dict[str, str]:
     """Drivers that a revision can run here, each with its version, by its own word."""
     environ = {**environment(("PATH", "HOME", "USER", "LANG")), **environment(), "PYTHONPATH": str(root)}
-    argv = [sys.executable, "-m", "server.cli", "doctor", "--json"]
+    argv = [sys.executable, "-m", "glovebox_server", "doctor", "--json"]
     done = await anyio.run_process(argv, check=False, cwd=root, env=environ)
     return {each["driver"]: each["version"] for each in json.loads(done.stdout)["drivers"] if each["usable"]}
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import anyio
 from mcp import Client
-
-from sandboxes.docker.engine import Engine, host_from_environment
 from tests import leftovers
 from tests.perf import clients
 from tests.perf.bare import CODE
 from tests.perf.clients import Setup
 from tests.perf.series import Series, one
+
+from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 
 AT_ONCE = 8
 """Calls before looking: after them several sandboxes wait, as on a server that is in use."""

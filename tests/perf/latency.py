@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import anyio
 from mcp import Client
-
 from tests.perf import bare, clients, peers, workspace
 from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
 from tests.perf.clients import Setup
@@ -35,8 +34,8 @@ IN_A_ROW = 200
 PAUSE_SECONDS = 0.02
 """Between calls that are not in a row: in less than a model takes to its next word, the next sandbox is there."""
 FULL_SHELF = 16
-"""Sandboxes that the pool may have ready (sandboxes/pool.py): so many calls in a row may profit from the pause before
-them, and are not counted where calls are to be sustained."""
+"""Sandboxes that the pool may have ready (glovebox_sandboxes.pool.pool): so many calls in a row may profit from
+the pause before them, and are not counted where calls are to be sustained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sandboxes.conformance import host
-from sandboxes.conformance.case import LIMITS
 from tests.comparison.getting import got
 from tests.comparison.systems import _Foreign as Foreign
 from tests.comparison.systems import owned
 from tests.perf.bare import CODE
 from tests.perf.machine import ROOT
+
+from glovebox_sandboxes.conformance import host
+from glovebox_sandboxes.conformance.case import LIMITS
 
 FOLDER = ROOT / ".compare"
 KEYS = ("docker-run", "sandbox-runtime", "llm-sandbox", "mcp-run-python")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import mcp_types as types
-
 from tests.perf import clients
 from tests.perf.clients import Setup
 

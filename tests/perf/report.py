@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
 from tests.perf.machine import ROOT
 from tests.perf.rows import ROWS, Verdict
 from tests.perf.series import Series, rounded

@@ -6,8 +6,9 @@ Never imported by anything else.
 import sys
 from pathlib import Path
 
-from server.cli import main
 from tests.perf import spans
+
+from glovebox_server.cli.main import main
 
 if __name__ == "__main__":
     with spans.recorded(Path(sys.argv.pop(1))):

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-PARSE = ("server.stdio", "_parse")
-CALL = ("server.mcp", "Surface._call_tool")
+PARSE = ("glovebox_server.transport.stdio", "_parse")
+CALL = ("glovebox_server.mcp.server", "Surface._call_tool")
 IN_SANDBOX = "in the sandbox, by its own clock"
 TRANSPORT = "MCP: from the line read to the tool"
 REST = "between the parts: tasks, dispatch"
@@ -27,22 +27,22 @@ POLICY, RECEIPT = "policy: decide", "audit: last record and signed receipt, on d
 AUDIT = "audit: {}, on disk"
 #: Module, name in it, what it does in a call. A context manager is two parts: entering and leaving.
 POINTS: tuple[tuple[str, str, str], ...] = (
-    ("server.mcp", "validated", "arguments: validate"),
-    ("server.admission", "Admission.enter", "admission"),
-    ("server.delivery", "listening", "messages beside the call"),
-    ("server.broker", "Broker.call", "broker: the rest"),
-    ("server.broker", "decide", POLICY),
-    ("server.receipts.ledger", "Ledger.append", AUDIT),
-    ("server.receipts.ledger", "Ledger.close", RECEIPT),
-    ("sandboxes.drivers", "Drivers.choose", "driver and plan: choose"),
-    ("server.artifacts.store", "ArtifactStore.collect", "artifacts: a place for them"),
-    ("sandboxes.pool", "Pool.take", "sandbox: take from the pool"),
-    ("sandboxes.run", "run", "job: body, ending"),
-    ("sandboxes.link", "Link.run", "job: over the wire and back"),
-    ("server.collecting", "Collector.deliver", "artifacts: deliver"),
-    ("server.broker", "_finished", "outcome: digests"),
-    ("server.broker", "answered", "answer: fields"),
-    ("server.rendering", "tool_result", "answer: as MCP"),
+    ("glovebox_server.mcp.server", "validated", "arguments: validate"),
+    ("glovebox_server.broker.admission", "Admission.enter", "admission"),
+    ("glovebox_server.mcp.delivery", "listening", "messages beside the call"),
+    ("glovebox_server.broker.broker", "Broker.call", "broker: the rest"),
+    ("glovebox_server.broker.broker", "decide", POLICY),
+    ("glovebox_server.receipts.ledger", "Ledger.append", AUDIT),
+    ("glovebox_server.receipts.ledger", "Ledger.close", RECEIPT),
+    ("glovebox_sandboxes.drivers.registry", "Drivers.choose", "driver and plan: choose"),
+    ("glovebox_server.artifacts.store", "ArtifactStore.collect", "artifacts: a place for them"),
+    ("glovebox_sandboxes.pool.pool", "Pool.take", "sandbox: take from the pool"),
+    ("glovebox_sandboxes.session.run", "run", "job: body, ending"),
+    ("glovebox_sandboxes.session.connection", "Link.run", "job: over the wire and back"),
+    ("glovebox_server.broker.collector", "Collector.deliver", "artifacts: deliver"),
+    ("glovebox_server.broker.broker", "_finished", "outcome: digests"),
+    ("glovebox_server.broker.broker", "answered", "answer: fields"),
+    ("glovebox_server.mcp.rendering", "tool_result", "answer: as MCP"),
 )
 
 

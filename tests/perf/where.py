@@ -17,7 +17,6 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 from rich.table import Table
-
 from tests.perf import clients
 from tests.perf.bare import CODE, PRINTED
 from tests.perf.clients import Setup

@@ -5,17 +5,17 @@ import time
 from pathlib import Path
 
 import anyio
-
-from sandboxes import drivers
-from sandboxes.outcome import Job
-from sandboxes.run import Hooks, prove, run
-from sandboxes.spec import Limits, SandboxSpec
-from server.settings import Settings
 from tests.perf.series import Series
+
+from glovebox_sandboxes.contract.outcome import Job
+from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.session.run import Hooks, prove, run
+from glovebox_server.settings import Settings
 
 MIB = 32
 WINDOW = 2**20
-"""Bytes of one stream that may be on their way (sandboxes/wire.py)."""
+"""Bytes of one stream that may be on their way (sandboxes/_glovebox_guest/wire.py)."""
 ROUNDS, QUICK_ROUNDS = 10, 3
 WARM_UP = 2
 _CODE = f"""
@@ -59,7 +59,7 @@ async def measured(rounds: int = ROUNDS, driver: str = "bubblewrap") -> dict[str
     """Print 32 MiB in sandboxes, one after another."""
     rates: list[float] = []
     grown: list[float] = []
-    async with drivers.opened(Settings().data_dir, "bench") as available:
+    async with registry.opened(Settings().data_dir, "bench") as available:
         found = await available.get(driver)
         plan = found.plan(SandboxSpec(limits=_LIMITS))
         for number in range(WARM_UP + rounds):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mcp import Client
-
 from tests.perf import clients
 
 FILES = 100_000

@@ -9,12 +9,12 @@ import anyio
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-
-from server.artifacts.images import pixels
-from server.artifacts.media import Sniffer
-from server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
-from server.errors import Refused
 from tests.artifact_stores import ALICE, a_call, a_store, content, files, limits
+
+from glovebox_server.artifacts.images import pixels
+from glovebox_server.artifacts.media import Sniffer
+from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
+from glovebox_server.errors import Refused
 
 # Pieces that past attacks were made of, between arbitrary characters (lone surrogates included).
 PIECES = st.sampled_from(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-
-from server.audit import chain, read
-from server.audit.chain import NotARecord
-from server.audit.file import HEAD_NAME, LOG_NAME
-from server.audit.verify import verify
 from tests.audit_logs import fill
+
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.chain import NotARecord
+from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
+from glovebox_server.audit.verify import verify
 
 COUNT = 8
 

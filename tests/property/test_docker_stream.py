@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandboxes.docker.stream import ENGINE_ERROR, HEADER_BYTES, STDERR, STDOUT, Chunk, Demultiplexer, StreamError
+from glovebox_sandboxes.drivers.docker.stream import (
+    ENGINE_ERROR,
+    HEADER_BYTES,
+    STDERR,
+    STDOUT,
+    Chunk,
+    Demultiplexer,
+    StreamError,
+)
 
 frames = st.lists(st.tuples(st.sampled_from([STDOUT, STDERR, ENGINE_ERROR]), st.binary(max_size=200)), max_size=20)
 

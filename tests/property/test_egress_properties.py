@@ -7,13 +7,13 @@ from itertools import product
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from profiles.egress import EgressRule, EgressTarget, covers, covers_all, decide, decide_url, meet, parse_url
-from profiles.egress.errors import InvalidTarget
-from profiles.egress.hosts import matches, parse_host
-from server.egress.clienthello import MAX_HELLO, ClientHello
-from server.egress.decode import PIECE_BYTES, BodyError, Decoder
 from tests.tls_hello import made_hello, real_hello, server_name
+
+from glovebox_profiles.egress import EgressRule, EgressTarget, covers, covers_all, decide, decide_url, meet, parse_url
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import matches, parse_host
+from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
+from glovebox_server.egress.decode import PIECE_BYTES, BodyError, Decoder
 
 HOSTS = ["example.org", "a.example.org", "b.a.example.org", "xexample.org", "example.com"]
 PATTERNS = [*HOSTS, "*.example.org", "*.a.example.org"]

@@ -8,10 +8,10 @@ import anyio.abc
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from profiles.egress import parse_url
-from server.egress.headers import request_headers
-from server.egress.http1 import Clock, Exchange, PeerFailed
-from server.egress.limits import EgressLimits
+from glovebox_profiles.egress import parse_url
+from glovebox_server.egress.headers import request_headers
+from glovebox_server.egress.http1 import Clock, Exchange, PeerFailed
+from glovebox_server.egress.limits import EgressLimits
 
 LIMITS = EgressLimits(header_bytes=500, body_bytes=500, ratio_grace_bytes=100)
 STARTS = [

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from sandboxes.guest.jobs import charsets, markup, page
 from tests.guest_jobs import Collected
+
+from _glovebox_guest.jobs.web import charsets, markup, page
 
 PIECES = [
     "<", ">", "/", "!", "--", "<!--", "-->", "<!>", "</", "<?", "&amp;", "&#0;", "&#x1b;", "&", '"', "'", "=", " ",

@@ -2,14 +2,14 @@
 
 import pytest
 from hypothesis import given
-
-from profiles.diff import diff
-from profiles.errors import ProfileError
-from profiles.meet import meet
-from profiles.mistakes import valid_keys
-from profiles.model import Profile
-from profiles.order import DESCRIPTIVE, DIMENSIONS, within
 from tests.profile_texts import profile, profiles
+
+from glovebox_profiles.diff import diff
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.mistakes import valid_keys
+from glovebox_profiles.meet import meet
+from glovebox_profiles.model import Profile
+from glovebox_profiles.order import DESCRIPTIVE, DIMENSIONS, within
 
 
 def met(*all_of: Profile) -> Profile | None:

@@ -6,13 +6,13 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from profiles.errors import ProfileError
-from profiles.loader import SHIPPED, parse
-from profiles.model import Profile
-from profiles.order import within
-from profiles.positions import KeyPath, ScanError, scan
 from tests.profile_texts import MINIMAL
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED, parse
+from glovebox_profiles.load.positions import KeyPath, ScanError, scan
+from glovebox_profiles.model import Profile
+from glovebox_profiles.order import within
 
 PATH = Path("probe.toml")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandboxes.guest.proxy_http import BadRequest, Request, Tunnel, parse, refusal
+from _glovebox_guest.proxy.http import BadRequest, Request, Tunnel, parse, refusal
 
 HEADS = st.binary(max_size=300) | st.lists(
     st.sampled_from(

@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from server.audit.chain import canonical
-from server.receipts import dsse
-from server.receipts.dsse import NotAReceipt
 from tests.receipts import KEY
+
+from glovebox_server.audit.chain import canonical
+from glovebox_server.receipts import dsse
+from glovebox_server.receipts.dsse import NotAReceipt
 
 PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1","subject":[{"name":"\xc3\xa9"}]}'
 

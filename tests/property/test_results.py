@@ -6,9 +6,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandboxes.capture import HeadAndTail
-from sandboxes.guest.emit import BLOB, HEADER, VALUE
-from sandboxes.result import MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, ResultReader
+from _glovebox_guest.program.emit import BLOB, HEADER, VALUE
+from glovebox_sandboxes.session.capture import HeadAndTail
+from glovebox_sandboxes.session.result import MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, ResultReader
 
 
 @st.composite

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandboxes.seccomp.filters import compile_policy, number
-from sandboxes.seccomp.policy import Policy, load
+from glovebox_sandboxes.seccomp.filters import compile_policy, number
+from glovebox_sandboxes.seccomp.policy import Policy, load
 
 ALLOW, ERRNO, KILL_PROCESS = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}

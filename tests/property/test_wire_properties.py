@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from sandboxes import wire
-from sandboxes.wire import MAX_JOB, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire
+from _glovebox_guest import wire
+from _glovebox_guest.wire import MAX_JOB, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire
 
 HEADER = 9
 

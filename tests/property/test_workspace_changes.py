@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandboxes.guest import changes, overlay
+from _glovebox_guest.files import changes, overlay
 
 ROOM = 1 << 20
 _NAMES = st.sampled_from(["a", "b c", "d/e", 'q"x', "d/f\\g", "ü/ß", "z.bin", "-n", "a.orig"])

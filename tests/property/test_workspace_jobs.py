@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from sandboxes.guest.jobs import glob, places, read
 from tests.guest_jobs import Workspace, make
+
+from _glovebox_guest.jobs import glob, places, read
 
 names = st.binary(min_size=1, max_size=30).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-
-from sandboxes.conformance import call, case
 from tests import claims
+
+from glovebox_sandboxes.conformance import call, case
 
 CASES = (*case.load(), *call.load())
 ESCAPE = sorted(path.name for path in (claims.ROOT / "tests/escape").glob("test_*.py"))

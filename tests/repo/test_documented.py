@@ -2,10 +2,10 @@
 
 import click
 import pytest
-
-from server.cli import main
-from server.settings import Settings
 from tests.repo.files import ROOT
+
+from glovebox_server.cli.main import main
+from glovebox_server.settings import Settings
 
 
 def documentation() -> str:

@@ -6,7 +6,6 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
 from tests.repo.files import ROOT
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ]+) \\$")

@@ -81,7 +81,15 @@ def test_nothing_names_the_machine_it_was_written_on() -> None:
 def test_package_indexes_are_named_only_as_places_a_tool_may_fetch_from() -> None:
     """Locks and scripts use whatever index the machine is set up for; profiles, their docs and tests may name hosts."""
     host = re.compile(r"\b(pypi\.org|registry\.npmjs\.org|deb\.debian\.org)\b")
-    may = ("profiles/", "docs/", "tests/", "README.md", "server/tools/", "server/egress/", "scripts/demo.py")
+    may = (
+        "profiles/",
+        "docs/",
+        "tests/",
+        "README.md",
+        "server/glovebox_server/tools/",
+        "server/glovebox_server/egress/",
+        "scripts/demo.py",
+    )
     assert [name for name, text in texts() if host.search(text) and not name.startswith(may)] == []
     locks = [name for name, text in texts() if name.endswith((".lock", "lock.json")) and host.search(text)]
     assert locks == []

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
-
-from sandboxes.docker.engine import Engine
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.images import content
 from tests import leftovers
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker.engine import Engine
+from glovebox_sandboxes.drivers.docker.image import content
 
 START_SECONDS = 60.0
 """A start takes 2 seconds on an idle machine."""

@@ -29,15 +29,15 @@ import anyio.to_thread
 import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-
-from sandboxes import pool
-from sandboxes.docker.engine import Engine, host_from_environment
-from sandboxes.errors import SandboxUnavailable
-from server.audit.verify import verify
 from tests import leftovers
 from tests.brokered import profile
 from tests.soak.account import Account, accounted
 from tests.soak.engine import OwnEngine, own_engine
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
+from glovebox_sandboxes.pool import pool
+from glovebox_server.audit.verify import verify
 
 ROOT = Path(__file__).parents[2]
 BATCH = 50
@@ -322,7 +322,7 @@ async def serving(
     )
     (places["profiles"] / "run_python.toml").write_text(f'{text}\n[python]\nstart = "{start}"\n')
     log = directory / "log"
-    command = [sys.executable, "-m", "server.cli", "serve", "--transport", "http", "--port", "0"]
+    command = [sys.executable, "-m", "glovebox_server", "serve", "--transport", "http", "--port", "0"]
     command += ["--profiles-dir", str(places["profiles"]), "--workspace", str(places["workspace"])]
     command += ["--state-dir", str(places["state"])]
     environment = {**os.environ, "TMPDIR": str(places["temporary"])}

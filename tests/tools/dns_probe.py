@@ -11,7 +11,7 @@ import threading
 
 import anyio
 
-from server.egress.dial import Unreachable, resolve, system_resolver
+from glovebox_server.egress.dial import Unreachable, resolve, system_resolver
 
 ZONE = {"files.example.org": "93.184.1.1", "files.example.net.corp.example": "10.0.0.1"}
 HEADER = 12

@@ -4,9 +4,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from server import admission
-from server.admission import Admission
-from server.errors import Refused
+from glovebox_server.broker import admission
+from glovebox_server.broker.admission import Admission
+from glovebox_server.errors import Refused
 
 
 async def test_calls_run_in_order_and_never_more_than_promised() -> None:

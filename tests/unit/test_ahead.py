@@ -6,11 +6,11 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from profiles.loader import SHIPPED, load
-from sandboxes.errors import UnsupportedSpec
-from sandboxes.spec import SandboxSpec
-from server import ahead
-from server.app import check_example
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_server.app import check_example
+from glovebox_server.broker import prewarm
 
 
 class Host:
@@ -40,12 +40,12 @@ async def test_those_without_modules_come_first(
     before: list[bool] = []
 
     async def slept(seconds: float) -> None:
-        assert seconds == ahead.IMPORTS_AFTER_SECONDS
+        assert seconds == prewarm.IMPORTS_AFTER_SECONDS
         before.extend(bool(each.preload) for each in host.prepared)
 
     monkeypatch.setattr(anyio, "sleep", slept)
     profiles = load([SHIPPED], check_example=check_example)
-    await ahead.prepare(profiles, cast("Any", host), cast("Any", host), tmp_path)
+    await prewarm.prepare(profiles, cast("Any", host), cast("Any", host), tmp_path)
     modules = profiles.get("run_python")
     assert modules is not None
     assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])

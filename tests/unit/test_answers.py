@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from sandboxes.outcome import Blob, Captured, Outcome, SkippedFile, Usage
-from server.answers import answered, refused
-from server.audit.chain import Head
-from server.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
-from server.collecting import Delivered
-from server.receipts.ledger import Receipt
-from server.tools import TOOLS
-from server.tools.base import Isolation
-from server.tools.run_python import RunPythonResult
+from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
+from glovebox_server.audit.chain import Head
+from glovebox_server.broker.answers import answered, refused
+from glovebox_server.broker.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
+from glovebox_server.broker.collector import Delivered
+from glovebox_server.receipts.ledger import Receipt
+from glovebox_server.tools import TOOLS
+from glovebox_server.tools.base import Isolation
+from glovebox_server.tools.run_python import RunPythonResult
 
 HEAD = Head(seq=7, hash="a" * 64)
 DECISION = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="sha256:p")

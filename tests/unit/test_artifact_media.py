@@ -4,10 +4,10 @@ import io
 import zipfile
 
 import pytest
-
-from server.artifacts.images import MAX_PIXELS, pixels
-from server.artifacts.media import Content, Sniffer
 from tests.artifact_stores import PNG
+
+from glovebox_server.artifacts.images import MAX_PIXELS, pixels
+from glovebox_server.artifacts.media import Content, Sniffer
 
 JPEG = (
     b"\xff\xd8\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0\xff\xc0\0\x11\x08" + (480).to_bytes(2) + (640).to_bytes(2) + b"\3"

@@ -2,8 +2,15 @@
 
 import pytest
 
-from server.artifacts.names import MAX_DEPTH, MAX_NAME_BYTES, MAX_SEGMENT_BYTES, CallNames, check_name, name_risks
-from server.errors import Refused
+from glovebox_server.artifacts.names import (
+    MAX_DEPTH,
+    MAX_NAME_BYTES,
+    MAX_SEGMENT_BYTES,
+    CallNames,
+    check_name,
+    name_risks,
+)
+from glovebox_server.errors import Refused
 
 ORDINARY = [
     "result.csv",

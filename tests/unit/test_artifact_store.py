@@ -9,12 +9,6 @@ from pathlib import Path
 import anyio
 import pytest
 from pydantic import AnyUrl
-
-from server.artifacts import disk
-from server.artifacts.collect import FLUSH_BYTES
-from server.artifacts.record import ArtifactsUnavailable, decode, encode, id_of
-from server.artifacts.store import ArtifactStore
-from server.errors import Refused
 from tests.artifact_stores import (
     ALICE,
     BOB,
@@ -30,6 +24,12 @@ from tests.artifact_stores import (
     receive,
     untouched,
 )
+
+from glovebox_server.artifacts import disk
+from glovebox_server.artifacts.collect import FLUSH_BYTES
+from glovebox_server.artifacts.record import ArtifactsUnavailable, decode, encode, id_of
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.errors import Refused
 
 
 async def refused(store: ArtifactStore, uri: str) -> Refused:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from sandboxes.attestation import Attestation, attest, kernel_version
-from sandboxes.cgroup import Cgroup, Hierarchy
-from sandboxes.docker import usage
-from sandboxes.measure import MeasuredMount, parse
-from sandboxes.outside import Outside, groups_of, look, only_child, unseen
 from tests.unit.test_measure import EXPECTED, HOST, MEASURED
+
+from glovebox_sandboxes.contract.attestation import Attestation, attest, kernel_version
+from glovebox_sandboxes.contract.measure import MeasuredMount, parse
+from glovebox_sandboxes.drivers.docker import usage
+from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
+from glovebox_sandboxes.host.host_view import Outside, groups_of, look, only_child, unseen
 
 KERNEL = {"kernel": kernel_version()}
 OUTSIDE = Outside(
@@ -205,7 +205,7 @@ def test_limits_are_what_the_kernel_took(tmp_path: Path, monkeypatch: pytest.Mon
         "in its control group": (True, None),
     }
     for path, inside in (("/elsewhere", False), ("/a/xs1", False), ("/a/b/s1", True)):
-        monkeypatch.setattr("sandboxes.cgroup.groups_of", lambda _, path=path: {"": path})
+        monkeypatch.setattr("glovebox_sandboxes.host.cgroup.groups_of", lambda _, path=path: {"": path})
         assert group.read_back(1)["in its control group"] == (True, inside)
 
 

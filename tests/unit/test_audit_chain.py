@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import rfc8785
-
-from server.audit import chain
-from server.audit.chain import GENESIS, Draft, Edited, Head, NotARecord, Record
-from server.audit.events import draft
 from tests.audit_logs import decided
+
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import GENESIS, Draft, Edited, Head, NotARecord, Record
+from glovebox_server.audit.events import draft
 
 
 def sealed(data: dict[str, Any] | None = None, call_id: str | None = "c_1") -> Record:

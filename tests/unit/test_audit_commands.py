@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-
-from server.audit import chain, commands, read
-from server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
-from server.audit.file import LOG_NAME, LogFile
 from tests.audit_logs import decided, fill, finished, log_lines, replace_lines
+
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
+from glovebox_server.audit.file import LOG_NAME, LogFile
+from glovebox_server.cli import audit
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
 
@@ -51,7 +52,7 @@ def harmless(shown: str) -> bool:
 
 def test_tail_shows_records_as_lines(directory: Path, console: Console) -> None:
     """One line each, with number, time, kind and call."""
-    assert commands.tail(directory, console, count=3, follow=False, as_json=False) == 0
+    assert audit.tail(directory, console, count=3, follow=False, as_json=False) == 0
     lines = text(console).splitlines()
     assert len(lines) == 3
     assert "call.finished c_1" in lines[0]
@@ -75,17 +76,17 @@ def busy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("count", [0, 1, 4, 6, 50])
 def test_tail_shows_calls_and_counts_what_it_shows(busy: Path, console: Console, count: int) -> None:
     """However many records of servers lie between; `--all` and `--json` have those too (controls)."""
-    assert commands.tail(busy, console, count=count, follow=False, as_json=False) == 0
+    assert audit.tail(busy, console, count=count, follow=False, as_json=False) == 0
     lines = text(console).splitlines()
     assert len(lines) == min(count, 6)
     assert all(" call." in line for line in lines)
-    commands.tail(busy, console, count=count, follow=False, as_json=False, everything=True)
+    audit.tail(busy, console, count=count, follow=False, as_json=False, everything=True)
     assert len(text(console).splitlines()) - len(lines) == min(count, 60)
 
 
 def test_tail_as_json_hides_nothing(busy: Path, console: Console) -> None:
     """A program filters by itself."""
-    commands.tail(busy, console, count=2, follow=False, as_json=True)
+    audit.tail(busy, console, count=2, follow=False, as_json=True)
     assert [row["kind"] for row in rows(console)] == ["profile.loaded", "server.stopped"]
 
 
@@ -94,7 +95,7 @@ def test_tail_of_a_log_without_calls_says_so(tmp_path: Path, console: Console) -
     file = LogFile(tmp_path, "s_1")
     file.commit([draft(ServerStopped(reason="done"))])
     file.close()
-    assert commands.tail(tmp_path, console, count=5, follow=False, as_json=False) == 0
+    assert audit.tail(tmp_path, console, count=5, follow=False, as_json=False) == 0
     assert "--all" in text(console)
 
 
@@ -108,7 +109,7 @@ def test_show_cuts_and_breaks_nothing(directory: Path, width: int) -> None:
     file.commit([draft(replace(finished(), usage=usage))])
     file.close()
     console = Console(file=io.StringIO(), width=width)
-    assert commands.show(directory, console, "c_1", as_json=False) == 0
+    assert audit.show(directory, console, "c_1", as_json=False) == 0
     lines = [line.strip() for line in text(console).splitlines()]
     assert f"/a/long/place/{59}" in lines
     assert "plan_digest  sha256:" + "d" * 64 in lines
@@ -120,9 +121,9 @@ def test_show_cuts_and_breaks_nothing(directory: Path, width: int) -> None:
 
 def test_hostile_text_reaches_no_terminal(directory: Path, console: Console) -> None:
     """M16: escapes, C1 controls and direction marks come out escaped, markup as it is; raw they would act (control)."""
-    commands.tail(directory, console, count=5, follow=False, as_json=False)
-    commands.show(directory, console, "c_evil", as_json=False)
-    commands.show(directory, console, "c_evil", as_json=True)
+    audit.tail(directory, console, count=5, follow=False, as_json=False)
+    audit.show(directory, console, "c_evil", as_json=False)
+    audit.show(directory, console, "c_evil", as_json=True)
     assert harmless(text(console))
     assert "\\x1b]0;owned" in text(console)
     assert "[red]bold[/red]" in text(console)
@@ -133,7 +134,7 @@ def test_tail_as_json_is_one_record_per_line(directory: Path, console: Console) 
     """The objects are the records, whole; what is no record says so."""
     with (directory / LOG_NAME).open("ab") as handle:
         handle.write(b"rubbish\n")
-    assert commands.tail(directory, console, count=2, follow=False, as_json=True) == 0
+    assert audit.tail(directory, console, count=2, follow=False, as_json=True) == 0
     record, rubbish = rows(console)
     assert record == json.loads(log_lines(directory)[-2])
     assert rubbish == {"unreadable": "the line is not JSON"}
@@ -146,37 +147,37 @@ def test_follow_ends_when_interrupted(directory: Path, console: Console, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr("anyio.sleep", interrupted)
-    assert commands.tail(directory, console, count=1, follow=True, as_json=True) == 0
+    assert audit.tail(directory, console, count=1, follow=True, as_json=True) == 0
     assert len(rows(console)) == 1
 
 
 def test_show_gives_every_record_of_a_call(directory: Path, console: Console) -> None:
     """In order, with all fields."""
-    assert commands.show(directory, console, "c_1", as_json=True) == 0
+    assert audit.show(directory, console, "c_1", as_json=True) == 0
     assert [row["kind"] for row in rows(console)] == ["call.decided", "call.finished"]
 
 
 def test_show_of_an_unknown_call_says_how_to_find_one(directory: Path, console: Console) -> None:
     """Exit code 1, and 2 for what cannot be an id."""
-    assert commands.show(directory, console, "c_none", as_json=False) == 1
+    assert audit.show(directory, console, "c_none", as_json=False) == 1
     assert "glovebox audit tail" in text(console)
-    assert commands.show(directory, console, "../x", as_json=False) == 2
+    assert audit.show(directory, console, "../x", as_json=False) == 2
 
 
 def test_verify_says_whole_or_names_the_line(directory: Path, console: Console) -> None:
     """Exit code 0 or 1; without an anchor it says what it cannot see."""
-    assert commands.verify(directory, console, anchor=None, as_json=False) == 0
+    assert audit.verify(directory, console, anchor=None, as_json=False) == 0
     assert "the log is whole (without an anchor" in text(console)
     lines = log_lines(directory)
     replace_lines(directory, [lines[0], *lines[2:]])
-    assert commands.verify(directory, console, anchor=None, as_json=False) == 1
+    assert audit.verify(directory, console, anchor=None, as_json=False) == 1
     assert "line 2: deleted: records 2 to 2 are missing before this line" in text(console)
 
 
 def test_verify_as_json_has_every_problem(directory: Path, console: Console) -> None:
     """A program sees kind, line and number."""
     replace_lines(directory, log_lines(directory)[:-1])
-    assert commands.verify(directory, console, anchor=None, as_json=True) == 1
+    assert audit.verify(directory, console, anchor=None, as_json=True) == 1
     (report,) = rows(console)
     assert (report["ok"], report["records"], report["omitted"]) == (False, 5, 0)
     problems = report["problems"]
@@ -186,18 +187,18 @@ def test_verify_as_json_has_every_problem(directory: Path, console: Console) -> 
 
 def test_head_is_the_anchor_verify_takes(directory: Path, console: Console) -> None:
     """Print it today, verify against it tomorrow; a wrong one fails, rubbish is a bad argument."""
-    assert commands.head(directory, console, as_json=False) == 0
+    assert audit.head(directory, console, as_json=False) == 0
     anchor = text(console).strip()
-    assert commands.verify(directory, console, anchor=anchor, as_json=False) == 0
+    assert audit.verify(directory, console, anchor=anchor, as_json=False) == 0
     assert "(with the anchor)" in text(console)
     wrong = f"{read.head(directory).seq}:{chain.GENESIS}"
-    assert commands.verify(directory, console, anchor=wrong, as_json=False) == 1
-    assert commands.verify(directory, console, anchor="rubbish", as_json=False) == 2
+    assert audit.verify(directory, console, anchor=wrong, as_json=False) == 1
+    assert audit.verify(directory, console, anchor="rubbish", as_json=False) == 2
 
 
 def test_head_as_json(directory: Path, console: Console) -> None:
     """The same anchor for a program."""
-    assert commands.head(directory, console, as_json=True) == 0
+    assert audit.head(directory, console, as_json=True) == 0
     (row,) = rows(console)
     assert row["anchor"] == f"{row['seq']}:{row['hash']}"
 
@@ -205,9 +206,9 @@ def test_head_as_json(directory: Path, console: Console) -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_without_a_log_every_command_says_so(tmp_path: Path, console: Console, as_json: bool) -> None:
     """Exit code 4 and the fix, as a sentence or as an object."""
-    assert commands.tail(tmp_path, console, count=1, follow=False, as_json=as_json) == 4
-    assert commands.tail(tmp_path, console, count=1, follow=True, as_json=as_json) == 4
-    assert commands.show(tmp_path, console, "c_1", as_json=as_json) == 4
-    assert commands.verify(tmp_path, console, anchor=None, as_json=as_json) == 4
-    assert commands.head(tmp_path, console, as_json=as_json) == 4
+    assert audit.tail(tmp_path, console, count=1, follow=False, as_json=as_json) == 4
+    assert audit.tail(tmp_path, console, count=1, follow=True, as_json=as_json) == 4
+    assert audit.show(tmp_path, console, "c_1", as_json=as_json) == 4
+    assert audit.verify(tmp_path, console, anchor=None, as_json=as_json) == 4
+    assert audit.head(tmp_path, console, as_json=as_json) == 4
     assert text(console).count("Name the directory that holds audit.jsonl") == 5

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-
-from server.audit import chain, reference
-from server.audit.events import EVENTS, ArtifactRefused, CallDecided, CallFinished, SandboxStarted, draft
-from server.audit.verify import ProblemKind
-from server.calls import Decision, Principal, ToolCall
 from tests.audit_logs import decided, fill, finished
+
+from glovebox_server.audit import chain, reference
+from glovebox_server.audit.events import EVENTS, ArtifactRefused, CallDecided, CallFinished, SandboxStarted, draft
+from glovebox_server.audit.verify import ProblemKind
+from glovebox_server.broker.calls import Decision, Principal, ToolCall
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "audit.md"
 
@@ -23,7 +23,9 @@ def test_every_event_and_field_is_documented() -> None:
     assert {row.kind for row in reference.rows()} == set(EVENTS)
     for row in reference.rows():
         assert row.meaning.endswith("."), f"{row.kind}.{row.name} has no docstring under it"
-    assert reference.markdown() in DOCUMENT.read_text(), "put `server.audit.reference.markdown()` into docs/audit.md"
+    assert reference.markdown() in DOCUMENT.read_text(), (
+        "put `glovebox_server.audit.reference.markdown()` into docs/audit.md"
+    )
 
 
 def test_every_kind_of_problem_is_explained() -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from server.audit import chain, file, log
-from server.audit.chain import Head, Record
-from server.audit.events import ServerStarted, draft
-from server.audit.file import HEAD_NAME, LOG_NAME, LogFile
-from server.audit.log import AuditLog
-from server.audit.verify import verify
-from server.errors import AuditUnavailable
 from tests.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
+
+from glovebox_server.audit import chain, file, log
+from glovebox_server.audit.chain import Head, Record
+from glovebox_server.audit.events import ServerStarted, draft
+from glovebox_server.audit.file import HEAD_NAME, LOG_NAME, LogFile
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.verify import verify
+from glovebox_server.errors import AuditUnavailable
 
 
 @pytest.fixture

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from server.audit import chain, file, log, underway, writers
-from server.audit.chain import Record
-from server.audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped, draft
-from server.audit.file import LogFile
-from server.audit.log import AuditLog
-from server.audit.verify import verify
-from server.errors import AuditUnavailable
-from server.receipts.ledger import Office
-from server.receipts.verify import of_call
 from tests.audit_logs import decided, finished, log_lines
+
+from glovebox_server.audit import chain, file, log, underway, writers
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped, draft
+from glovebox_server.audit.file import LogFile
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.verify import verify
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.receipts.ledger import Office
+from glovebox_server.receipts.verify import of_call
 
 FULL = "Its last record could not be written: No space left on device."
 GONE = "Its server was gone before it could record an end."

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from server.audit import chain, read
-from server.audit.file import HEAD_NAME, LOG_NAME
-from server.audit.log import AuditLog
-from server.errors import AuditUnavailable
 from tests.audit_logs import decided, fill, log_lines
+
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.errors import AuditUnavailable
 
 
 def seqs(lines: list[read.Line]) -> list[int | None]:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from server.audit import subscription
-from server.audit.chain import Record
-from server.audit.events import ServerStarted
-from server.audit.log import AuditLog
-from server.audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
 from tests.audit_logs import decided, finished, log_lines
+
+from glovebox_server.audit import subscription
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import ServerStarted
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
 
 
 async def drain(stream: Subscription) -> list[Record | Missed]:

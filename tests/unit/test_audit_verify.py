@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from server.audit import chain, read
-from server.audit.chain import Head
-from server.audit.events import draft
-from server.audit.file import HEAD_NAME, LOG_NAME
-from server.audit.verify import MAX_PROBLEMS, verify
-from server.errors import AuditUnavailable
 from tests.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
+
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.chain import Head
+from glovebox_server.audit.events import draft
+from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
+from glovebox_server.audit.verify import MAX_PROBLEMS, verify
+from glovebox_server.errors import AuditUnavailable
 
 Lines = list[bytes]
 

@@ -1,7 +1,7 @@
 """Bad input, as a person or a framework meets it: exit code, one sentence that says what to do, and nothing half-run.
 
 Through ``glovebox call`` and ``glovebox serve`` with real parts behind them. What programs do to limits is in
-``sandboxes/conformance``; the same answers over MCP are in ``tests/interaction``.
+``sandboxes/glovebox_sandboxes/conformance``; the same answers over MCP are in ``tests/interaction``.
 """
 
 import json
@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from sandboxes import bwrap
-from server.audit.read import tail
-from server.audit.verify import verify
-from server.cli import main
-from server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
-from server.tools.run_python import MAX_CODE
 from tests.brokered import profile
+
+from glovebox_sandboxes.drivers.bubblewrap import bwrap
+from glovebox_server.audit.read import tail
+from glovebox_server.audit.verify import verify
+from glovebox_server.cli.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
+from glovebox_server.cli.main import main
+from glovebox_server.tools.run_python import MAX_CODE
 
 ROOT = Path(__file__).parents[2]
 #: A bwrap that answers the driver's probe, and then dies at every start.
@@ -330,7 +330,15 @@ def test_a_full_disk_refuses_calls_before_anything_runs(free: int, home: Home) -
     state = home.base / "state"
     state.mkdir()
     fill = f"head -c {64 * 1024} /dev/zero > {state}/filler 2>/dev/null; truncate -s -{free} {state}/filler"
-    call = [sys.executable, "-m", "server.cli", "call", "run_python", "--args", '{"code": "print(6 * 7)"}']
+    call = [
+        sys.executable,
+        "-m",
+        "glovebox_server",
+        "call",
+        "run_python",
+        "--args",
+        '{"code": "print(6 * 7)"}',
+    ]
     script = f'mount -t tmpfs -o size=48k none {state} && {fill}; exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *call, *home.options],

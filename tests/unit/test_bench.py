@@ -9,13 +9,13 @@ from typing import Any
 
 import anyio
 import pytest
-
-from profiles.loader import SHIPPED
 from tests.perf import bare, clients, idle, plot, report, spans, where, workspace
 from tests.perf.clients import Setup, adapted, succeeded
 from tests.perf.latency import Way, interleaved
 from tests.perf.rows import MAX_REASON, ROWS, Row, Verdict, chosen, judge, told
 from tests.perf.series import Series, compared, one, quantile, rounded
+
+from glovebox_profiles.load.loader import SHIPPED
 
 
 def series(key: str, *rounds: tuple[float, ...], unit: str = "ms") -> Series:

@@ -11,32 +11,32 @@ from typing import Any, cast
 import anyio
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from profiles.loader import SHIPPED, load
-from sandboxes import pool as pools
-from sandboxes.base import Capabilities, Facts, Plan, Source
-from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
-from sandboxes.measure import Expected
-from sandboxes.outside import Outside, unseen
-from sandboxes.pool import PoolEvent
-from sandboxes.run import host_namespaces
-from sandboxes.source import starting
-from sandboxes.spec import GUEST_UID, SandboxSpec
-from server.app import check_example
-from server.artifacts.record import ArtifactsUnavailable
-from server.audit import chain
-from server.audit.chain import Draft, Head, Record
-from server.audit.events import draft
-from server.audit.log import Then
-from server.broker import Broker, started
-from server.calls import CallResult, Principal, ToolCall
-from server.errors import AuditUnavailable
-from server.receipts.keys import Signer
-from server.receipts.ledger import Office
-from server.tools import TOOLS
 from tests.artifact_stores import a_store
 from tests.brokered import Heard
 from tests.channels import READY, Channel, Guest
+
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_sandboxes.contract.base import Capabilities, Facts, Plan, Source
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.measure import Expected
+from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
+from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_sandboxes.pool import pool as pools
+from glovebox_sandboxes.pool.pool import PoolEvent
+from glovebox_sandboxes.pool.source import starting
+from glovebox_sandboxes.session.run import host_namespaces
+from glovebox_server.app import check_example
+from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import Draft, Head, Record
+from glovebox_server.audit.events import draft
+from glovebox_server.audit.log import Then
+from glovebox_server.broker.broker import Broker, started
+from glovebox_server.broker.calls import CallResult, Principal, ToolCall
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.receipts.keys import Signer
+from glovebox_server.receipts.ledger import Office
+from glovebox_server.tools import TOOLS
 
 ARGUMENTS: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
 SIGNER = Signer(Ed25519PrivateKey.generate())
@@ -479,7 +479,7 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
     async def fail(*_: object) -> list[tuple[str, bytes]]:
         raise ArtifactsUnavailable("reading an artifact", "Input/output error", "Check the disk.")
 
-    monkeypatch.setattr("server.broker.open_inputs", fail)
+    monkeypatch.setattr("glovebox_server.broker.broker.open_inputs", fail)
     with pytest.raises(ArtifactsUnavailable):
         await scene.call()
     assert scene.audit.kinds() == ["call.decided", "call.failed"]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import Capabilities, Plan
-from sandboxes.bubblewrap import Bubblewrap
-from sandboxes.bwrap import Launcher
-from sandboxes.cgroup import Cgroup, Hierarchy
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.janitor import Janitor
-from sandboxes.measure import Expected
-from sandboxes.runtime import Runtime
-from sandboxes.spec import WORKSPACE, Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.base import Capabilities, Plan
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.measure import Expected
+from glovebox_sandboxes.contract.spec import WORKSPACE, Limits, Mount, SandboxSpec
+from glovebox_sandboxes.drivers.bubblewrap.bwrap import Launcher
+from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
+from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
+from glovebox_sandboxes.host.janitor import Janitor
+from glovebox_sandboxes.runtime.runtime import Runtime
 
 SPEC = SandboxSpec(
     limits=Limits(
@@ -26,7 +26,7 @@ SPEC = SandboxSpec(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["os.memfd_create", "os.pidfd_open", "sandboxes.janitor.helper"])
+@pytest.mark.parametrize("place", ["os.memfd_create", "os.pidfd_open", "glovebox_sandboxes.host.janitor.helper"])
 async def test_a_refused_step_is_told_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -39,10 +39,10 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
     groups.mkdir()
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
-    janitor = Janitor((groups,)) if place == "sandboxes.janitor.helper" else None
+    janitor = Janitor((groups,)) if place == "glovebox_sandboxes.host.janitor.helper" else None
     driver = Bubblewrap(capabilities, "/bin/cat", runtime, Hierarchy(version=2, parents=(groups,)), janitor)
     plan = driver.plan(SPEC)
-    monkeypatch.setattr("sandboxes.cgroup.Cgroup._set", lambda *_: None)
+    monkeypatch.setattr("glovebox_sandboxes.host.cgroup.Cgroup._set", lambda *_: None)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with monkeypatch.context() as patch:
         patch.setattr(place, fail)

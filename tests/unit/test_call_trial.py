@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sandboxes.conformance import host
-from sandboxes.conformance.call import Call, CallCase, load
-from server import call_trial
-from server.artifacts.store import ArtifactStore
-from server.audit.read import records_of
-from server.call_trial import Desk
-from server.calls import Text
-from server.settings import Settings
+from glovebox_sandboxes.conformance import host
+from glovebox_sandboxes.conformance.call import Call, CallCase, load
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.audit.read import records_of
+from glovebox_server.broker.calls import Text
+from glovebox_server.prove import harness
+from glovebox_server.prove.harness import Desk
+from glovebox_server.settings import Settings
 
 CASES = load()
 
@@ -25,7 +25,7 @@ CASES = load()
 @asynccontextmanager
 async def desk() -> AsyncIterator[Desk]:
     """A server's parts on a host with something to lose."""
-    async with host.planted() as planted, call_trial.opened(Settings().data_dir, planted) as opened:
+    async with host.planted() as planted, harness.opened(Settings().data_dir, planted) as opened:
         yield opened
 
 
@@ -90,7 +90,7 @@ async def test_a_changed_host_and_a_shared_artifact_are_noticed(monkeypatch: pyt
     real = ArtifactStore.open
 
     def shared(self: ArtifactStore, uri: str, _principal: object) -> Any:
-        return real(self, uri, call_trial._principal("one"))
+        return real(self, uri, harness._principal("one"))
 
     async with desk() as open_desk:
         monkeypatch.setattr(ArtifactStore, "open", shared)
@@ -113,7 +113,7 @@ async def test_records_that_are_not_there_are_noticed(monkeypatch: pytest.Monkey
     def some(directory: Path, call_id: str) -> Any:
         return [record for record in records_of(directory, call_id) if record.kind != lost]
 
-    monkeypatch.setattr(call_trial, "records_of", some)
+    monkeypatch.setattr(harness, "records_of", some)
     async with desk() as open_desk:
         found = (await open_desk.judge(a_case(), "bubblewrap")).problems
         assert len(found) == 1
@@ -129,9 +129,9 @@ async def test_a_result_that_is_not_whole_is_noticed() -> None:
         seen = await open_desk._see(a_case(), "bubblewrap", {})
         tool = open_desk._app.tools["run_python"]
         assert seen.result is not None
-        assert call_trial._incomplete(tool, seen.result) == []
-        assert call_trial._incomplete(tool, replace(seen.result, content=(Text(text=""),)))
-        assert call_trial._incomplete(tool, replace(seen.result, structured={"call_id": 1}))
+        assert harness._incomplete(tool, seen.result) == []
+        assert harness._incomplete(tool, replace(seen.result, content=(Text(text=""),)))
+        assert harness._incomplete(tool, replace(seen.result, structured={"call_id": 1}))
 
 
 @pytest.mark.parametrize("wrong", [{"refused": "x"}, {"refused": "x", "control": Call(invalid="x")}, {"exit": 1}])

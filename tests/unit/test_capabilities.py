@@ -9,21 +9,22 @@ from typing import Any, get_args, get_type_hints
 import mcp_types as types
 import pytest
 from click.testing import CliRunner
-
-from profiles.errors import ProfileError
-from profiles.features import FEATURES, Feature, named
-from profiles.loader import load, parse
-from sandboxes import drivers
-from sandboxes.base import Capabilities, Missing
-from sandboxes.errors import UnsupportedSpec
-from server import app as apps
-from server import capabilities, catalogue
-from server.capabilities import Manifest
-from server.cli import main
-from server.settings import Settings
-from server.tools import TOOLS
 from tests.interaction.served import served
 from tests.repo.files import ROOT
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.features import FEATURES, Feature, named
+from glovebox_profiles.load.loader import load, parse
+from glovebox_sandboxes.contract.base import Capabilities, Missing
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.drivers import registry
+from glovebox_server import app as apps
+from glovebox_server.cli.main import main
+from glovebox_server.mcp import catalogue
+from glovebox_server.mcp import manifest as capabilities
+from glovebox_server.mcp.manifest import Manifest
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
 
 UNSUPPORTED = [each for each in FEATURES if each.status == "unsupported" and each.key != "approval"]
 
@@ -79,7 +80,7 @@ def _loaded(directory: Path, **texts: str) -> Any:
     return load([directory], check_example=apps.check_example)
 
 
-class Nothing(drivers.Drivers):
+class Nothing(registry.Drivers):
     """A host without any driver that could be used."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandboxes.capture import HeadAndTail
+from glovebox_sandboxes.session.capture import HeadAndTail
 
 
 def captured(limit: int, *chunks: bytes) -> tuple[str, int, int]:

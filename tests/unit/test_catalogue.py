@@ -2,8 +2,8 @@
 
 import json
 
-from server import catalogue
-from server.tools import TOOLS
+from glovebox_server.mcp import catalogue
+from glovebox_server.tools import TOOLS
 
 #: What issue-sized models are promised: bytes of JSON, and tokens by the usual four bytes each.
 MAX_BYTES = 6_000

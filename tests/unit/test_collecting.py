@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import anyio
 import pytest
-
-from sandboxes.outcome import Blob, Captured, Outcome, SkippedFile, Usage
-from server.artifacts.record import ArtifactsUnavailable
-from server.artifacts.store import ArtifactStore
-from server.audit.events import ArtifactCollected, ArtifactRefused
-from server.audit.log import AuditLog
-from server.collecting import MAX_INLINE, MAX_INLINE_BYTES, MAX_REFUSED, Collector
 from tests.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
+
+from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
+from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.broker.collector import MAX_INLINE, MAX_INLINE_BYTES, MAX_REFUSED, Collector
 
 NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
 
@@ -208,7 +208,7 @@ async def test_a_full_disk_ends_the_call(tmp_path: Path, monkeypatch: pytest.Mon
         sink = await collector.accept("a.bin", 1)
         assert sink is not None
         with monkeypatch.context() as patch:
-            patch.setattr("server.artifacts.collect.os.write", full)
+            patch.setattr("glovebox_server.artifacts.collect.os.write", full)
             with pytest.raises(ArtifactsUnavailable):
                 await sink.data(bytes(300_000))
     assert recorder.events == []

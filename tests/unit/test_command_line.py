@@ -7,9 +7,9 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from server import transports
-from server.cli import main
-from server.exits import OK, USAGE
+from glovebox_server.cli.exits import OK, USAGE
+from glovebox_server.cli.main import main
+from glovebox_server.transport import serve
 
 
 def run(directory: Path, *arguments: str) -> Result:
@@ -73,7 +73,7 @@ def test_options_of_http_are_refused_over_stdio(option: tuple[str, str], tmp_pat
 def test_a_server_names_the_command_for_its_own_clients(url: str, allowed: tuple[str, ...], options: str) -> None:
     """The same port and state; the host is one that clients can use."""
     with structlog.testing.capture_logs() as logs:
-        transports.announced(url, allowed, ["--state-dir", "/srv/my state"])
+        serve.announced(url, allowed, ["--state-dir", "/srv/my state"])
     assert logs[0]["clients"] == f"glovebox client-config --transport http {options}"
     assert shlex.split(options)
     assert logs[0]["url"] == url

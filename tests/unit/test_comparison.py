@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-
-from sandboxes.conformance.case import load
 from tests.comparison import page
 from tests.comparison.compare import DOCS, KEYS, NOTHING
 from tests.comparison.getting import PEERS
 from tests.comparison.portable import Portable, Seen, Word, described, judge, read_json, selection, text, unpromised
+
+from glovebox_sandboxes.conformance.case import load
 
 CASES = {case.id: case for case in load()}
 SELECTION = selection()

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-
-from sandboxes.conformance.case import LIMITS
 from tests.comparison import running
 from tests.comparison.portable import Ended
 from tests.comparison.running import Ran
 from tests.comparison.systems import Docker, LlmSandbox, McpRunPython, SandboxRuntime
+
+from glovebox_sandboxes.conformance.case import LIMITS
 
 HOME = Path("/nowhere")
 RUNTIME = SandboxRuntime(HOME, "0", notes="")

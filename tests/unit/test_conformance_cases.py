@@ -9,10 +9,12 @@ import anyio.lowlevel
 import pytest
 from pydantic import ValidationError
 
-from sandboxes import bubblewrap, drivers
-from sandboxes.conformance import control, host, layout, trial
-from sandboxes.conformance.case import LIMITS, Case, Control, load
-from server.settings import Settings
+from glovebox_sandboxes.conformance import control, host, layout, trial
+from glovebox_sandboxes.conformance.case import LIMITS, Case, Control, load
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
+from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
+from glovebox_server.settings import Settings
 
 CASES = load()
 
@@ -22,7 +24,7 @@ def test_every_case_is_one_sentence_with_seeds_and_gaps_of_known_drivers() -> No
     for case in CASES:
         assert re.fullmatch(r"[^.].*\.", case.claim), case.id
         assert all(re.fullmatch(r"[EFIM]\d{1,2}", seed) for seed in case.seeds), case.id
-        assert set(case.gaps) <= {*drivers.NAMES, "rlimits", "gvisor-docker", "forked"}, case.id
+        assert set(case.gaps) <= {*registry.NAMES, "rlimits", "gvisor-docker", "forked"}, case.id
         assert all(reason for reason in case.gaps.values()), case.id
         assert set(case.limits) <= set(LIMITS.__slots__), case.id
 
@@ -131,5 +133,5 @@ async def test_what_is_planted_is_taken_away_again() -> None:
     assert not shared.exists()
 
 
-def _bubblewrap() -> AbstractAsyncContextManager[bubblewrap.Bubblewrap]:
+def _bubblewrap() -> AbstractAsyncContextManager[Bubblewrap]:
     return bubblewrap.connect(Settings().data_dir, "conformance-cases")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server import delivery
-from server.audit.subscription import Subscription
+from glovebox_server.audit.subscription import Subscription
+from glovebox_server.mcp import delivery
 
 
 class Silent:

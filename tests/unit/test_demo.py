@@ -7,7 +7,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-
 from tests.repo.files import ROOT
 
 LACKS = {"what": "bwrap is not installed", "fix": "Run `apt-get install bubblewrap`.", "fatal": True}

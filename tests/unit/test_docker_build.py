@@ -4,8 +4,8 @@ import tarfile
 
 import pytest
 
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.images import build, content
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker.image import build, content
 
 
 def test_files_in_the_image_belong_to_root_and_are_writable_by_nobody_else() -> None:

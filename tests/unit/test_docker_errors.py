@@ -6,11 +6,11 @@ from pathlib import Path
 import docker.errors
 import pytest
 import requests
-
-from sandboxes.docker.driver import DockerDriver
-from sandboxes.docker.engine import Engine, translated
-from sandboxes.errors import SandboxUnavailable
 from tests.unit.test_docker_plan import SPEC
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.drivers.docker.engine import Engine, translated
 
 
 def response(status: int) -> requests.Response:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sandboxes import guest_tree
-from sandboxes.docker.plan import Host, check_closed, make
-from sandboxes.errors import UnsupportedSpec
-from sandboxes.spec import Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.spec import Limits, Mount, SandboxSpec
+from glovebox_sandboxes.drivers.docker.plan import Host, check_closed, make
+from glovebox_sandboxes.runtime import guest_tree
 
 GOLDEN = Path(__file__).parent / "golden" / "docker_plan.json"
 SECCOMP = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from sandboxes.docker import removal, usage
-from sandboxes.docker.removal import Remover
-from sandboxes.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker import removal, usage
+from glovebox_sandboxes.drivers.docker.removal import Remover
 
 
 class Engine:

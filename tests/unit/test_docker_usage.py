@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.cgroup import SOCKET_BYTES
-from sandboxes.docker.usage import Usage, bound_sockets, end, groups, limits, read
+from glovebox_sandboxes.drivers.docker.usage import Usage, bound_sockets, end, groups, limits, read
+from glovebox_sandboxes.host.cgroup import SOCKET_BYTES
 
 CONTAINER = "c0ffee" * 10
 

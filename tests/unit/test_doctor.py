@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sandboxes import drivers
-from sandboxes.base import Capabilities, Missing
-from server import doctor
-from server.exits import OK, UNAVAILABLE, USAGE
-from server.settings import Settings
+from glovebox_sandboxes.contract.base import Capabilities, Missing
+from glovebox_sandboxes.drivers import registry
+from glovebox_server.cli import doctor
+from glovebox_server.cli.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.settings import Settings
 
 COMMAND = "`docker rmi glovebox/python:0123456789abcdef && glovebox setup --docker && true`"
 URL = "<https://a.example/a/very/long/address/that/does/not/fit/beside/other/words/in/a/line.html>"
@@ -47,8 +47,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Capabilities]:
 
         yield SimpleNamespace(get=get)
 
-    monkeypatch.setattr(drivers, "opened", opened)
-    monkeypatch.setattr(drivers, "NAMES", tuple(found))
+    monkeypatch.setattr(registry, "opened", opened)
+    monkeypatch.setattr(registry, "NAMES", tuple(found))
     return found
 
 

@@ -1,10 +1,10 @@
 """The ClientHello reader: one readable server name, or a refusal that says why."""
 
 import pytest
-
-from profiles.egress.errors import InvalidTarget
-from server.egress.clienthello import MAX_HELLO, ClientHello
 from tests.tls_hello import made_hello, real_hello, server_name, vector
+
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 
 NAME = server_name(b"files.example.org")
 

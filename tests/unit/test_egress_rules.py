@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from profiles.egress import EgressRule, covers, covers_all, decide, decide_url, meet, parse_connect, parse_url
-from profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress import EgressRule, covers, covers_all, decide, decide_url, meet, parse_connect, parse_url
+from glovebox_profiles.egress.errors import InvalidTarget
 
 PYPI = EgressRule.from_table({"host": "pypi.org", "methods": ["GET"], "paths": ["/simple/*"]})
 DOCS = EgressRule.from_table({"host": "*.example.org", "schemes": ["http", "https"]})

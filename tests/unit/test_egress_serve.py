@@ -6,13 +6,13 @@ from typing import Any
 import anyio
 import pytest
 
-from profiles.egress import EgressRule
-from profiles.egress.addresses import Address
-from sandboxes.link import Duplex
-from server.egress.events import EgressAttempt
-from server.egress.gate import EgressGate
-from server.egress.limits import EgressLimits
-from server.egress.serve import serve
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.addresses import Address
+from glovebox_sandboxes.session.connection import Duplex
+from glovebox_server.egress.events import EgressAttempt
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.serve import serve
 
 REQUEST: Mapping[str, Any] = {"method": "POST", "url": "https://evil.example/", "headers": []}
 CONNECT: Mapping[str, Any] = {"authority": "evil.example:443"}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from sandboxes.guest import child as children
-from sandboxes.guest import spending
-from sandboxes.guest.emit import HEADER, Emit
-from sandboxes.guest.jobs import python
-from sandboxes.guest.kernel import get_dumpable, set_dumpable
-from sandboxes.guest.work import _reap_orphans
+from _glovebox_guest.jobs import python
+from _glovebox_guest.kernel import get_dumpable, set_dumpable
+from _glovebox_guest.program import child as children
+from _glovebox_guest.program import rusage
+from _glovebox_guest.program.emit import HEADER, Emit
+from _glovebox_guest.work import _reap_orphans
 
 LIMITS = {"cpu_seconds": 2}
 Task = Callable[[Mapping[str, Any], Emit], int | None]
@@ -339,7 +339,7 @@ def test_a_programs_end_is_its_own_whatever_it_left_behind(code: str, status: in
     found, _, err, _ = run(program, payload={"code": code})
     assert found == status
     assert said in err.decode()
-    assert "sandboxes" not in err.decode()
+    assert "_glovebox_guest" not in err.decode()
 
 
 def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
@@ -347,9 +347,9 @@ def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
     child = children.fork(nothing, refused)
     try:
         deadline = time.monotonic() + 5
-        while not (used := spending.clock(child.pid)) and time.monotonic() < deadline:
+        while not (used := rusage.clock(child.pid)) and time.monotonic() < deadline:
             time.sleep(0.001)  # it has not run yet
-        assert 0 < used <= spending.clock(child.pid)
+        assert 0 < used <= rusage.clock(child.pid)
         assert used * 100 % 1, used
     finally:
         os.kill(child.pid, signal.SIGKILL)
@@ -357,7 +357,7 @@ def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
         os.close(child._order)
         for descriptor in (child.stdout, child.stderr, child.result, child.done):
             os.close(descriptor)
-    assert spending.clock(child.pid) == 0
+    assert rusage.clock(child.pid) == 0
 
 
 def test_a_programs_name_is_nothing_but_its_name() -> None:
@@ -370,7 +370,7 @@ def test_a_programs_name_is_nothing_but_its_name() -> None:
         deadline = time.monotonic() + 10
         while b"x\rVm\n" not in Path(f"/proc/{pid}/status").read_bytes():
             assert time.monotonic() < deadline
-        assert spending._memory_bytes(pid) > 1_000_000
+        assert rusage._memory_bytes(pid) > 1_000_000
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

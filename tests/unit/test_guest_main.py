@@ -5,9 +5,9 @@ import subprocess  # noqa: TID251 - the guest, as a program
 import sys
 from pathlib import Path
 
-from sandboxes import guest_tree
+from glovebox_sandboxes.runtime import guest_tree
 
-START = "import sys; sys.path.insert(0, sys.argv[1]); from sandboxes.guest.main import main; main()"
+START = "import sys; sys.path.insert(0, sys.argv[1]); from _glovebox_guest.main import main; main()"
 
 
 def test_the_guest_refuses_to_run_anywhere_but_in_its_own_pid_namespace(tmp_path: Path) -> None:

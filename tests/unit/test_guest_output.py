@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import wire
-from sandboxes.guest import output
-from sandboxes.guest.loop import HostGone, Loop
-from sandboxes.guest.output import MAX_DEPTH, MAX_SKIPPED, collect
+from _glovebox_guest import wire
+from _glovebox_guest.files import output
+from _glovebox_guest.files.output import MAX_DEPTH, MAX_SKIPPED, collect
+from _glovebox_guest.loop import HostGone, Loop
 
 
 class Host:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from sandboxes import guest_tree
-from sandboxes.base import Capabilities, Missing, Plan
-from sandboxes.cgroup import Hierarchy
-from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
-from sandboxes.gvisor.driver import Gvisor, version_of
-from sandboxes.gvisor.plan import config_file
-from sandboxes.runtime import Runtime
-from sandboxes.spec import Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.spec import Limits, Mount, SandboxSpec
+from glovebox_sandboxes.drivers.gvisor.driver import Gvisor, version_of
+from glovebox_sandboxes.drivers.gvisor.plan import config_file
+from glovebox_sandboxes.host.cgroup import Hierarchy
+from glovebox_sandboxes.runtime import guest_tree
+from glovebox_sandboxes.runtime.runtime import Runtime
 
 GOLDEN = Path(__file__).parent / "golden" / "gvisor_plan.json"
 LIMITS = Limits(

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandboxes import identity
-from sandboxes.identity import changes_user, is_kernels_root, kernels_root, unprivileged
+from glovebox_sandboxes.host import identity
+from glovebox_sandboxes.host.identity import changes_user, is_kernels_root, kernels_root, unprivileged
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from server.imports import MAX_GLANCED, may_want
+from glovebox_server.broker.imports import MAX_GLANCED, may_want
 
 PRELOAD = ("numpy", "matplotlib.pyplot")
 

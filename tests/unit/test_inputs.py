@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from server.errors import Refused
-from server.inputs import MAX_BYTES, open_inputs
 from tests.artifact_stores import ALICE, BOB, a_call, a_store, keep
+
+from glovebox_server.broker.inputs import MAX_BYTES, open_inputs
+from glovebox_server.errors import Refused
 
 
 async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ async def test_two_inputs_of_one_name_are_refused(tmp_path: Path, second: str) -
 
 async def test_inputs_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They pass through memory: at the limit they are given, one byte beyond it they are refused."""
-    monkeypatch.setattr("server.inputs.MAX_BYTES", 10)
+    monkeypatch.setattr("glovebox_server.broker.inputs.MAX_BYTES", 10)
     assert MAX_BYTES == 32 * 1024 * 1024
     async with a_store(tmp_path) as store:
         first = await keep(store, "x", bytes(6))

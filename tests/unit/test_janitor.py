@@ -10,10 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.cgroup import PREFIX, Cgroup, Hierarchy, detect, kill_all
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.janitor import Janitor, reap
-from sandboxes.owner import new_owner
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.host.cgroup import PREFIX, Cgroup, Hierarchy, detect, kill_all
+from glovebox_sandboxes.host.janitor import Janitor, reap
+from glovebox_sandboxes.host.owner import new_owner
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.jsontext import dumps, loads
+from _glovebox_guest.jsontext import dumps, loads
 
 PROGRAM = """
 import sys
-from sandboxes.jsontext import loads
+from _glovebox_guest.jsontext import loads
 assert loads('{"a":[1]}') == {"a": [1]}, "control: it reads JSON"
 for text in ('', '{', '{"a":1', '{"a" 1}', '{"a":1,}', '[1', '[1,]', '"a', '"\\\\x"', '"\\n"', 'nul', '1 2', 'NaN'):
     try:

@@ -9,11 +9,11 @@ from typing import Any
 
 import anyio
 import pytest
-
-from sandboxes import wire
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.link import Duplex, GuestOutcome, Link, Serve, Sink
 from tests.channels import OUTCOME, READY, Channel, Guest, Script
+
+from _glovebox_guest import wire
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.session.connection import Duplex, GuestOutcome, Link, Serve, Sink
 
 SECONDS = 20
 """Far above what any of these tests takes; it ends one that hangs."""

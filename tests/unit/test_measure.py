@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sandboxes import bubblewrap
-from sandboxes.attestation import attest
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.measure import NAMESPACES, Difference, Expected, more_groups, parse
-from sandboxes.outside import unseen
+from glovebox_sandboxes.contract.attestation import attest
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.measure import NAMESPACES, Difference, Expected, more_groups, parse
+from glovebox_sandboxes.drivers.bubblewrap import driver
+from glovebox_sandboxes.host.host_view import unseen
 
 HOST = {name: 100 + number for number, name in enumerate(NAMESPACES)}
 EXPECTED = Expected(
@@ -187,4 +187,4 @@ def test_only_an_unprivileged_server_keeps_groups(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         monkeypatch.setattr(os, "getegid", lambda uid=uid: uid)
         monkeypatch.setattr(os, "getgroups", lambda groups=groups: groups)
-        assert bubblewrap._kept_groups() == kept
+        assert driver._kept_groups() == kept

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sandboxes.measure import Difference, told
-from sandboxes.mounts import inside, named
+from glovebox_sandboxes.contract.measure import Difference, told
+from glovebox_sandboxes.host.mounts import inside, named
 
 TABLE = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -3,7 +3,6 @@
 from typing import Literal
 
 import pytest
-
 from tests import conftest
 
 

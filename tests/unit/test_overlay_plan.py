@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from profiles.compile import to_spec
-from sandboxes.base import Plan
-from sandboxes.docker.plan import make
 from tests.profile_texts import profile
 from tests.unit.test_docker_plan import HOST, SECCOMP
 from tests.unit.test_gvisor_plan import plan as gvisor_plan
+
+from glovebox_profiles.compile import to_spec
+from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.drivers.docker.plan import make
 
 OVERLAY = '[files]\nworkspace = "overlay"\n[limits.workspace]\nbytes = "8 MiB"\nfiles = 100\n'
 SPEC = to_spec(profile(OVERLAY), workspace=Path("/srv/project"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandboxes.owner import is_orphan, new_owner
+from glovebox_sandboxes.host.owner import is_orphan, new_owner
 
 
 def test_a_living_server_keeps_its_containers() -> None:

@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 import pytest
-
-from sandboxes.guest.jobs import page, readable
 from tests.guest_jobs import Collected
+
+from _glovebox_guest.jobs.web import page, readable
 
 
 def shown(

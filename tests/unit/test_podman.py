@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from sandboxes.docker import podman
-from sandboxes.docker.plan import make
-from sandboxes.errors import UnsupportedSpec
 from tests.unit.test_docker_plan import HOST, SECCOMP, SPEC
+
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.drivers.docker import podman
+from glovebox_sandboxes.drivers.docker.plan import make
 
 FILTER = "/somewhere/filter.json"
 

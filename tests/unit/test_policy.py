@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from profiles.loader import SHIPPED, load
-from profiles.model import Profile, digest
-from server.app import check_example
-from server.policy import decide
-from server.tools import TOOLS
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.model import Profile, digest
+from glovebox_server.app import check_example
+from glovebox_server.broker.policy import decide
+from glovebox_server.tools import TOOLS
 
 PROFILES = load([SHIPPED], check_example=check_example)
 PYTHON: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}

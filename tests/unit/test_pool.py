@@ -8,14 +8,15 @@ from pathlib import Path
 
 import anyio
 import pytest
-
-from sandboxes import lull, mounts
-from sandboxes import pool as pools
-from sandboxes.base import Plan
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.link import Link
-from sandboxes.spec import WORKSPACE, Mount
 from tests.pools import COLD, PLAN, Fake, Sandbox, Scene, a_scene, jumping, sandbox_of
+
+from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
+from glovebox_sandboxes.host import mounts
+from glovebox_sandboxes.pool import idle_gate
+from glovebox_sandboxes.pool import pool as pools
+from glovebox_sandboxes.session.connection import Link
 
 GIB = 2**30
 both = pytest.mark.parametrize("quick", [False, True], ids=["starting", "forking"])
@@ -41,7 +42,7 @@ async def test_after_the_first_call_one_waits_and_the_next_call_gets_it(*, quick
 @jumping
 async def test_what_can_wait_waits_for_a_call_that_is_under_way_but_not_for_long(*, quick: bool) -> None:
     """The next one is prepared, and a used one removed, in the lull between calls; or after a while without one."""
-    for seconds, over in ((lull.LULL_SECONDS / 2, False), (lull.LULL_SECONDS * 1.1, True)):
+    for seconds, over in ((idle_gate.LULL_SECONDS / 2, False), (idle_gate.LULL_SECONDS * 1.1, True)):
         async with a_scene(Fake(quick=quick)) as scene:
             await scene.call()
             await scene.settle()
@@ -68,7 +69,7 @@ async def test_what_another_call_waits_for_does_not_wait() -> None:
         with scene.pool.call():
             for _ in range(5):
                 async with scene.take():
-                    assert anyio.current_time() - began < lull.ANSWER_SECONDS
+                    assert anyio.current_time() - began < idle_gate.ANSWER_SECONDS
 
 
 @both

@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from sandboxes.identity import HOST_UIDS, SETPRIV, covers, mapped, unprivileged
-from sandboxes.process import Process, Spawner, Started
+from glovebox_sandboxes.host.identity import HOST_UIDS, SETPRIV, covers, mapped, unprivileged
+from glovebox_sandboxes.host.process import Process, Spawner, Started
 
 CAT = shutil.which("cat") or "/bin/cat"
 SECONDS = 20
@@ -192,7 +192,7 @@ async def test_a_system_that_does_not_answer_is_told(
         return original(*arguments)
 
     monkeypatch.setattr(spawner, "_start", hanging)
-    monkeypatch.setattr("sandboxes.process.START_SECONDS", 0.05)
+    monkeypatch.setattr("glovebox_sandboxes.host.process.START_SECONDS", 0.05)
     with anyio.fail_after(SECONDS):
         with pytest.raises(OSError, match="did not answer") as told:
             await spawner.start([CAT], stderr=null, descriptors=())

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-
-from profiles.commands import check, diff_paths, explain_tool, list_profiles, show
-from profiles.loader import SHIPPED, load
 from tests.profile_texts import MINIMAL, decide_by_name
+
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_server.cli.profiles import check, diff_paths, explain_tool, list_profiles, show
 
 PROFILES = load([SHIPPED], check_example=None)
 

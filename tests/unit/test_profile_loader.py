@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-
-from profiles.errors import ProfileError
-from profiles.loader import MAX_FILE, MAX_PROFILES, SHIPPED, load, parse, read
-from profiles.model import GIB, KIB, MIB, digest
 from tests.profile_texts import MINIMAL, decide_by_name, profile
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import MAX_FILE, MAX_PROFILES, SHIPPED, load, parse, read
+from glovebox_profiles.model import GIB, KIB, MIB, digest
 
 PATH = Path("probe.toml")
 

@@ -3,19 +3,19 @@
 from pathlib import Path
 
 import pytest
-
-from profiles.commands import to_toml
-from profiles.compile import to_spec
-from profiles.egress import decide_url
-from profiles.explain import explain, render
-from profiles.loader import SHIPPED, load, parse
-from profiles.mistakes import valid_keys
-from profiles.model import MIB, Profile, digest
-from profiles.order import DESCRIPTIVE, DIMENSIONS
-from profiles.schema import SCHEMA_FILE, schema_text
-from profiles.words import LABELS
-from sandboxes.spec import WORKSPACE, Mount
 from tests.profile_texts import decide_by_name, profile
+
+from glovebox_profiles.compile import to_spec
+from glovebox_profiles.egress import decide_url
+from glovebox_profiles.explain import explain, render
+from glovebox_profiles.load.loader import SHIPPED, load, parse
+from glovebox_profiles.load.mistakes import valid_keys
+from glovebox_profiles.model import MIB, Profile, digest
+from glovebox_profiles.order import DESCRIPTIVE, DIMENSIONS
+from glovebox_profiles.schema import SCHEMA_FILE, schema_text
+from glovebox_profiles.words import LABELS
+from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
+from glovebox_server.cli.profiles import to_toml
 
 TOOLS = ["fetch_url", "list_workspace_files", "read_workspace_file", "run_python", "search_workspace"]
 PROFILES = load([SHIPPED], check_example=decide_by_name)
@@ -167,7 +167,7 @@ def test_every_key_has_a_label() -> None:
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:
-    """Run `python -m profiles.schema` after a change of the model."""
+    """Run `python -m glovebox_profiles.schema` after a change of the model."""
     assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
 
 

@@ -11,21 +11,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sandboxes import drivers
-from sandboxes.base import Capabilities, Driver, Missing, Plan, Source
-from sandboxes.conformance import call, case, host, prepared, prove, trial
-from sandboxes.conformance.case import Case, Control
-from sandboxes.conformance.host import Planted
-from sandboxes.conformance.prepared import Prepared
-from sandboxes.errors import SandboxUnavailable, UnsupportedSpec
-from sandboxes.measure import Expected
-from sandboxes.seccomp.cases import load_cases
-from sandboxes.source import Starting
-from sandboxes.spec import SandboxSpec
-from server import call_trial, commands
-from server.errors import AuditUnavailable
-from server.exits import FAILED, OK, UNAVAILABLE
-from server.settings import Settings
+from glovebox_sandboxes.conformance import call, case, host, prepared, prove, trial
+from glovebox_sandboxes.conformance.case import Case, Control
+from glovebox_sandboxes.conformance.host import Planted
+from glovebox_sandboxes.conformance.prepared import Prepared
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Source
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.measure import Expected
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.pool.source import Starting
+from glovebox_sandboxes.seccomp.cases import load_cases
+from glovebox_server.cli import commands
+from glovebox_server.cli.exits import FAILED, OK, UNAVAILABLE
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.prove import harness
+from glovebox_server.settings import Settings
 
 CAPABILITIES = Capabilities(driver="bubblewrap", level="namespaces", version="1", limits={"memory_bytes": "cgroup v2"})
 RLIMITS = replace(CAPABILITIES, limits={"memory_bytes": "rlimit"})
@@ -178,14 +179,14 @@ def _served(monkeypatch: pytest.MonkeyPatch, capabilities: Mapping[str, Capabili
 
         yield Available()
 
-    monkeypatch.setattr(drivers, "opened", opened)
+    monkeypatch.setattr(registry, "opened", opened)
 
     @asynccontextmanager
     async def desk(_data: Path, _host: Planted) -> AsyncIterator[None]:
         yield None
 
-    monkeypatch.setattr(call_trial, "opened", desk)
-    monkeypatch.setattr(drivers, "NAMES", tuple(capabilities))
+    monkeypatch.setattr(harness, "opened", desk)
+    monkeypatch.setattr(registry, "NAMES", tuple(capabilities))
 
 
 GONE = replace(CAPABILITIES, driver="docker", missing=(Missing(what="no Engine", fix="start it", fatal=True),))
@@ -301,5 +302,5 @@ def test_our_own_failures_are_one_paragraph(
         raise AuditUnavailable("Opening the log", "the disk is full", "Free space.")
 
     _served(monkeypatch, {"bubblewrap": CAPABILITIES})
-    monkeypatch.setattr(call_trial, "opened", full)
+    monkeypatch.setattr(harness, "opened", full)
     assert _run(StringIO()) == UNAVAILABLE

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-
-from server.audit import chain
-from server.receipts import statement
-from server.receipts.dsse import NotAReceipt
-from server.receipts.verify import verify
 from tests.receipts import desk, public
+
+from glovebox_server.audit import chain
+from glovebox_server.receipts import statement
+from glovebox_server.receipts.dsse import NotAReceipt
+from glovebox_server.receipts.verify import verify
 
 
 async def test_a_stranger_in_the_key_id_is_told_in_escapes(tmp_path: Path) -> None:

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-
-from server.audit import read
-from server.audit.chain import canonical
-from server.audit.events import ArtifactCollected, CallCancelled, CallDecided, CallFailed, draft
-from server.calls import Decision
-from server.errors import AuditUnavailable
-from server.receipts import dsse, names, reference, statement
-from server.receipts.dsse import NotAReceipt
-from server.receipts.keys import public_pem
-from server.receipts.ledger import _asked
-from server.receipts.verify import of_call, verify
 from tests.audit_logs import log_lines
 from tests.receipts import CALL_ID, CODE, KEY, OTHER, call_of, desk, finished, profile, public, said
+
+from glovebox_server.audit import read
+from glovebox_server.audit.chain import canonical
+from glovebox_server.audit.events import ArtifactCollected, CallCancelled, CallDecided, CallFailed, draft
+from glovebox_server.broker.calls import Decision
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.receipts import dsse, names, reference, statement
+from glovebox_server.receipts.dsse import NotAReceipt
+from glovebox_server.receipts.keys import public_pem
+from glovebox_server.receipts.ledger import _asked
+from glovebox_server.receipts.verify import of_call, verify
 
 
 async def test_what_is_signed_is_what_dsse_says() -> None:
@@ -300,5 +300,5 @@ def test_every_field_is_documented() -> None:
     document = Path(__file__).parents[2] / "docs" / "receipts.md"
     assert "|  |" not in reference.markdown(), "a field has no docstring under it"
     assert reference.markdown() in document.read_text(), (
-        "put `server.receipts.reference.markdown()` into docs/receipts.md"
+        "put `glovebox_server.receipts.reference.markdown()` into docs/receipts.md"
     )

@@ -6,8 +6,8 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from server.calls import CallResult, Content, Image, Link, Text
-from server.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES, tool_result
+from glovebox_server.broker.calls import CallResult, Content, Image, Link, Text
+from glovebox_server.mcp.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES, tool_result
 
 
 def _result(structured: dict[str, Any], *content: Content) -> CallResult:

@@ -5,15 +5,23 @@ from typing import Any
 
 import pytest
 
-from sandboxes.guest.emit import BLOB, HEADER, VALUE
-from sandboxes.outcome import Blob
-from sandboxes.result import IMAGE_TYPES, MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, MAX_VALUE, ResultReader
+from _glovebox_guest.program.emit import BLOB, HEADER, VALUE
+from glovebox_sandboxes.contract.outcome import Blob
+from glovebox_sandboxes.session.result import (
+    IMAGE_TYPES,
+    MAX_BLOB,
+    MAX_BLOB_BYTES,
+    MAX_BLOBS,
+    MAX_FRAMES,
+    MAX_VALUE,
+    ResultReader,
+)
 
 PNG = IMAGE_TYPES["image/png"] + b"rest"
 
 
 def frame(kind: int, payload: bytes) -> bytes:
-    """A frame as ``sandboxes.guest.emit`` writes it."""
+    """A frame as ``_glovebox_guest.program.emit`` writes it."""
     return HEADER.pack(kind, len(payload)) + payload
 
 

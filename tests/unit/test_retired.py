@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import retired
+from glovebox_sandboxes.runtime import guest_gc
 
 TWO_DAYS = 2 * 24 * 3600
 
@@ -14,8 +14,8 @@ TWO_DAYS = 2 * 24 * 3600
 def guest(data: Path, name: str, *, age: float = TWO_DAYS) -> Path:
     """A guest's directory of this age."""
     path = data / name
-    (path / "sandboxes").mkdir(parents=True)
-    (path / "sandboxes" / "wire.py").write_text("")
+    (path / "_glovebox_guest").mkdir(parents=True)
+    (path / "_glovebox_guest" / "wire.py").write_text("")
     then = time.time() - age
     os.utime(path, (then, then))
     return path
@@ -31,26 +31,26 @@ def test_old_guests_go_and_the_current_one_stays(tmp_path: Path) -> None:
     (tmp_path / "guest-file").write_text("mine")
     elsewhere = guest(tmp_path / "elsewhere", "kept")
     (tmp_path / "guest-link").symlink_to(elsewhere)
-    assert retired.remove(tmp_path, current) == 2
+    assert guest_gc.remove(tmp_path, current) == 2
     kept = {"guest-new", young.name, "runtime", "guest-file", "guest-link", "elsewhere"}
     assert {path.name for path in tmp_path.iterdir()} == kept
-    assert (elsewhere / "sandboxes" / "wire.py").exists()
+    assert (elsewhere / "_glovebox_guest" / "wire.py").exists()
 
 
 def test_a_guest_a_server_uses_stays(tmp_path: Path) -> None:
     """Whatever its age; once the server is gone it goes (control)."""
     used = guest(tmp_path, "guest-used")
-    with retired.held(used), retired.held(used):
-        assert retired.remove(tmp_path, tmp_path / "guest-new") == 0
+    with guest_gc.held(used), guest_gc.held(used):
+        assert guest_gc.remove(tmp_path, tmp_path / "guest-new") == 0
         assert used.is_dir()
-    assert retired.remove(tmp_path, tmp_path / "guest-new") == 1
+    assert guest_gc.remove(tmp_path, tmp_path / "guest-new") == 1
     assert not used.exists()
 
 
 def test_without_a_guest_there_is_nothing_to_hold(tmp_path: Path) -> None:
     """Where no runtime was built."""
-    with retired.held(None):
-        assert retired.remove(tmp_path / "none", tmp_path) == 0
+    with guest_gc.held(None):
+        assert guest_gc.remove(tmp_path / "none", tmp_path) == 0
 
 
 def test_a_guest_is_not_removed_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +61,6 @@ def test_a_guest_is_not_removed_under_its_own_name(tmp_path: Path, monkeypatch: 
         raise OSError
 
     monkeypatch.setattr("shutil.rmtree", killed)
-    retired.remove(tmp_path, tmp_path / "guest-new")
+    guest_gc.remove(tmp_path, tmp_path / "guest-new")
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".building-")

@@ -7,17 +7,17 @@ from typing import Any
 
 import anyio
 import pytest
-
-from sandboxes import run as running
-from sandboxes.base import Facts, Plan
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.link import GuestOutcome
-from sandboxes.measure import Expected
-from sandboxes.outcome import Ended, Job, Outcome
-from sandboxes.outside import Outside, unseen
-from sandboxes.run import Hooks, Proved, prove, run
-from sandboxes.spec import Limits, SandboxSpec
 from tests.channels import OUTCOME, READY, Channel, Guest
+
+from glovebox_sandboxes.contract.base import Facts, Plan
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.measure import Expected
+from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
+from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
+from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_sandboxes.session import run as running
+from glovebox_sandboxes.session.connection import GuestOutcome
+from glovebox_sandboxes.session.run import Hooks, Proved, prove, run
 
 LIMITS = Limits(
     wall_seconds=2.5, cpu_seconds=4, memory_bytes=512 * 2**20, pids=64, scratch_bytes=2**20, output_bytes=2**20,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import ownership, runtime
-from sandboxes.runtime import RuntimeProblem
+from glovebox_sandboxes.host import permissions
+from glovebox_sandboxes.runtime import runtime
+from glovebox_sandboxes.runtime.runtime import RuntimeProblem
 
 STRANGER = 4321
 
@@ -76,7 +77,7 @@ def test_root_and_this_user_are_trusted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     for owner, trusted in ((0, True), (1234, True), (STRANGER, False)):
         os.chown(tmp_path, owner, -1)
-        assert (ownership.flaw(tmp_path.stat()) is None) == trusted
+        assert (permissions.flaw(tmp_path.stat()) is None) == trusted
 
 
 async def test_a_data_directory_in_an_empty_home_is_only_not_built(tmp_path: Path) -> None:

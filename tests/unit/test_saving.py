@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 from click.testing import CliRunner
-
-from server.calls import Principal
-from server.cli import main
-from server.exits import OK, UNAVAILABLE, USAGE
 from tests.artifact_stores import Clock, a_store, keep
+
+from glovebox_server.broker.calls import Principal
+from glovebox_server.cli.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 CONTENT = b"kept\n" * 10_000
@@ -38,7 +38,7 @@ IN_SMALL_FILES = """
 import resource, sys
 from pathlib import Path
 import anyio
-from server.saving import CannotSave, save
+from glovebox_server.cli.saving import CannotSave, save
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -89,7 +89,7 @@ def test_a_directory_that_is_not_there_is_told(uri: str, tmp_path: Path) -> None
 def test_a_standard_output_that_fails_is_told_once(uri: str, tmp_path: Path) -> None:
     """Exit 4: neither here nor at the interpreter's end a traceback."""
     with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "server.cli", *artifact(tmp_path, uri)]
+        command = [sys.executable, "-m", "glovebox_server", *artifact(tmp_path, uri)]
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == UNAVAILABLE
     assert done.stderr == "standard output cannot be written: No space left on device. Name a file with -o.\n"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sandboxes.errors import SandboxUnavailable
-from sandboxes.seccomp import bpf, digest, docker_profile, load
-from sandboxes.seccomp.filters import compile_policy
-from sandboxes.seccomp.policy import PolicyError, parse, source
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.seccomp import bpf, digest, docker_profile, load
+from glovebox_sandboxes.seccomp.filters import compile_policy
+from glovebox_sandboxes.seccomp.policy import PolicyError, parse, source
 
 INSTRUCTION_BYTES = 8
 #: BPF_MAXINSNS, linux/bpf_common.h: the kernel refuses a longer filter.

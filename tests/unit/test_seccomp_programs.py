@@ -5,10 +5,10 @@ import errno
 import platform
 
 import pytest
-
-from sandboxes.seccomp import bpf, load
-from sandboxes.seccomp.filters import compile_policy
 from tests import bubblewrap
+
+from glovebox_sandboxes.seccomp import bpf, load
+from glovebox_sandboxes.seccomp.filters import compile_policy
 
 pytestmark = pytest.mark.driver("bubblewrap")
 

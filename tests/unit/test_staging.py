@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.process import Spawner
-from sandboxes.staging import STAGE
+from glovebox_sandboxes.host.process import Spawner
+from glovebox_sandboxes.host.staging import STAGE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only a server run as root has to become another user")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from server import client_config, tokens
+from glovebox_server.cli import client_config
+from glovebox_server.transport import tokens
 
 
 def test_the_first_start_makes_one_token_for_its_owner_alone(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import run as running
-from sandboxes.base import Facts
-from sandboxes.cgroup import Cgroup, Hierarchy
-from sandboxes.link import GuestOutcome
-from sandboxes.plural import counted
+from glovebox_sandboxes.contract.base import Facts
+from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
+from glovebox_sandboxes.plural import counted
+from glovebox_sandboxes.session import run as running
+from glovebox_sandboxes.session.connection import GuestOutcome
 
 TOLD = {"stopped": "", "status": 0, "wall_ms": 1.0, "cpu_ms": 12.345678, "memory_peak_bytes": 1, "skipped": []}
 

@@ -1,13 +1,13 @@
-"""Rules 1 to 3 of the header of ``sandboxes.wire``, frames and messages, for both roles."""
+"""Rules 1 to 3 of the header of ``_glovebox_guest.wire``, frames and messages, for both roles."""
 
 import struct
 from typing import Any
 
 import pytest
-
-from sandboxes import wire
-from sandboxes.wire import MAX_DATA, MAX_JOB, MAX_MESSAGE, ProtocolError, Wire
 from tests.wire_peers import CREDIT, DATA, END, MESSAGE, NOTE, OPEN, RESET, ROLES, frame, opening, running, side
+
+from _glovebox_guest import wire
+from _glovebox_guest.wire import MAX_DATA, MAX_JOB, MAX_MESSAGE, ProtocolError, Wire
 
 # Rule 1
 

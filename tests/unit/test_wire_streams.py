@@ -1,13 +1,13 @@
-"""Rules 4 to 8 of the header of ``sandboxes.wire``, streams and their credit, for both roles."""
+"""Rules 4 to 8 of the header of ``_glovebox_guest.wire``, streams and their credit, for both roles."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from sandboxes import wire
-from sandboxes.wire import MAX_DATA, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire
 from tests.wire_peers import CREDIT, DATA, END, NOTE, RESET, ROLES, frame, opening, running, side
+
+from _glovebox_guest import wire
+from _glovebox_guest.wire import MAX_DATA, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire
 
 # Rule 4
 

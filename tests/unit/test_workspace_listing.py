@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-
-from sandboxes.guest.jobs import glob, listing, tree
 from tests.guest_jobs import Workspace, make
+
+from _glovebox_guest.jobs import glob, listing, tree
 
 FILES = [
     ".git/config", ".hidden", "README.md", "a.csv", "a/b.csv", "a/b/c.csv", "a/b/c.py", "node_modules/x/index.js",

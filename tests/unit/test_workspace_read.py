@@ -5,9 +5,9 @@ import struct
 from pathlib import Path
 
 import pytest
-
-from sandboxes.guest.jobs import read
 from tests.guest_jobs import Workspace, make
+
+from _glovebox_guest.jobs import read
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-
-from sandboxes.guest.jobs import search
 from tests.guest_jobs import Workspace, make
+
+from _glovebox_guest.jobs import search
 
 
 @pytest.fixture

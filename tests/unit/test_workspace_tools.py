@@ -7,14 +7,14 @@ import jsonschema  # type: ignore[import-untyped]  # it has no types of its own
 import pytest
 from pydantic import ValidationError
 
-from sandboxes.outcome import Captured, Ended, Outcome, Usage
-from server.calls import Text
-from server.tools.base import Answer, Tool
-from server.tools.fetch_url import FETCH_URL
-from server.tools.list_workspace_files import LIST_WORKSPACE_FILES
-from server.tools.read_workspace_file import READ_WORKSPACE_FILE
-from server.tools.schema import input_schema, output_schema
-from server.tools.search_workspace import SEARCH_WORKSPACE
+from glovebox_sandboxes.contract.outcome import Captured, Ended, Outcome, Usage
+from glovebox_server.broker.calls import Text
+from glovebox_server.mcp.schema import input_schema, output_schema
+from glovebox_server.tools.base import Answer, Tool
+from glovebox_server.tools.fetch_url import FETCH_URL
+from glovebox_server.tools.list_workspace_files import LIST_WORKSPACE_FILES
+from glovebox_server.tools.read_workspace_file import READ_WORKSPACE_FILE
+from glovebox_server.tools.search_workspace import SEARCH_WORKSPACE
 
 TOOLS = [READ_WORKSPACE_FILE, LIST_WORKSPACE_FILES, SEARCH_WORKSPACE, FETCH_URL]
 LEAST: dict[str, dict[str, Any]] = {

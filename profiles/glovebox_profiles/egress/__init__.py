@@ -1,0 +1,22 @@
+"""Which hosts a sandbox may be connected to: pure grammar and decisions, no sockets, no look-ups, no files.
+
+``egress`` does the networking and asks here; ``model`` builds the rules. Standard library only: never
+import anything of ``server`` or ``sandboxes`` here.
+"""
+
+from glovebox_profiles.egress.algebra import covers, covers_all, meet
+from glovebox_profiles.egress.rules import EgressDecision, EgressRule, decide, decide_url
+from glovebox_profiles.egress.targets import EgressTarget, parse_connect, parse_url
+
+__all__ = [
+    "EgressDecision",
+    "EgressRule",
+    "EgressTarget",
+    "covers",
+    "covers_all",
+    "decide",
+    "decide_url",
+    "meet",
+    "parse_connect",
+    "parse_url",
+]

@@ -1,0 +1,205 @@
+"""What a profile lets a sandbox reach, and the decision about one request. Pure: no I/O, no resolving, no clock.
+
+A rule is a product: any of its methods on any of its schemes, ports and paths of its host. A list of rules allows what
+one of them allows; an empty list allows nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from glovebox_profiles.egress.errors import InvalidTarget, quoted
+from glovebox_profiles.egress.hosts import matches, parse_pattern
+from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget, normalise_path, parse_url
+
+ANY_PATH = "/*"
+#: How many of a profile's hosts a refusal lists: enough to choose from, short enough for a model to read.
+HINTED_HOSTS = 12
+
+_KEYS = ("host", "schemes", "ports", "methods", "paths")
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressRule:
+    """One entry of a profile's ``network.allow``."""
+
+    host: str
+    """Exact host, or ``*.example.org`` for every subdomain and not ``example.org`` itself."""
+    schemes: frozenset[str] = frozenset({"https"})
+    """``https``, ``http``."""
+    ports: frozenset[int] = frozenset({443})
+    methods: frozenset[str] = frozenset({"GET", "HEAD"})
+    """HTTP methods; ``CONNECT`` grants an opaque TLS tunnel, inside which neither method nor path can be held."""
+    paths: frozenset[str] = frozenset({ANY_PATH})
+    """Exact paths, or ``/simple/*`` for everything below ``/simple/``."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be enforced; canonicalise nothing, so equal rules are written equally."""
+        _require("host", self.host == parse_pattern(self.host), f"must be written as {parse_pattern(self.host)!r}")
+        _require("schemes", bool(self.schemes) and self.schemes <= DEFAULT_PORTS.keys(), "holds https, http or both")
+        _require("ports", bool(self.ports) and all(_is_port(port) for port in self.ports), "holds 1 to 65535")
+        _require(
+            "methods", bool(self.methods) and self.methods <= METHODS, f"holds some of {', '.join(sorted(METHODS))}"
+        )
+        _require("paths", bool(self.paths), "holds at least one path, such as /simple/*; leave it out for all")
+        for path in self.paths:
+            _check_path_pattern(path)
+        if "CONNECT" in self.methods:
+            _require("paths", self.paths == {ANY_PATH}, "cannot be held inside a CONNECT tunnel: drop one of the two")
+            _require("schemes", "https" in self.schemes, "needs https for CONNECT: a tunnel carries TLS only")
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "EgressRule":
+        """Build a rule from a profile's table, for example ``{host = "pypi.org", paths = ["/simple/*"]}``.
+
+        Left out, ``schemes`` is https, ``ports`` the ports of the schemes, ``methods`` GET and HEAD, ``paths`` all.
+
+        Raises:
+            ValueError: One sentence that names the key and what it takes.
+        """
+        for key in table:
+            _require(quoted(str(key)), key in _KEYS, f"is not a key of an egress rule; the keys are {', '.join(_KEYS)}")
+        _require("host", isinstance(table.get("host"), str), "is missing or not a text, such as pypi.org")
+        given: dict[str, frozenset[Any]] = {}
+        for key in _KEYS[1:]:
+            if key in table:
+                given[key] = _frozen(key, table[key], int if key == "ports" else str)
+        if "ports" not in given:
+            ports = {DEFAULT_PORTS[scheme] for scheme in given.get("schemes", {"https"}) if scheme in DEFAULT_PORTS}
+            given["ports"] = frozenset(ports or {443})
+        return cls(host=parse_pattern(table["host"]), **given)
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the rule as a profile would write it, every key present and every list sorted."""
+        return {
+            "host": self.host,
+            "schemes": sorted(self.schemes),
+            "ports": sorted(self.ports),
+            "methods": sorted(self.methods),
+            "paths": sorted(self.paths),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressDecision:
+    """What the rules say about one target. The address behind the name is judged later, by whoever resolves it."""
+
+    effect: Literal["allow", "deny"]
+    rule: str
+    """``network.allow[2]`` when a rule allowed it, else what refused: ``egress.host``, ``egress.path``, …"""
+    reason: str
+    hint: str
+    """What would be allowed, or how to ask; empty when allowed."""
+
+
+def decide(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
+    """Allow ``target`` if one rule allows all of it; otherwise say which part the nearest rule refuses."""
+    furthest, refused = -1, _host_refused(target, rules)
+    for index, rule in enumerate(rules):
+        if not matches(rule.host, target.host):
+            continue
+        step, decision = _against(target, rule, index)
+        if decision.effect == "allow":
+            return decision
+        if step > furthest:
+            furthest, refused = step, decision
+    return refused
+
+
+def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDecision:
+    """Decide about a URL as it was written; one that cannot be read strictly is denied."""
+    try:
+        return decide(parse_url(method, url), rules)
+    except InvalidTarget as error:
+        return denial(error)
+
+
+def denial(error: InvalidTarget) -> EgressDecision:
+    """Return the decision that an unreadable target gets."""
+    return EgressDecision(effect="deny", rule=error.rule, reason=error.reason, hint=error.hint)
+
+
+def path_matches(pattern: str, path: str) -> bool:
+    """Whether a path pattern names a normalised path; ``/a/*`` is everything that begins with ``/a/``."""
+    return path.startswith(pattern[:-1]) if pattern.endswith("/*") else path == pattern
+
+
+def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, EgressDecision]:
+    """Hold a target against one rule of its host: how many parts it passed, and the decision."""
+    if target.method == "CONNECT" and target.port in rule.ports and "CONNECT" not in rule.methods:
+        return 2, EgressDecision(
+            effect="deny",
+            rule="egress.tunnel",
+            reason=f"The rule for {rule.host} restricts methods or paths, which cannot be seen inside a tunnel.",
+            hint="Ask for the URL itself (fetch_url, or a plain request through the proxy) instead of CONNECT.",
+        )
+    parts: tuple[tuple[str, bool, str, Iterable[str]], ...] = (
+        ("scheme", target.scheme in rule.schemes, target.scheme, sorted(rule.schemes)),
+        ("port", target.port in rule.ports, str(target.port), (str(port) for port in sorted(rule.ports))),
+        ("method", target.method in rule.methods, target.method, sorted(rule.methods)),
+        (
+            "path",
+            target.method == "CONNECT" or any(path_matches(pattern, target.path) for pattern in rule.paths),
+            quoted(target.path),
+            sorted(rule.paths),
+        ),
+    )
+    for step, (name, passed, wanted, allowed) in enumerate(parts):
+        if not passed:
+            return step, EgressDecision(
+                effect="deny",
+                rule=f"egress.{name}",
+                reason=f"The {name} {wanted} is not allowed for {target.host}.",
+                hint=f"Allowed there: {_listed(allowed)}.",
+            )
+    return len(parts), EgressDecision(
+        effect="allow", rule=f"network.allow[{index}]", reason=f"The rule for {rule.host} allows it.", hint=""
+    )
+
+
+def _host_refused(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
+    allowed = _listed(dict.fromkeys(rule.host for rule in rules))
+    return EgressDecision(
+        effect="deny",
+        rule="egress.host",
+        reason=f"No rule of this profile names {quoted(target.host)}.",
+        hint=f"Allowed hosts: {allowed}; others are added to network.allow in the operator's profile."
+        if rules
+        else "This profile allows no hosts; they are added to network.allow in the operator's profile.",
+    )
+
+
+def _listed(values: Iterable[str]) -> str:
+    shown = list(values)
+    more = len(shown) - HINTED_HOSTS
+    return ", ".join(shown[:HINTED_HOSTS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_path_pattern(pattern: str) -> None:
+    plain = pattern.removesuffix("*") if pattern.endswith("/*") else pattern
+    _require("paths", "*" not in plain, f"takes a star only as the end of a folder, as in /simple/*, not {pattern!r}")
+    _require(
+        "paths",
+        plain.startswith("/") and plain == normalise_path(plain),
+        f"takes plain paths that begin with a slash, not {pattern!r}",
+    )
+
+
+def _is_port(port: object) -> bool:
+    return isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= _MAX_PORT
+
+
+def _frozen(key: str, values: object, kind: type) -> frozenset[Any]:
+    _require(
+        key,
+        isinstance(values, list | tuple | set | frozenset) and all(type(value) is kind for value in values),
+        f"takes a list of {'numbers' if kind is int else 'texts'}",
+    )
+    assert isinstance(values, Iterable)  # noqa: S101 - told to the type checker; decided above
+    return frozenset(values)
+
+
+def _require(key: str, holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(f"{key} {otherwise}.")

@@ -1,0 +1,172 @@
+"""A profile in plain words, for a reviewer who does not read TOML: sections of sentences, and their text. Pure."""
+
+from dataclasses import dataclass
+
+from glovebox_profiles import words
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.plural import counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One question of a reviewer, answered."""
+
+    title: str
+    sentences: tuple[str, ...]
+
+
+def explain(profile: Profile) -> tuple[Section, ...]:
+    """Answer what the tool may read, write, reach and spend, what is asked of whom, and what it can never do."""
+    return (
+        Section(title="What it is for", sentences=_purpose(profile)),
+        Section(title="What it may read", sentences=_read(profile)),
+        Section(title="What it may write", sentences=_write(profile)),
+        Section(title="What it may reach", sentences=_reach(profile)),
+        Section(title="What it may spend on one call", sentences=_spend(profile)),
+        Section(title="What is asked of whom", sentences=_asked(profile)),
+        Section(title="Where it runs", sentences=_runs(profile)),
+        Section(title="What is recorded", sentences=_recorded(profile)),
+        Section(title="What it can never do", sentences=_never(profile)),
+    )
+
+
+def render(profile: Profile) -> str:
+    """Return the explanation as text: titles, and one sentence a line below each."""
+    blocks = (
+        "\n".join((section.title, *(f"  - {sentence}" for sentence in section.sentences)))
+        for section in explain(profile)
+    )
+    return "\n\n".join((profile.tool, *blocks))
+
+
+def withheld(profile: Profile) -> tuple[str, ...]:
+    """What a call under this profile was *not* given, for its receipt: network, files, limits."""
+    limits, network = profile.limits, profile.network
+    hosts = ", ".join(dict.fromkeys(rule.host for rule in network.allow))
+    files = ["Files: of the host everything but the workspace, which could be read and not changed."]
+    if profile.files.workspace == "overlay":
+        files = ["Files: of the host everything but the workspace, of which a copy could be changed."]
+    elif profile.files.workspace == "none":
+        files = ["Files: everything of the host, the workspace included."]
+    files += [] if profile.files.inputs else ["Files: those of earlier calls."]
+    files += [] if profile.files.output else ["Files: none could be given back."]
+    spend = f"{words.number(limits.wall_seconds)} s of real time, {limits.cpu_seconds} s of processor time, "
+    spend += f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads, "
+    spend += f"{words.size(limits.scratch)} of scratch space"
+    if profile.files.output:
+        spend += f", {limits.output.files} files and {words.size(limits.output.bytes)} given back"
+    if profile.files.workspace == "overlay":
+        spend += f", {limits.workspace.files} files and {words.size(limits.workspace.bytes)} of workspace"
+    return (
+        "Network: all of it."
+        if network.mode == "none"
+        else f"Network: every host but {hosts}; every address that is not public.",
+        *files,
+        f"Limits: more than {spend}.",
+        "The host's processes, environment and secrets; every privilege and capability; anything after the call.",
+    )
+
+
+def _purpose(profile: Profile) -> tuple[str, ...]:
+    return (profile.description, f"Its author calls the risk {profile.risk}; that word grants and forbids nothing.")
+
+
+def _read(profile: Profile) -> tuple[str, ...]:
+    workspace = (
+        "Every file in the workspace that the operator serves, at /workspace."
+        if profile.files.workspace != "none"
+        else "Nothing of the workspace: it is not there."
+    )
+    inputs = (
+        "Files that earlier calls of the same caller gave back, if the caller names them, at /input."
+        if profile.files.inputs
+        else "No files of earlier calls."
+    )
+    return (workspace, inputs, "The interpreter and its libraries, which hold nothing of the host's data.")
+
+
+def _write(profile: Profile) -> tuple[str, ...]:
+    limits = profile.limits
+    scratch = f"A private /tmp of {words.size(limits.scratch)}, gone after the call."
+    kept: tuple[str, ...] = (scratch,)
+    if profile.files.workspace == "overlay":
+        copied = f"{limits.workspace.files} files and {words.size(limits.workspace.bytes)}"
+        kept += (
+            f"A copy of the workspace, if that is at most {copied}; gone after the call.",
+            f"What it changed there comes back as one patch of at most {words.size(limits.output.bytes)}.",
+        )
+    if not profile.files.output:
+        return (*kept, "It gives no other files back." if len(kept) > 1 else "It gives no files back.")
+    return (
+        *kept,
+        f"/output, from which at most {limits.output.files} files and {words.size(limits.output.bytes)} come back.",
+        "Each file given back is checked, named by its content and kept apart from the workspace.",
+    )
+
+
+def _reach(profile: Profile) -> tuple[str, ...]:
+    network = profile.network
+    if network.mode == "none":
+        return ("Nothing. The sandbox has no network.",)
+    return (
+        "Only the following, each connection decided and recorded by the broker:",
+        *(words.rule(each) for each in network.allow),
+        f"At most {network.max_connections} connections, and {words.size(network.max_bytes)} of each response.",
+        f"At most {network.max_redirects} redirects, each decided again.",
+        "What it asks for is a message to the host that answers: a listed host can learn what the call knows.",
+    )
+
+
+def _spend(profile: Profile) -> tuple[str, ...]:
+    limits = profile.limits
+    wall, processor = counted(limits.wall_seconds, "second"), counted(limits.cpu_seconds, "second")
+    return (
+        f"{wall} of real time, {processor} of processor time.",
+        f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads at a time.",
+        f"{words.size(limits.stream)} of stdout and as much of stderr are kept; the rest is counted and dropped.",
+        "Limits hold for the sandbox as a whole; a host that cannot do that is refused."
+        if limits.enforce == "cgroup"
+        else "Limits hold for the sandbox as a whole where the host can, and otherwise for each process.",
+    )
+
+
+def _asked(profile: Profile) -> tuple[str, ...]:
+    if profile.approval == "ask":
+        return ("A person is asked before every call; without an answer nothing runs.",)
+    return ("Nobody is asked: calls that this profile allows run at once, all others are refused.",)
+
+
+def _runs(profile: Profile) -> tuple[str, ...]:
+    first, *others = profile.isolation
+    fallback = f", else by {', else by '.join(others)}" if others else ""
+    alone = f"In a sandbox made for this call alone, by {first}{fallback}; otherwise it is refused."
+    if profile.python.start == "cold":
+        return (alone, "Its interpreter is started when the call comes.")
+    preload = profile.python.preload
+    imported = f"{words.listed(preload)}{', for a program that may want them' if preload else ''}"
+    return (
+        alone,
+        "It stands ready before the call comes. With bubblewrap, those of one tool share memory layout and hash seed.",
+        f"Imported before the call comes: {imported}.",
+    )
+
+
+def _recorded(profile: Profile) -> tuple[str, ...]:
+    kept = profile.audit.keep
+    always = "Every call, decided before and finished after, with its isolation as measured."
+    if not kept:
+        return (always, "Arguments and output are recorded by digest and size, not by content.")
+    return (always, f"In full: {words.listed(kept)}. The rest by digest and size.")
+
+
+def _never(profile: Profile) -> tuple[str, ...]:
+    return (
+        "Change a file of the workspace or of the host.",
+        "See the host's other files, its processes, its environment or its secrets.",
+        "Reach any host, local or remote."
+        if profile.network.mode == "none"
+        else "Reach a host that is not listed, or any address that is not public: loopback, local networks, "
+        "cloud metadata.",
+        "Keep anything running or stored in the sandbox after the call.",
+        "Change any of this: a caller's arguments and the workspace's files can only narrow it.",
+    )

@@ -1,0 +1,119 @@
+"""What a profile may not ask of this version, or should know before it asks: the words for it, once.
+
+The manifest (``capabilities``) lists these, and a profile or a call that asks for one is refused with the same
+words. Pure; must not import the rest of ``profiles``, which imports this.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One value of a profile's key that is not simply there."""
+
+    key: str
+    """Of a profile, with dots."""
+    value: str
+    status: Literal["unsupported", "experimental"]
+    """``unsupported``: refused with the reason; ``experimental``: works, and the reason says what to know."""
+    reason: str
+    instead: str
+    """What to write, or how to do without."""
+
+    @property
+    def id(self) -> str:
+        """``KEY=VALUE``: stable."""
+        return f"{self.key}={self.value}"
+
+    @property
+    def words(self) -> str:
+        """The whole sentence for whoever asked."""
+        return f'"{self.value}" is not supported by this version: {self.reason}. {self.instead}'
+
+
+_NETWORK = 'A profile says "none", or "egress" with the hosts in network.allow.'
+_DRIVERS = 'The drivers are "bubblewrap", "docker" and "gvisor".'
+
+FEATURES: Final = (
+    Feature(
+        key="network.mode",
+        value="proxied",
+        status="unsupported",
+        reason="there is no proxy to bring along: the host itself makes and decides each connection",
+        instead=_NETWORK,
+    ),
+    Feature(
+        key="network.mode",
+        value="host",
+        status="unsupported",
+        reason="a program is never given the host's network",
+        instead=_NETWORK,
+    ),
+    Feature(
+        key="network.mode",
+        value="open",
+        status="unsupported",
+        reason="no profile can allow every host",
+        instead=_NETWORK,
+    ),
+    Feature(
+        key="files.workspace",
+        value="write",
+        status="unsupported",
+        reason="nothing in a sandbox ever writes to the host",
+        instead='Use "overlay", which gives its changes back as a patch, or "read" and write results to /output.',
+    ),
+    Feature(
+        key="isolation",
+        value="microvm",
+        status="unsupported",
+        reason="there is no driver that starts a virtual machine",
+        instead=f"{_DRIVERS} gVisor has a kernel of its own.",
+    ),
+    Feature(
+        key="isolation",
+        value="process",
+        status="unsupported",
+        reason="no program ever runs without a sandbox",
+        instead=_DRIVERS,
+    ),
+    Feature(
+        key="isolation",
+        value="gvisor",
+        status="experimental",
+        reason="it is younger than the other two; `glovebox doctor --prove --driver gvisor` says what it holds here",
+        instead='List "bubblewrap" or "docker" after it.',
+    ),
+    Feature(
+        key="approval",
+        value="ask",
+        status="unsupported",
+        reason="this server cannot ask a person yet, so each call is refused",
+        instead='The operator can set approval = "none" in the profile.',
+    ),
+)
+"""In the order of the profile's keys."""
+
+_BY_ID = {each.id: each for each in FEATURES}
+
+
+def named(key: str, value: str) -> Feature:
+    """The feature of this key and value.
+
+    Raises:
+        KeyError: there is none: it is simply there, or nobody ever heard of it.
+    """
+    return _BY_ID[f"{key}={value}"]
+
+
+def refuse_unsupported(key: str, value: object) -> object:
+    """Return ``value`` unless it is a known feature that this version lacks.
+
+    Raises:
+        ValueError: it is; the manifest's own words.
+    """
+    feature = _BY_ID.get(f"{key}={value}") if isinstance(value, str) else None
+    if feature is not None and feature.status == "unsupported":
+        raise ValueError(feature.words)
+    return value

@@ -1,0 +1,1 @@
+"""From TOML files to a set of profiles, every byte checked."""

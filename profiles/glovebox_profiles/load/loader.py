@@ -1,0 +1,227 @@
+"""From directories of TOML files to a ``ProfileSet``: every byte checked, every error with file, line, key and hint.
+
+A later directory replaces whole files of an earlier one, by tool name: nothing is inherited and nothing is merged.
+Never import ``server``: how a call is decided comes in as a function.
+"""
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.mistakes import RULES, first_mistake
+from glovebox_profiles.load.positions import KeyPath, ScanError, dotted, scan
+from glovebox_profiles.model import Effect, Profile, digest, digest_of
+from glovebox_sandboxes.host import permissions
+
+SHIPPED = Path(__file__).parent.parent / "data"
+"""The profiles that come with the package."""
+
+MAX_FILE = 64 * 1024
+"""Bytes of one profile: some hundred times a usual one, and little enough to parse at once."""
+MAX_PROFILES = 256
+"""Files in one directory: more is a wrong directory."""
+
+_TOML = "See https://toml.io/en/v1.0.0."
+
+CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
+"""Decides one call under one profile, purely: the effect and the id of the rule that decided."""
+
+
+class ProfileSet(Mapping[str, Profile]):
+    """All profiles in force, by tool name; immutable."""
+
+    def __init__(self, profiles: Mapping[str, Profile], sources: Mapping[str, Path]) -> None:
+        """Take the profiles and the file each came from."""
+        self._profiles = {tool: profiles[tool] for tool in sorted(profiles)}
+        self._sources = dict(sources)
+        self._digests = {tool: digest(profile) for tool, profile in self._profiles.items()}
+        self._digest = digest_of(self._digests)
+
+    def __getitem__(self, tool: str) -> Profile:
+        return self._profiles[tool]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._profiles)
+
+    def __len__(self) -> int:
+        return len(self._profiles)
+
+    @property
+    def digest(self) -> str:
+        """``sha256:…`` over the digests of all profiles: changes whenever any of them does."""
+        return self._digest
+
+    def digest_for(self, tool: str) -> str:
+        """Return the digest of one tool's profile, computed once at load."""
+        return self._digests[tool]
+
+    def source(self, tool: str) -> Path:
+        """Return the file one tool's profile came from: for the operator, never for a client."""
+        return self._sources[tool]
+
+
+def load(directories: Sequence[Path], *, check_example: CheckExample | None) -> ProfileSet:
+    """Load every ``TOOL.toml`` of the directories; a file in a later one replaces an earlier one of the same name.
+
+    Args:
+        directories: The shipped directory first, then the operator's; one that does not exist counts as empty.
+        check_example: Decides the examples. None leaves them unchecked: only for reading a profile, never for serving.
+
+    Raises:
+        ProfileError: Any file is unsafe, unreadable, wrong, or has an example that is decided otherwise.
+    """
+    files = {path.stem: path for directory in directories for path in profile_files(directory)}
+    profiles = {tool: read(path, check_example=check_example) for tool, path in files.items()}
+    return ProfileSet(profiles, files)
+
+
+def profile_files(directory: Path) -> tuple[Path, ...]:
+    """Return the ``*.toml`` files of a directory by name; none when there is no such directory.
+
+    Raises:
+        ProfileError: The directory cannot be listed, is writable by others, or holds more than MAX_PROFILES.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    try:
+        _check_owner(directory, os.fstat(handle))
+        with os.scandir(handle) as entries:
+            names = sorted(entry.name for entry in entries if re.fullmatch(r"[^.].*\.toml", entry.name))
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    finally:
+        os.close(handle)
+    if len(names) > MAX_PROFILES:
+        raise ProfileError(
+            directory, None, "", f"holds {len(names)} profiles, more than {MAX_PROFILES}", "Name another directory."
+        )
+    return tuple(directory / name for name in names)
+
+
+def read(path: Path, *, check_example: CheckExample | None, any_name: bool = False) -> Profile:
+    """Read one profile file; its name must be the tool's with ``.toml``, unless ``any_name`` (to compare versions).
+
+    Raises:
+        ProfileError: As for ``load``.
+    """
+    profile, lines = _parse(_read_bytes(path), path)
+    if profile.tool != path.stem and not any_name:
+        raise ProfileError(
+            path, lines.get(("tool",)), "tool", f'is "{profile.tool}" in a file named {path.name}',
+            f"Name the file {profile.tool}.toml, so that exactly one file answers for one tool.",
+        )  # fmt: skip
+    if check_example:
+        _run_examples(profile, path, lines, check_example)
+    return profile
+
+
+def parse(data: bytes, path: Path) -> Profile:
+    """Turn the bytes of one profile into a model; ``path`` is only named in errors.
+
+    Raises:
+        ProfileError: The bytes are not one valid profile.
+    """
+    return _parse(data, path)[0]
+
+
+def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
+    if len(data) > MAX_FILE:
+        raise ProfileError(path, None, "", f"larger than {MAX_FILE // 1024} KiB", "A profile is a page of text.")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ProfileError(path, line, "", "not UTF-8 text", "Save the file as UTF-8.") from None
+    try:
+        positions = scan(text)
+    except ScanError as error:
+        if not error.hint:
+            _parse_toml(text, path)
+        raise ProfileError(path, error.line, error.key, error.problem, error.hint or _TOML) from None
+    values, lines = _parse_toml(text, path), positions.lines
+    if RULES in positions.headed:
+        # Cut off in the middle, a rule below a header of its own would lose its paths and so name every path.
+        raise ProfileError(
+            path, lines[RULES], dotted(RULES), "its rules stand below headers of their own",
+            'Write them as allow = [{ host = "docs.python.org" }, ...].',
+        )  # fmt: skip
+    try:
+        return Profile.model_validate(values), lines
+    except ValidationError as error:
+        raise first_mistake(error, path, lines) from None
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        sentence, _, place = str(error).rpartition(" (at ")
+        found = re.match(r"line (\d+)", place)
+        line = int(found[1]) if found else text.count("\n") + 1
+        raise ProfileError(path, line, "", f"not TOML: {sentence}", _TOML) from None
+    except ValueError as error:  # an integer with thousands of digits
+        raise ProfileError(path, None, "", f"not TOML: {error}", "Write a smaller number.") from None
+
+
+def _run_examples(profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample) -> None:
+    for index, example in enumerate(profile.example):
+        effect, rule = check(profile, example.call)
+        if effect == example.expect and example.rule in (None, rule):
+            continue
+        wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
+        raise ProfileError(
+            path,
+            lines.get(("example", index)),
+            dotted(("example", index)),
+            f"expects {wanted}, but the profile answers {effect} by {rule}",
+            "Change the keys above it, or the example if its expectation was wrong.",
+        )
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Read a file only if nobody but this user, root or the owner of the package can have written it.
+
+    Everything is asked of the open file, so the answer is about the bytes that are read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ProfileError(path, None, "", "not a regular file", "Put the profile itself there.")
+        _check_owner(path, status)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    finally:
+        os.close(handle)
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    found = permissions.flaw(status)
+    if found is not None:
+        problem, command = found
+        hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
+        raise ProfileError(path, None, "", problem, hint)
+
+
+def _unreadable(path: Path, error: OSError) -> ProfileError:
+    linked = path.is_symlink()
+    problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
+    return ProfileError(
+        path, None, "", problem, "Copy the file here." if linked else "Check that it exists and its permissions."
+    )

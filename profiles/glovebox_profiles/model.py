@@ -1,0 +1,333 @@
+"""One tool's profile as strict, frozen data: what bytes from a TOML file may say, and every default.
+
+Every default is the closed one: a key that is left out grants nothing, keeps nothing, asks, or is the lowest limit.
+So a file that was cut short can only be narrower than the whole. Reading files is ``loader``'s; never import
+``server``.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+import rfc8785
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.features import refuse_unsupported
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+#: Floors are what the guest needs to start and answer at all; they are the defaults too. A size of zero is never
+#: allowed: the kernel reads ``size=0`` of a tmpfs as "no limit". Ceilings are the longest call and the largest sandbox
+#: one host serves to several callers at once.
+WALL_SECONDS: Final = (1.0, 600.0)
+CPU_SECONDS: Final = (1, 600)
+MEMORY: Final = (64 * MIB, 64 * GIB)
+PIDS: Final = (8, 4096)
+SCRATCH: Final = (MIB, 16 * GIB)
+OUTPUT_BYTES: Final = (MIB, GIB)
+OUTPUT_FILES: Final = (1, 1024)
+#: All of it is copied before the program starts, and lies in memory: more would be felt in every call.
+WORKSPACE_BYTES: Final = (MIB, GIB)
+WORKSPACE_FILES: Final = (64, 20_000)
+#: Twice this (stdout and stderr) is held in the broker's memory and put into the result for every call in progress.
+STREAM: Final = (4 * KIB, 4 * MIB)
+#: What is in memory of one response at a time; documentation pages rarely pass 2 MiB, package indexes 30.
+RESPONSE_BYTES: Final = (64 * KIB, 256 * MIB)
+REDIRECTS: Final = (0, 10)
+CONNECTIONS: Final = (1, 64)
+
+#: A reviewer reads the whole list; longer ones are not read.
+MAX_RULES: Final = 128
+MAX_PRELOAD: Final = 32
+MAX_EXAMPLES: Final = 64
+MAX_TEXT: Final = 500
+
+DriverName = Literal["bubblewrap", "docker", "gvisor"]
+Effect = Literal["allow", "deny", "ask"]
+"""What policy may say about a call; the same words as the server's decision."""
+
+RULE_KEYS: Final = tuple(field.name for field in fields(EgressRule))
+
+_BYTES = re.compile(r"([0-9]{1,12}) ?(B|KiB|MiB|GiB)")
+_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+
+
+def parse_bytes(value: object) -> object:
+    """Turn ``"512 MiB"`` into bytes; numbers pass as they are.
+
+    Raises:
+        ValueError: the text is not a number and one of B, KiB, MiB, GiB.
+    """
+    if not isinstance(value, str):
+        return value
+    if not (match := _BYTES.fullmatch(value)):
+        raise ValueError('a size is a whole number of bytes or a text such as "512 MiB" (B, KiB, MiB, GiB)')
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _printable(text: str) -> str:
+    """Refuse what could redraw a reviewer's terminal or reorder the sentence: controls, bidi marks, line breaks."""
+    if not text.isprintable():
+        raise ValueError("control, invisible and line-break characters are not allowed")
+    return text
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f"{value!r} is listed twice")
+    return values
+
+
+class RuleKeyError(ValueError):
+    """A key of a rule that does not exist; ``key`` is its name."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is not a key of a rule")
+        self.key = key
+
+
+def _rule(value: object) -> EgressRule:
+    if isinstance(value, EgressRule):
+        return value
+    if isinstance(value, dict):
+        for key in value:
+            if key not in RULE_KEYS:
+                raise RuleKeyError(key)
+        return EgressRule.from_table(value)
+    raise ValueError('each entry is a table such as { host = "docs.python.org" }')
+
+
+def _json_arguments(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what no client could send as JSON: dates, NaN, integers beyond 2**53."""
+    try:
+        rfc8785.dumps(value)
+    except (rfc8785.CanonicalizationError, TypeError) as error:
+        raise ValueError(f"arguments must be JSON: {error}") from None
+    return value
+
+
+def _texts(description: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "string"}, "description": description}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+# Strictness is lifted for the list itself only (TOML has lists, frozen data has tuples); elements stay strict.
+_Listed = Field(strict=False)
+_Driver = Annotated[DriverName, BeforeValidator(partial(refuse_unsupported, "isolation"))]
+_Size = BeforeValidator(parse_bytes, json_schema_input_type=int | str)
+_Rule = Annotated[
+    EgressRule,
+    PlainValidator(_rule),
+    PlainSerializer(lambda rule: rule.to_table(), return_type=dict[str, Any]),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["host"],
+            "properties": {
+                "host": {"type": "string", "description": "One host, or `*.example.org` for every subdomain of it."},
+                "schemes": _texts("`https` (the default), `http`."),
+                "ports": {
+                    "type": "array",
+                    "items": {"type": "integer", "minimum": 1, "maximum": 65535},
+                    "description": "Left out: the ports of the schemes, 443 and 80.",
+                },
+                "methods": _texts("Left out: GET and HEAD."),
+                "paths": _texts("Exact paths, or `/simple/*` for all below. Left out: every path of the host."),
+            },
+        }
+    ),
+]
+_ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=200)]
+
+
+class Files(_Table):
+    """What the call may read of files, and whether it may give some back."""
+
+    workspace: Annotated[
+        Literal["none", "read", "overlay"], BeforeValidator(partial(refuse_unsupported, "files.workspace"))
+    ] = "none"
+    """`read` mounts the workspace read-only at /workspace. `overlay` puts a copy there that the program may change:
+    what it changed comes back as a patch, the copy is thrown away, and the workspace stays as it is."""
+    output: bool = False
+    """Gives the program a write-only /output; what it writes there comes out as artifacts."""
+    inputs: bool = False
+    """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
+
+
+class Network(_Table):
+    """What the call may reach. The sandbox has no network of its own either way; the broker connects on its behalf."""
+
+    mode: Annotated[Literal["none", "egress"], BeforeValidator(partial(refuse_unsupported, "network.mode"))] = "none"
+    """`egress` lets the call reach what `allow` names, decided by the broker connection by connection."""
+    allow: Annotated[tuple[_Rule, ...], _Listed, Field(max_length=MAX_RULES)] = Field(default=(), validate_default=True)
+    """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
+    max_bytes: Annotated[int, _Size, Field(ge=RESPONSE_BYTES[0], le=RESPONSE_BYTES[1])] = RESPONSE_BYTES[0]
+    """Bytes of one response, unpacked; in a tunnel, bytes that come in."""
+    max_redirects: Annotated[int, Field(ge=REDIRECTS[0], le=REDIRECTS[1])] = REDIRECTS[0]
+    """Redirects that are followed, each decided again by the same rules."""
+    max_connections: Annotated[int, Field(ge=CONNECTIONS[0], le=CONNECTIONS[1])] = CONNECTIONS[0]
+    """Connections one call may make in all, redirects included."""
+
+    @field_validator("allow")
+    @classmethod
+    def _fits_mode(cls, allow: tuple[EgressRule, ...], info: ValidationInfo) -> tuple[EgressRule, ...]:
+        mode = info.data.get("mode")
+        if mode == "none" and allow:
+            raise ValueError('must be empty while mode is "none"')
+        if mode == "egress" and not allow:
+            raise ValueError('must name at least one host while mode is "egress"')
+        return _distinct(allow)
+
+
+class Output(_Table):
+    """How much may come out as artifacts."""
+
+    bytes: Annotated[int, _Size, Field(ge=OUTPUT_BYTES[0], le=OUTPUT_BYTES[1])] = OUTPUT_BYTES[0]
+    """Size of /output, and of all artifacts of one call together."""
+    files: Annotated[int, Field(ge=OUTPUT_FILES[0], le=OUTPUT_FILES[1])] = OUTPUT_FILES[0]
+    """Number of artifacts of one call."""
+
+
+class Workspace(_Table):
+    """How much may be copied where `files.workspace` is `overlay`; a larger workspace is refused before the program."""
+
+    bytes: Annotated[int, _Size, Field(ge=WORKSPACE_BYTES[0], le=WORKSPACE_BYTES[1])] = WORKSPACE_BYTES[0]
+    """Size of /workspace, in pages of 4 KiB, for the copy and what the program writes; it counts as memory."""
+    files: Annotated[int, Field(ge=WORKSPACE_FILES[0], le=WORKSPACE_FILES[1])] = WORKSPACE_FILES[0]
+    """Number of files, folders and links that are copied, and of changed files in the patch."""
+
+
+class Limits(_Table):
+    """What one call may spend."""
+
+    wall_seconds: Annotated[float, Field(ge=WALL_SECONDS[0], le=WALL_SECONDS[1])] = WALL_SECONDS[0]
+    """Real time from job to outcome. A caller may ask for less, never for more."""
+    cpu_seconds: Annotated[int, Field(ge=CPU_SECONDS[0], le=CPU_SECONDS[1])] = CPU_SECONDS[0]
+    """Processor time of the program and its children."""
+    memory: Annotated[int, _Size, Field(ge=MEMORY[0], le=MEMORY[1])] = MEMORY[0]
+    """Memory of all processes in the sandbox, scratch and output files included."""
+    pids: Annotated[int, Field(ge=PIDS[0], le=PIDS[1])] = PIDS[0]
+    """Processes and threads at one time."""
+    scratch: Annotated[int, _Size, Field(ge=SCRATCH[0], le=SCRATCH[1])] = SCRATCH[0]
+    """Size of the private /tmp, gone after the call."""
+    workspace: Workspace = Workspace()
+    """How much of the workspace may be copied."""
+    output: Output = Output()
+    """How much may come out as artifacts."""
+    stream: Annotated[int, _Size, Field(ge=STREAM[0], le=STREAM[1])] = STREAM[0]
+    """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
+    enforce: Literal["cgroup", "any"] = "cgroup"
+    """`cgroup` refuses a host where limits could only be set per process; `any` accepts that."""
+
+
+class Python(_Table):
+    """How the interpreter starts."""
+
+    start: Literal["cold", "warm"] = "cold"
+    """`cold` starts an interpreter for each call when it comes. `warm` has single-use sandboxes ready; with bubblewrap
+    they are forked from one interpreter, and so have its memory layout and hash seed in common."""
+    preload: Annotated[tuple[_ModuleName, ...], _Listed, Field(max_length=MAX_PRELOAD)] = Field(
+        default=(), validate_default=True
+    )
+    """Modules that are imported before the call arrives, so that the call does not wait for them. A program that names
+    none of them and imports the standard library alone gets a sandbox without them, which is quicker."""
+
+    @field_validator("preload")
+    @classmethod
+    def _fits_start(cls, preload: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if preload and info.data.get("start") == "cold":
+            raise ValueError('must be empty while start is "cold"')
+        return _distinct(preload)
+
+
+class Audit(_Table):
+    """What the audit log keeps in full."""
+
+    keep: Annotated[tuple[Literal["arguments", "stdout", "stderr", "value"], ...], _Listed, Field(max_length=4)] = ()
+    """Parts recorded in full; every other part is recorded by digest and size only."""
+
+    _no_duplicates = field_validator("keep")(_distinct)
+
+
+class Example(_Table):
+    """One call and what the profile must say to it; a profile whose examples fail does not load."""
+
+    call: Annotated[dict[str, Any], Field(max_length=64)]
+    """Arguments of the tool."""
+    expect: Effect
+    """What policy must answer."""
+    rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.]{0,63}$")] | None = None
+    """The rule that must decide, for instance `network.allow`; left out, any rule may."""
+
+    _is_json = field_validator("call")(_json_arguments)
+
+
+class Profile(_Table):
+    """Everything one tool may do, and the only place where it may be allowed."""
+
+    tool: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    """The tool this profile is for; the file has the same name."""
+    description: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+    """One sentence for the reviewer."""
+    risk: Literal["low", "medium", "high"]
+    """The author's judgement, for reviewers; it grants nothing."""
+    isolation: Annotated[tuple[_Driver, ...], _Listed, Field(min_length=1)]
+    """Acceptable drivers in order of preference. If none can enforce all of this profile, the call is refused."""
+    approval: Literal["none", "ask"] = "ask"
+    """`ask` holds each call until a person agrees; `none` lets calls run that the other keys allow."""
+    files: Files = Files()
+    """What it may read and give back."""
+    network: Network = Network()
+    """What it may reach."""
+    limits: Limits = Limits()
+    """What it may spend."""
+    python: Python = Python()
+    """How the interpreter starts."""
+    audit: Audit = Audit()
+    """What the log keeps in full."""
+    example: Annotated[tuple[Example, ...], _Listed, Field(max_length=MAX_EXAMPLES)] = ()
+    """Calls that are decided at load, with the answer they must get."""
+
+    _is_printable = field_validator("description")(_printable)
+    _no_duplicates = field_validator("isolation")(_distinct)
+
+
+def effective(profile: Profile) -> dict[str, Any]:
+    """Return the whole profile with every default filled in, as JSON-compatible data."""
+    return profile.model_dump(mode="json")
+
+
+def digest(profile: Profile) -> str:
+    """Return ``sha256:…`` over the effective profile as canonical JSON (RFC 8785).
+
+    Comments, order of keys, spelling of sizes and stating a default explicitly do not change it; everything else does.
+    """
+    return digest_of(effective(profile))
+
+
+def digest_of(value: Mapping[str, Any]) -> str:
+    """Return ``sha256:…`` over JSON-compatible data in canonical form (RFC 8785)."""
+    return "sha256:" + hashlib.sha256(rfc8785.dumps(dict(value))).hexdigest()

@@ -1,0 +1,118 @@
+"""What it means for one profile to be no wider than another, one key at a time. Pure; used by ``meet`` and ``diff``.
+
+Each key that grants or bounds something is one dimension with two operations that belong together: ``within(a, b)``,
+whether everything ``a`` permits is permitted by ``b``, and ``meet(a, b)``, the most that both permit. Keys that only
+describe are listed apart, so that a new key is forgotten by neither (a test compares with the model).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+from typing import Any, get_args
+
+from glovebox_profiles import egress
+from glovebox_profiles.model import DriverName, Profile
+
+#: Weakest first. What an attacker has to break: the kernel through one filter; the same and a container runtime's own
+#: measures; a kernel of its own in user space first.
+STRENGTH: tuple[str, ...] = ("bubblewrap", "docker", "gvisor")
+assert set(STRENGTH) == set(get_args(DriverName))  # noqa: S101 - a driver without a strength could not be ordered
+
+RISKS = ("low", "medium", "high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """One key of a profile that grants or bounds something."""
+
+    key: str
+    """Dotted, as in the file."""
+    within: Callable[[Any, Any], bool]
+    meet: Callable[[Any, Any], Any]
+
+    def of(self, profile: Profile) -> Any:
+        """Return the key's value."""
+        return value_at(profile, self.key)
+
+
+def value_at(profile: Profile, key: str) -> Any:
+    """Return the value at a dotted key, as the model holds it."""
+    return reduce(getattr, key.split("."), profile)
+
+
+def isolation_within(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    """Whether ``a`` accepts no driver that ``b`` does not, and prefers none weaker.
+
+    The list is an order of preference, so putting a weaker driver before a stronger one widens: on a host that has
+    both, calls would now run in the weaker. The reverse does not.
+    """
+    return set(a) <= set(b) and all(
+        not (_stronger(first, second) and b.index(first) < b.index(second)) for second, first in combinations(a, 2)
+    )
+
+
+def isolation_meet(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the drivers both accept: in the same order if the lists are the same, otherwise strongest first.
+
+    Keeping more of either order would make the result depend on which two of three profiles are met first.
+    """
+    if a == b:
+        return a
+    return tuple(sorted(set(a) & set(b), key=STRENGTH.index, reverse=True))
+
+
+def _stronger(one: str, other: str) -> bool:
+    return STRENGTH.index(one) > STRENGTH.index(other)
+
+
+def _ladder(key: str, *rungs: object) -> Dimension:
+    """Order a choice: narrowest first."""
+    return Dimension(
+        key=key,
+        within=lambda a, b: rungs.index(a) <= rungs.index(b),
+        meet=lambda a, b: rungs[min(rungs.index(a), rungs.index(b))],
+    )
+
+
+def _at_most(key: str) -> Dimension:
+    return Dimension(key=key, within=lambda a, b: bool(a <= b), meet=min)
+
+
+DIMENSIONS: tuple[Dimension, ...] = (
+    Dimension(key="isolation", within=isolation_within, meet=isolation_meet),
+    _ladder("approval", "ask", "none"),
+    _ladder("files.workspace", "none", "read", "overlay"),
+    _ladder("files.output", False, True),
+    _ladder("files.inputs", False, True),
+    _ladder("network.mode", "none", "egress"),
+    Dimension(key="network.allow", within=lambda a, b: egress.covers_all(b, a), meet=egress.meet),
+    _at_most("network.max_bytes"),
+    _at_most("network.max_redirects"),
+    _at_most("network.max_connections"),
+    _at_most("limits.wall_seconds"),
+    _at_most("limits.cpu_seconds"),
+    _at_most("limits.memory"),
+    _at_most("limits.pids"),
+    _at_most("limits.scratch"),
+    _at_most("limits.workspace.bytes"),
+    _at_most("limits.workspace.files"),
+    _at_most("limits.output.bytes"),
+    _at_most("limits.output.files"),
+    _at_most("limits.stream"),
+    _ladder("limits.enforce", "cgroup", "any"),
+    _ladder("python.start", "cold", "warm"),
+    Dimension(
+        key="audit.keep",
+        within=lambda a, b: set(a) <= set(b),
+        meet=lambda a, b: tuple(sorted(set(a) & set(b))),
+    ),
+)
+
+DESCRIPTIVE: tuple[str, ...] = ("tool", "description", "risk", "python.preload", "example")
+"""Keys that grant nothing. A preloaded module is one the program could import itself."""
+
+
+def within(a: Profile, b: Profile) -> bool:
+    """Whether everything ``a`` permits is permitted by ``b``: never wrongly True."""
+    return a.tool == b.tool and all(each.within(each.of(a), each.of(b)) for each in DIMENSIONS)

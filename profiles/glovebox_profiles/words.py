@@ -1,0 +1,96 @@
+"""Plain words for a profile's keys and values, shared by ``explain`` and ``diff``. Pure text."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.targets import DEFAULT_PORTS
+
+LABELS = {
+    "tool": "Tool",
+    "description": "Description",
+    "risk": "Stated risk",
+    "isolation": "Accepted isolation, preferred first",
+    "approval": "Approval by a person",
+    "files.workspace": "Workspace",
+    "files.output": "Giving files back",
+    "files.inputs": "Taking files of earlier calls as input",
+    "network.mode": "Network",
+    "network.allow": "Hosts it may reach",
+    "network.max_bytes": "Size of one response",
+    "network.max_redirects": "Redirects followed",
+    "network.max_connections": "Connections in all",
+    "limits.wall_seconds": "Seconds of real time",
+    "limits.cpu_seconds": "Seconds of processor time",
+    "limits.memory": "Memory",
+    "limits.pids": "Processes and threads at a time",
+    "limits.scratch": "Scratch space in /tmp",
+    "limits.workspace.bytes": "Size of the workspace's copy",
+    "limits.workspace.files": "Files in the workspace's copy",
+    "limits.output.bytes": "Size of all files given back",
+    "limits.output.files": "Number of files given back",
+    "limits.stream": "Kept of stdout and of stderr, each",
+    "limits.enforce": "Required enforcement of limits",
+    "python.start": "Sandboxes",
+    "python.preload": "Modules imported ahead of the call",
+    "audit.keep": "Recorded in full in the audit log",
+    "example": "Examples",
+}
+"""What each key is called in front of a reviewer."""
+
+_SIZES = {"network.max_bytes", "limits.memory", "limits.scratch", "limits.workspace.bytes", "limits.output.bytes",
+          "limits.stream"}  # fmt: skip
+_CHOICES: dict[str, dict[Any, str]] = {
+    "approval": {"ask": "asked for before every call", "none": "not asked for"},
+    "files.workspace": {"none": "not visible", "read": "readable", "overlay": "readable, with writes kept apart"},
+    "python.start": {"cold": "started when a call comes", "warm": "ready before a call comes"},
+    "files.output": {False: "no", True: "yes"},
+    "files.inputs": {False: "no", True: "yes"},
+    "network.mode": {"none": "none at all", "egress": "the listed hosts only"},
+    "limits.enforce": {
+        "cgroup": "for the sandbox as a whole (cgroup)",
+        "any": "per process where the host has no cgroup",
+    },
+}
+
+
+def size(count: int) -> str:
+    """Write a number of bytes in the largest unit that keeps it whole: ``512 MiB``."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor and count % factor == 0:
+            return f"{count // factor} {unit}"
+    return f"{count} bytes"
+
+
+def number(value: float) -> str:
+    """Write a number without a fraction that is zero."""
+    return f"{value:g}" if value == int(value) and value < 1e6 else str(value)  # noqa: PLR2004 - where :g turns to 1e+06
+
+
+def rule(each: EgressRule) -> str:
+    """Write one egress rule: ``https://pypi.org (GET, HEAD; only /simple/*)``."""
+    usual = {DEFAULT_PORTS[scheme] for scheme in each.schemes}
+    ports = "" if each.ports == usual else ":" + "|".join(str(port) for port in sorted(each.ports))
+    paths = "" if each.paths == {"/*"} else f"; only {', '.join(sorted(each.paths))}"
+    methods = ", ".join("CONNECT (any TLS traffic)" if name == "CONNECT" else name for name in sorted(each.methods))
+    return f"{'|'.join(sorted(each.schemes))}://{each.host}{ports} ({methods}{paths})"
+
+
+def listed(items: Iterable[str], *, none: str = "nothing") -> str:
+    """Join items with commas; name the empty list."""
+    return ", ".join(items) or none
+
+
+def value(key: str, given: Any) -> str:
+    """Write the value of one key in words."""
+    if key in _CHOICES:
+        return _CHOICES[key][given]
+    if key in _SIZES:
+        return size(given)
+    if key == "network.allow":
+        return listed((rule(each) for each in given), none="no host")
+    if key == "example":
+        return f"{len(given)}"
+    if isinstance(given, tuple):
+        return listed(given)
+    return str(given) if isinstance(given, str) else number(given)

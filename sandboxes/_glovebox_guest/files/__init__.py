@@ -1,0 +1,1 @@
+"""The workspace copy and ``/output``: what a program may write, and what is collected of it."""

@@ -1,0 +1,353 @@
+"""What a program changed in its copy of the workspace, as one patch that ``git apply`` takes.
+
+Text becomes unified hunks, anything else git's literal form, which holds the whole file. Both trees are hostile: each
+file, the patch, the number of entries and the steps spent on finding short hunks are bounded. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, digest_of, walk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _glovebox_guest.files.overlay import Original
+
+MAX_TEXT = 1 << 20
+"""Bytes of a file that is compared line by line; larger ones are given whole."""
+MAX_NAMES = 50
+"""Names in each part of the summary; all are in the patch."""
+MAX_SKIPPED = 25
+"""Changes that are in no patch and are named with the reason; the rest are counted."""
+MAX_NAME = 255
+"""Bytes of a name that is carried."""
+_TOO_LARGE = "larger than what is left of the output limit"
+_CONTEXT = 3
+_MAX_EDITS = 300
+"""Lines by which two texts may differ for the shortest hunks to be looked for; beyond, one hunk replaces all."""
+_STEPS = 1_000_000
+"""Of that search, in all files together: about a second."""
+
+
+Copied = tuple[str, bool, bytes, int]
+"""See ``overlay.Original.files``."""
+
+
+class Unfit(Exception):  # noqa: N818 - it names what was found
+    """A change that is not carried; the text is the reason."""
+
+
+class Comparison:
+    """Collects the parts of one patch."""
+
+    def __init__(self, original: Original, source: str, target: str, *, max_files: int, room: int) -> None:
+        self._original = original
+        self._source = source
+        self._target = target
+        self._left = max_files
+        self._room = room
+        self._steps = _STEPS
+        self._deletions = bytearray()
+        self._rest = bytearray()
+        self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
+        self.counts = dict.fromkeys(self.names, 0)
+        self.skipped: list[dict[str, str]] = []
+        self.uncounted = 0
+
+    @property
+    def patch(self) -> bytes:
+        """All of it; deletions first, so that a folder can stand where a file was."""
+        return bytes(self._deletions + self._rest)
+
+    def run(self) -> None:
+        """Compare both trees."""
+        seen = set()
+        number = 0
+        for name, status in walk(self._target):
+            number += 1
+            if number > MAX_LOOK:
+                self._skip(name, f"more than {MAX_LOOK} entries; the rest was not looked at")
+                # What was not seen may be there: nothing is called deleted.
+                return
+            # The program may have taken away its own right to look; the guest is of the same user.
+            if stat.S_ISDIR(status.st_mode):
+                os.chmod(os.path.join(self._target, name), 0o700)
+                if name.count("/") >= MAX_DEPTH:
+                    self._skip(name, f"more than {MAX_DEPTH} folders deep")
+                continue
+            seen.add(name)
+            self._tried(name, status)
+        for name in sorted(self._original.files.keys() - seen):
+            self._tried(name, None)
+
+    def _tried(self, name: str, status: os.stat_result | None) -> None:
+        try:
+            self._one(name, status)
+        except Unfit as reason:
+            self._skip(name, str(reason))
+        except OSError as problem:
+            self._skip(name, f"cannot be read: {problem.strerror}")
+
+    def _one(self, name: str, status: os.stat_result | None) -> None:
+        before = self._original.files.get(name)
+        regular = status is not None and stat.S_ISREG(status.st_mode)
+        if status is not None and before is not None and self._same(name, before, status):
+            return
+        self._check(name, before, status)
+        path = os.path.join(self._target, name)
+        after = b""
+        runs = False
+        if regular and status is not None:
+            if not status.st_mode & stat.S_IRUSR:
+                os.chmod(path, 0o600)
+            if status.st_size > self._room:
+                raise Unfit(_TOO_LARGE)
+            after = _read(path, status.st_size)
+            runs = bool(status.st_mode & stat.S_IXUSR)
+        old = None
+        if before is not None:
+            if before[3] > self._room:
+                raise Unfit(_TOO_LARGE)
+            old = _read(os.path.join(self._source, name), before[3])
+            if _digest(old) != before[2]:
+                raise Unfit("the original was changed meanwhile")
+        kind = "created" if old is None else "changed" if regular else "deleted"
+        old_mode = None if before is None else _mode(runs=before[1])
+        new_mode = _mode(runs=runs) if regular else None
+        part = self._part(name, old_mode, old or b"", new_mode, after)
+        if len(part) > self._room or not self._left:
+            raise Unfit(_TOO_LARGE if self._left else "too many changed files")
+        self._room -= len(part)
+        self._left -= 1
+        into = self._deletions if kind == "deleted" else self._rest
+        into += part
+        self.counts[kind] += 1
+        if len(self.names[kind]) < MAX_NAMES:
+            self.names[kind].append(name)
+
+    def _same(self, name: str, before: Copied, status: os.stat_result) -> bool:
+        path = os.path.join(self._target, name)
+        if before[0] == "link":
+            return stat.S_ISLNK(status.st_mode) and os.fsencode(os.readlink(path)) == before[2]
+        if not stat.S_ISREG(status.st_mode) or bool(status.st_mode & stat.S_IXUSR) != before[1]:
+            return False
+        if not status.st_mode & stat.S_IRUSR:
+            os.chmod(path, 0o600)
+        # By content: a time can be set, and a write through a mapping sets none on a tmpfs.
+        return status.st_size == before[3] and digest_of(path) == before[2]
+
+    def _check(self, name: str, before: Copied | None, status: os.stat_result | None) -> None:
+        """Refuse what no patch of ours carries."""
+        if (before is not None and before[0] == "link") or (status is not None and stat.S_ISLNK(status.st_mode)):
+            raise Unfit("a symbolic link")
+        if status is not None and not stat.S_ISREG(status.st_mode):
+            raise Unfit("not a regular file")
+        if not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME:
+            raise Unfit("its name is not plain text of bounded length")
+        parts = name.split("/")
+        if any(part.partition(":")[0].casefold().rstrip(" .") in (".git", "git~1") for part in parts):
+            raise Unfit("git runs or obeys what lies there")
+        for end in range(1, len(parts) + 1):
+            reason = self._original.absent.get("/".join(parts[:end]))
+            if reason:
+                raise Unfit(f"the original was not copied: {reason}")
+
+    def _part(self, name: str, old_mode: str | None, old: bytes, new_mode: str | None, new: bytes) -> bytes:
+        first, second = _quoted(f"a/{name}"), _quoted(f"b/{name}")
+        head = f"diff --git {first} {second}\n"
+        if old_mode is None:
+            head += f"new file mode {new_mode}\n"
+        elif new_mode is None:
+            head += f"deleted file mode {old_mode}\n"
+        elif old_mode != new_mode:
+            head += f"old mode {old_mode}\nnew mode {new_mode}\n"
+        if old == new:
+            return head.encode()
+        if _is_text(old) and _is_text(new):
+            # git ends a name that has a space in it with a tab, so that no time is looked for behind it.
+            tab = "\t" if " " in name else ""
+            head += f"--- {first + tab if old_mode else '/dev/null'}\n+++ {second + tab if new_mode else '/dev/null'}\n"
+            return head.encode() + self._hunks(_lines(old), _lines(new))
+        head += f"index {_blob(old) if old_mode else '0' * 40}..{_blob(new) if new_mode else '0' * 40}\n"
+        return head.encode() + b"GIT binary patch\n" + _literal(new)
+
+    def _hunks(self, old: list[bytes], new: list[bytes]) -> bytes:
+        start = 0
+        while start < min(len(old), len(new)) and old[start] == new[start]:
+            start += 1
+        end = 0
+        while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
+            end += 1
+        a, b = old[start : len(old) - end], new[start : len(new) - end]
+        kept, spent = shortest(a, b, self._steps)
+        self._steps -= spent
+        runs = [(start + i, start + j, size) for i, j, size in kept]
+        return _written(old, new, [(0, 0, start), *runs, (len(old) - end, len(new) - end, end)])
+
+    def _skip(self, name: str, reason: str) -> None:
+        if len(self.skipped) < MAX_SKIPPED:
+            shown = name.encode("utf-8", "backslashreplace").decode()[:255]
+            self.skipped.append({"name": shown, "reason": f"not in the patch: {reason}"[:200]})
+        else:
+            self.uncounted += 1
+
+
+def compare(
+    original: Original, source: str, target: str, *, max_files: int, room: int
+) -> tuple[dict[str, object], bytes]:
+    """Summary and patch; see ``overlay.summary``."""
+    found = Comparison(original, source, target, max_files=max_files, room=room)
+    found.run()
+    if found.uncounted:
+        found.skipped.append({"name": "…", "reason": f"and {found.uncounted} more changes that are not in the patch"})
+    return {**found.names, "counts": found.counts, "skipped": found.skipped}, found.patch
+
+
+def shortest(a: list[bytes], b: list[bytes], steps: int) -> tuple[list[tuple[int, int, int]], int]:
+    """Runs of equal lines as (index in ``a``, index in ``b``, length) by Myers' greedy search, and the steps it took.
+
+    Args:
+        a: lines before.
+        b: lines after.
+        steps: that may be taken; where they or ``_MAX_EDITS`` do not do, no run is given.
+    """
+    reach = {1: 0}
+    trace: list[dict[int, int]] = []
+    spent = 0
+    for edits in range(min(_MAX_EDITS, len(a) + len(b)) + 1):
+        if spent > steps:
+            break
+        trace.append(dict(reach))
+        for k in range(-edits, edits + 1, 2):
+            spent += 1
+            down = k == -edits or (k != edits and reach[k - 1] < reach[k + 1])
+            x = reach[k + 1] if down else reach[k - 1] + 1
+            while x < len(a) and 0 <= x - k < len(b) and a[x] == b[x - k] and spent <= steps:
+                x += 1
+                spent += 1
+            reach[k] = x
+            if x >= len(a) and x - k >= len(b):
+                return _back(a, b, trace), spent
+    return [], spent
+
+
+def _back(a: list[bytes], b: list[bytes], trace: list[dict[int, int]]) -> list[tuple[int, int, int]]:
+    runs = []
+    x, y = len(a), len(b)
+    for edits in range(len(trace) - 1, -1, -1):
+        reach = trace[edits]
+        k = x - y
+        down = k == -edits or (k != edits and reach[k - 1] < reach[k + 1])
+        before = k + 1 if down else k - 1
+        from_x = reach[before] if edits else 0
+        from_y = from_x - before if edits else 0
+        at_x = from_x + (0 if down else 1) if edits else 0
+        if x > at_x:
+            runs.append((at_x, at_x - k, x - at_x))
+        x, y = from_x, from_y
+    return runs[::-1]
+
+
+def _written(old: list[bytes], new: list[bytes], equal: list[tuple[int, int, int]]) -> bytes:
+    """Hunks for what lies between these runs of equal lines; changes whose contexts meet share one."""
+    groups: list[list[tuple[int, int, int, int]]] = []
+    i = j = 0
+    for at, to, size in equal:
+        if at > i or to > j:
+            if not groups or i - groups[-1][-1][1] > 2 * _CONTEXT:
+                groups.append([])
+            groups[-1].append((i, at, j, to))
+        i, j = at + size, to + size
+    out = bytearray()
+    for group in groups:
+        first, last = group[0], group[-1]
+        lead = min(_CONTEXT, first[0])
+        end = min(len(old), last[1] + _CONTEXT)
+        ours, theirs = _range(first[0] - lead, end), _range(first[2] - lead, last[3] + end - last[1])
+        out += f"@@ -{ours} +{theirs} @@\n".encode()
+        at = first[0] - lead
+        for i, k, j, m in group:
+            _sign(out, b" ", old[at:i])
+            _sign(out, b"-", old[i:k])
+            _sign(out, b"+", new[j:m])
+            at = k
+        _sign(out, b" ", old[at:end])
+    return bytes(out)
+
+
+def _sign(out: bytearray, sign: bytes, lines: list[bytes]) -> None:
+    for line in lines:
+        out += sign + line + (b"" if line.endswith(b"\n") else b"\n\\ No newline at end of file\n")
+
+
+def _range(start: int, end: int) -> str:
+    return f"{start + 1 if end > start else start},{end - start}"
+
+
+def _literal(content: bytes) -> bytes:
+    """Git's binary form: the whole file, deflated, 52 bytes of it a line."""
+    import base64
+    import zlib
+
+    packed = zlib.compress(content)
+    out = bytearray(f"literal {len(content)}\n".encode())
+    for at in range(0, len(packed), 52):
+        piece = packed[at : at + 52]
+        size = len(piece)
+        sign = chr(ord("A") + size - 1) if size <= 26 else chr(ord("a") + size - 27)
+        out += sign.encode() + base64.b85encode(piece, pad=True) + b"\n"
+    return bytes(out + b"\n")
+
+
+def _blob(content: bytes) -> str:
+    """The name git has for this content: it takes a binary patch for exactly the file it was made from."""
+    from _sha1 import sha1  # type: ignore[import-not-found]  # no stub; hashlib would cost milliseconds
+
+    return str(sha1(b"blob %d\0" % len(content) + content).hexdigest())
+
+
+def _digest(content: bytes) -> bytes:
+    from _blake2 import blake2b
+
+    return blake2b(content).digest()
+
+
+def _read(path: str, size: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        content = bytearray()
+        while len(content) <= size and (data := os.read(descriptor, 1 << 20)):
+            content += data
+    finally:
+        os.close(descriptor)
+    return bytes(content)
+
+
+def _lines(content: bytes) -> list[bytes]:
+    # By line feeds alone, as git does: str.splitlines knows eight more ends of a line.
+    lines = content.split(b"\n")
+    last = lines.pop()
+    return [line + b"\n" for line in lines] + ([last] if last else [])
+
+
+def _is_text(content: bytes) -> bool:
+    if len(content) > MAX_TEXT or b"\0" in content:
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _mode(*, runs: bool) -> str:
+    return "100755" if runs else "100644"
+
+
+def _quoted(name: str) -> str:
+    """A name as git writes it; what cannot be printed was refused before."""
+    if '"' not in name and "\\" not in name:
+        return name
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

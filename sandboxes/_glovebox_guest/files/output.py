@@ -1,0 +1,159 @@
+"""Collecting ``/output`` once every process of the program is dead, so that nothing changes under our hands."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from _glovebox_guest.loop import Loop, StreamHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_ENTRIES = 20_000
+"""Directory entries looked at: a million files must not keep the call from ending."""
+MAX_DEPTH = 16
+"""Directories within directories."""
+MAX_SKIPPED = 50
+"""Refused entries that are named; the rest are counted."""
+_CHUNK = 256 * 1024
+
+
+class _Sender(StreamHandler):
+    """Sends one file; waits for credit in between."""
+
+    def __init__(self, loop: Loop, descriptor: int, name: str, size: int, *, kind: str = "file") -> None:
+        self._over = False
+        stream = loop.open(kind, {"name": name, "bytes": size}, self)
+        remaining = size
+        while remaining and not self._over:
+            credit = loop.wire.credit(stream)
+            if credit == 0:
+                loop.step(None)  # the host's clock ends a call whose host takes nothing
+                continue
+            data = os.read(descriptor, min(credit, remaining, _CHUNK))
+            if not data:
+                break
+            remaining -= len(data)
+            loop.send(loop.wire.data(stream, data))
+        if not self._over:
+            loop.send(loop.wire.end(stream))
+
+    def on_reset(self, body: object) -> None:  # noqa: ARG002 - the host knows why
+        """The host refuses the file."""
+        self._over = True
+
+
+def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
+    """Send what is not a file of the program's, as a stream of its own kind."""
+    descriptor = os.memfd_create(kind, os.MFD_CLOEXEC)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        _Sender(loop, descriptor, "", len(content), kind=kind)
+    finally:
+        os.close(descriptor)
+
+
+def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[dict[str, str]]:
+    """Send the regular files below ``root``, in the order of their names; returns what was skipped and why."""
+    skipped: list[dict[str, str]] = []
+    uncounted = 0
+    files = total = 0
+    for name, unfit in _walk(root):
+        reason = unfit
+        if not reason and files == max_files:
+            reason = f"more than {max_files} files"
+        if not reason:
+            size, reason = _send(loop, root, name, max_bytes - total)
+            files += not reason
+            total += size
+        if reason and len(skipped) < MAX_SKIPPED:
+            skipped.append({"name": _printable(name), "reason": reason})
+        elif reason:
+            uncounted += 1
+    if uncounted:
+        skipped.append({"name": "…", "reason": f"and {uncounted} more"})
+    return skipped
+
+
+def _send(loop: Loop, root: str, name: str, room: int) -> tuple[int, str]:
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer. O_NOFOLLOW: a link's target is not an output.
+        descriptor = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as problem:
+        return 0, f"cannot be opened: {problem.strerror}"
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return 0, "not a regular file"
+        if found.st_nlink != 1:
+            return 0, "has more than one name (hard link)"
+        if found.st_size > room:
+            return 0, "larger than what is left of the output limit"
+        _Sender(loop, descriptor, name, found.st_size)
+        return found.st_size, ""
+    finally:
+        os.close(descriptor)
+
+
+def _take_back(folder: str) -> None:
+    """The program may have taken away its own right to look; the guest is of the same user and takes it back.
+
+    Podman makes the top root's, and of that neither could take anything.
+    """
+    if os.stat(folder).st_uid == os.getuid():
+        os.chmod(folder, 0o700)
+
+
+def _walk(root: str) -> Iterator[tuple[str, str]]:
+    """Names below ``root`` and, for those that are no artifacts, the reason."""
+    seen = 0
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            _take_back(os.path.join(root, folder))
+            with os.scandir(os.path.join(root, folder)) as found:
+                entries = []
+                for entry in found:
+                    seen += 1
+                    if seen > MAX_ENTRIES:
+                        yield folder or ".", f"more than {MAX_ENTRIES} entries; the rest was not looked at"
+                        return
+                    entries.append(entry)
+        except OSError as problem:
+            yield folder or ".", f"cannot be listed: {errno.errorcode.get(problem.errno or 0, 'error')}"
+            continue
+        folders = []
+        for entry in sorted(entries, key=lambda each: each.name):
+            name = os.path.join(folder, entry.name)
+            reason = "" if _is_utf8(name) else "its name is not UTF-8"
+            if entry.is_symlink():
+                reason = "a symbolic link"
+            elif entry.is_dir(follow_symlinks=False):
+                if name.count("/") < MAX_DEPTH:
+                    folders.append(name)
+                else:
+                    yield name, f"more than {MAX_DEPTH} directories deep"
+                continue
+            elif not entry.is_file(follow_symlinks=False):
+                reason = "not a regular file"
+            yield name, reason
+        waiting.extend(reversed(folders))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()[:255]

@@ -1,0 +1,103 @@
+"""The fetch job: the host's egress policy gets the page, a child takes it apart.
+
+The body is held here, in the guest's memory, until it is complete; the profile's limit for responses bounds it on the
+host's side.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from _glovebox_guest.loop import Loop, StreamHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from _glovebox_guest.program.emit import Emit
+
+
+_LATE = {"rule": "egress.failed", "reason": "The call's time was up before all had come.", "hint": "Try again later."}
+
+
+class _Response(StreamHandler):
+    """One answer on its way in."""
+
+    def __init__(self) -> None:
+        self.head: Mapping[str, Any] | None = None
+        self.body = bytearray()
+        self.over = False
+        self.truncated: str | None = None
+        self.error: Mapping[str, Any] | None = None
+
+    def on_note(self, body: Mapping[str, Any]) -> None:
+        self.head = body
+
+    def on_data(self, data: bytes) -> None:
+        self.body += data
+
+    def on_end(self) -> None:
+        self.over = True
+
+    def on_reset(self, body: Mapping[str, Any]) -> None:
+        self.over = True
+        if "truncated" in body:
+            self.truncated = body["truncated"]
+        else:
+            self.error = body
+
+
+def fetch(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+    """Get what ``payload`` names until ``deadline`` (monotonic seconds); returns the payload of ``run``."""
+    response = _Response()
+    meta = {"method": payload["method"], "url": payload["url"], "headers": []}
+    stream = loop.open("request", meta, response, duplex=True)
+    loop.send(loop.wire.end(stream))
+    while not response.over and monotonic() < deadline:
+        loop.step(deadline)
+    if not response.over:
+        loop.send(loop.wire.reset(stream))
+        response.on_reset(_LATE if response.head is None else {"truncated": _LATE["reason"]})
+    return {
+        "head": response.head,
+        "body": bytes(response.body),
+        "truncated": response.truncated,
+        "error": response.error,
+        "max_chars": payload["max_chars"],
+        "raw": payload.get("raw", False),
+    }
+
+
+def run(payload: dict[str, Any], emit: Emit) -> None:
+    """Runs in the child: hand back the head of the response and the page's readable text, or the refusal."""
+    error = payload["error"]
+    if error is not None:
+        told = {name: str(error.get(name, "")) for name in ("rule", "reason", "hint")}
+        emit.value({"refused": told, "hops": list(error.get("hops", ()))})
+        return
+    from _glovebox_guest.jobs.web import page
+
+    head = payload["head"]
+    taken = _Taken()
+    page.run(
+        {
+            "url": head["url"],
+            "status": head["status"],
+            "headers": dict(head["headers"]),
+            "body": payload["body"],
+            "max_chars": payload["max_chars"],
+            "raw": payload["raw"],
+        },
+        taken,  # type: ignore[arg-type]  # it has the one method a page needs
+    )
+    emit.value({"head": dict(head), "page": taken.page, "truncated": payload["truncated"]})
+
+
+class _Taken:
+    """Takes the page job's value instead of sending it."""
+
+    page: Any = None
+
+    def value(self, value: Any) -> None:
+        self.page = value

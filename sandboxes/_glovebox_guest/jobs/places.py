@@ -1,0 +1,240 @@
+"""Finding a file of the workspace by the caller's path, symlink by symlink. Standard library only; no job lives here.
+
+The mount is the boundary: outside the workspace there is only the sandbox's own runtime. Still no path of the caller
+leaves it, so that an answer is never about a file that only looks like one of the workspace's. The path is walked
+with one openat(2) per part and without following links in the kernel, so that no swap in between changes the result.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, NoReturn, Self
+
+ROOT = "/workspace"
+"""Where the workspace is mounted; ``glovebox_sandboxes.contract.spec.WORKSPACE`` without its imports."""
+MAX_LINKS = 40
+"""Symlinks followed for one path: the kernel's own limit, see path_resolution(7)."""
+_SHOWN = 200
+"""Characters of a caller's path repeated in a message."""
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A FIFO without a writer blocks open(2), and a terminal would become ours.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Problem(Exception):  # noqa: N818 - it becomes a value, never a traceback
+    """Something the caller asked for that cannot be had; jobs turn it into their value."""
+
+    def __init__(self, rule: str, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.rule = rule
+        self.reason = reason
+        self.hint = hint
+
+    def value(self) -> dict[str, Any]:
+        """Return the job's value: ``{"error": {"rule", "reason", "hint"}}``."""
+        return {"error": {"rule": self.rule, "reason": self.reason, "hint": self.hint}}
+
+
+class Place:
+    """Something that exists in the workspace: its directory held open, its name there, its status."""
+
+    __slots__ = ("directory", "info", "names")
+
+    def __init__(self, directory: int, names: list[str], info: os.stat_result) -> None:
+        self.directory = directory
+        self.names = names
+        self.info = info
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.directory)
+
+    @property
+    def absolute(self) -> str:
+        """Its path in the sandbox, free of symlinks."""
+        return "/".join([ROOT, *self.names])
+
+
+def shown(name: str) -> str:
+    r"""Return a name or path as text that is safe to print: undecodable bytes, controls and bidi marks as escapes.
+
+    A name that needs no escape comes back as it is; in one that does, backslashes are doubled too.
+    """
+    if name.isprintable():
+        return name
+    return "".join(_escaped(character) for character in name)
+
+
+def _escaped(character: str) -> str:
+    if character == "\\":
+        return "\\\\"
+    if character.isprintable():
+        return character
+    if "\udc80" <= character <= "\udcff":  # surrogateescape, PEP 383: a byte that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def parts(path: str) -> list[str]:
+    """Split a path relative to the workspace; the sandbox's own name for the workspace may stand before it.
+
+    Raises:
+        Problem: it is absolute and names something else.
+    """
+    if path.startswith("/"):
+        if path != ROOT and not path.startswith(ROOT + "/"):
+            raise outside(path)
+        path = path[len(ROOT) :]
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def find(path: str) -> Place:
+    """Return the place a path leads to, every symlink on the way followed as long as it stays inside.
+
+    Raises:
+        Problem: ``path.outside``, ``path.missing`` or ``path.unreadable``.
+    """
+    held: list[int] = []
+    try:
+        held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        return _walk(path, held)
+    except BaseException as error:
+        for descriptor in held:
+            os.close(descriptor)
+        if isinstance(error, OSError | ValueError):  # ValueError: NUL, or surrogates that are no file name
+            _translate(path, error)
+        raise
+
+
+def _walk(path: str, held: list[int]) -> Place:
+    """``held[0]`` is the directory reached so far: whoever called closes it on an exception."""
+    names: list[str] = []
+    ahead = parts(path)[::-1]
+    links = 0
+    info = os.fstat(held[0])
+    while ahead:
+        if names and stat.S_ISDIR(info.st_mode):
+            _enter(held, names[-1])
+        elif names:
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+        part = ahead.pop()
+        if part == "..":
+            if not names:
+                raise outside(path)
+            names.pop()
+            _climb(held, names)
+            info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
+            continue
+        info = os.stat(part, dir_fd=held[0], follow_symlinks=False)
+        if not stat.S_ISLNK(info.st_mode):
+            names.append(part)
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, "too many links")
+        target = os.readlink(part, dir_fd=held[0])
+        try:
+            ahead.extend(parts(target)[::-1])
+        except Problem:
+            raise outside(path) from None
+        if target.startswith("/"):
+            names.clear()
+        _climb(held, names)
+        info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
+    return Place(held.pop(), names, info)
+
+
+def _enter(held: list[int], name: str) -> None:
+    held.append(os.open(name, _DIRECTORY, dir_fd=held[0]))
+    os.close(held.pop(0))
+
+
+def _climb(held: list[int], names: list[str]) -> None:
+    """Go back to the workspace and down to the directory of ``names``: ``..`` of a moved directory leads astray."""
+    held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    os.close(held.pop(0))
+    for name in names[:-1]:
+        _enter(held, name)
+
+
+def open_file(path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading; never waits, whatever the path names.
+
+    Returns:
+        Its descriptor and status; the caller closes it.
+
+    Raises:
+        Problem: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
+    """
+    with find(path) as place:
+        if stat.S_ISDIR(place.info.st_mode):
+            hint = "Use list_workspace_files to see what is in it."
+            raise Problem("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
+        # Looked at before it is opened: opening a FIFO would already wake its writer.
+        _require_regular(path, place.info)
+        try:
+            descriptor = os.open(place.names[-1], _FILE, dir_fd=place.directory)
+        except OSError as error:
+            _translate(path, error)
+    info = os.fstat(descriptor)
+    try:
+        _require_regular(path, info)
+    except Problem:
+        os.close(descriptor)
+        raise
+    return descriptor, info
+
+
+def _require_regular(path: str, info: os.stat_result) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise Problem(
+            "path.special",
+            f"{_name(path)}: is not a regular file.",
+            "Only files, not pipes, sockets or devices, are read.",
+        )
+
+
+def outside(path: str) -> Problem:
+    """Return the refusal of a path that leaves the workspace."""
+    hint = "Give a path relative to the workspace, such as data/sales.csv."
+    return Problem("path.outside", f"{_name(path)}: outside the workspace.", hint)
+
+
+def closed() -> Problem:
+    """Return what is said where nothing of the workspace can be seen: not the caller's to put right."""
+    hint = (
+        "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "
+        "so everybody must be able to read the workspace (chmod -R o+rX)."
+    )
+    return Problem("path.unreadable", "The workspace itself cannot be read (permission denied).", hint)
+
+
+def _translate(path: str, error: OSError | ValueError) -> NoReturn:
+    """Say what is wrong without the operating system's own text, which names places of the sandbox."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOENT
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+        hint = "Use list_workspace_files to see what exists; names are case-sensitive, folders are separated by /."
+        raise Problem("path.missing", f"{_name(path)}: no such file in the workspace.", hint) from None
+    if number == errno.ELOOP:
+        hint = "Name the file the links were meant for."
+        raise Problem("path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint) from None
+    if number in (errno.EACCES, errno.EPERM) and not os.access(ROOT, os.X_OK):
+        raise closed() from None
+    hint = "The file's owner has to allow reading it."
+    why = os.strerror(number or errno.EIO).lower()
+    raise Problem("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None
+
+
+def _name(path: str) -> str:
+    return shown((path or ".") if len(path) <= _SHOWN else f"{path[:_SHOWN]}…")

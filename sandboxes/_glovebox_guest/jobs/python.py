@@ -1,0 +1,214 @@
+"""Running a caller's Python program the way a notebook cell runs."""
+
+from __future__ import annotations
+
+import _io
+import builtins
+import gc
+import os
+import sys
+
+from _glovebox_guest.program.emit import Emit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+NAME = "<program>"
+"""What tracebacks call the caller's code."""
+MAX_VALUE = 16_384
+"""Characters of the last expression's value: what a person would read of it."""
+MAX_FIGURES = 8
+"""Figures returned; a loop that forgets to close its figures must not become a flood of pictures."""
+_WORKSPACE = "/workspace"
+_EAI_AGAIN = -3
+"""What getaddrinfo(3) says without a resolver; `socket` has the name and is not worth importing for it."""
+
+
+def run(payload: Mapping[str, Any], emit: Emit) -> int:
+    """Run ``payload["code"]``; hand back the last expression's value, open figures and an error's summary.
+
+    Returns:
+        The exit status a script with this code would have had.
+    """
+    code = payload["code"]
+    # What is there already is not the program's: see _left_open.
+    gc.freeze()
+    if os.access(_WORKSPACE, os.R_OK | os.X_OK):
+        os.chdir(_WORKSPACE)
+        # Last, not first as for a script: a file of the workspace must not take a standard module's place.
+        sys.path.append(_WORKSPACE)
+    program = type(sys)("__main__")
+    program.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = program
+    sys.argv = [NAME]
+    # What `site` gives a program, which the guest starts without.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # as the site module does
+    result: dict[str, Any] = {"value": None, "truncated": False, "error": None}
+    try:
+        value = _execute(code, program.__dict__)
+        if value is not None and not code.rstrip().endswith(";"):
+            result["value"], result["truncated"] = _shown(value)
+        status = 0
+    except SystemExit as request:
+        status = _exit_status(request)
+    except BaseException as problem:  # noqa: BLE001 - whatever the program raises is its result
+        result["error"] = _tell(problem, code)
+        status = 1
+    try:
+        figures = _send_figures(emit)
+        if figures:
+            result["figures_omitted"] = figures
+    except BaseException as problem:  # noqa: BLE001 - a figure that cannot be drawn is the program's error
+        if result["error"] is None:
+            result["error"] = _tell(problem, code)
+            status = 1
+    _hand_back(emit, result)
+    _finish()
+    return status
+
+
+def _hand_back(emit: Emit, result: Mapping[str, Any]) -> None:
+    try:
+        emit.value(result)
+    except OSError:
+        return  # the program has closed the pipe
+
+
+def warm_up() -> None:
+    """Do once what every program does, and throw away what comes of it."""
+    stdout = sys.stdout
+    with open(os.devnull, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as sink:
+        sys.stdout = sink
+        try:
+            value = _execute("print(0)\n0", {"__builtins__": builtins})
+        finally:
+            sys.stdout = stdout
+        Emit(sink.fileno()).value({"value": _shown(value)[0], "truncated": False, "error": None})
+
+
+def _execute(code: str, namespace: dict[str, Any]) -> Any:
+    """Run all statements; the value of the last one if it is an expression, else None."""
+    import _ast
+
+    tree: Any = compile(code, NAME, "exec", _ast.PyCF_ONLY_AST)
+    last = None
+    if tree.body and isinstance(tree.body[-1], _ast.Expr):
+        last = compile(_ast.Expression(body=tree.body.pop().value), NAME, "eval")
+    exec(compile(tree, NAME, "exec"), namespace)  # noqa: S102 - this is what the sandbox is for
+    return None if last is None else eval(last, namespace)  # noqa: S307 - as above
+
+
+def _shown(value: Any) -> tuple[str, bool]:
+    text = repr(value)
+    return text[:MAX_VALUE], len(text) > MAX_VALUE
+
+
+def _exit_status(request: SystemExit) -> int:
+    if request.code is None or isinstance(request.code, int):
+        return (request.code or 0) & 0xFF
+    _print(_text(request.code))
+    return 1
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - the program's own
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
+def _print(text: str) -> None:
+    """Print where errors go, unless the program has closed or replaced that by something else."""
+    try:
+        print(text, file=sys.stderr)
+    except Exception:  # noqa: BLE001 - the program's own
+        return
+
+
+def _tell(problem: BaseException, code: str) -> dict[str, Any]:
+    """Print the traceback, cut to the caller's own lines, and return its summary."""
+    import linecache
+    import traceback
+
+    linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
+    told = traceback.TracebackException.from_exception(problem, limit=-200, compact=True)
+    seen: traceback.TracebackException | None = told
+    chain = 0
+    line = None
+    while seen is not None and chain < 10:
+        own = [frame for frame in seen.stack if frame.filename == NAME]
+        if line is None and own:
+            line = own[-1].lineno
+        seen.stack = traceback.StackSummary.from_list(own)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+        chain += 1
+    hint = _hint(problem)
+    _print("".join(told.format()).rstrip() + hint)
+    if isinstance(problem, SyntaxError) and problem.filename == NAME:
+        line = problem.lineno
+    return {"type": type(problem).__name__, "message": (_text(problem) + hint)[:2000], "line": line}
+
+
+def _hint(problem: BaseException) -> str:
+    """What the caller can do about an error that the sandbox caused."""
+    import errno
+
+    if isinstance(problem, OSError):
+        if problem.errno == errno.EROFS:
+            return "\n(Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp.)"
+        if problem.errno in (errno.ENETUNREACH, _EAI_AGAIN):
+            proxied = "HTTPS_PROXY" in os.environ
+            told = "Only the HTTP proxy in HTTPS_PROXY can be reached" if proxied else "There is no network"
+            return f"\n({told} in this sandbox.)"
+        if problem.errno == errno.ENOSPC:
+            return "\n(The sandbox's space for files is used up.)"
+        if problem.errno == errno.EACCES and str(problem.filename).startswith("/output"):
+            return "\n(/output can only be written: work in /tmp and copy the result.)"
+    if isinstance(problem, ModuleNotFoundError):
+        return "\n(Packages cannot be installed here; only those of the sandbox's runtime are available.)"
+    return ""
+
+
+def _send_figures(emit: Emit) -> int:
+    """Hand back every open matplotlib figure as PNG; returns how many were left out."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return 0
+    import io
+
+    numbers = pyplot.get_fignums()
+    for number in numbers[:MAX_FIGURES]:
+        buffer = io.BytesIO()
+        pyplot.figure(number).savefig(buffer, format="png", bbox_inches="tight")
+        emit.blob("image/png", buffer.getvalue())
+    return max(0, len(numbers) - MAX_FIGURES)
+
+
+def _finish() -> None:
+    """What the interpreter does at its end: wait for threads, run exit handlers, write what files hold back."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()  # noqa: SLF001 - the interpreter's own call, see Py_FinalizeEx
+    import atexit
+
+    atexit._run_exitfuncs()  # noqa: SLF001 - as above
+    streams = [(getattr(sys, name, None), "flush") for name in ("stdout", "stderr", "__stdout__", "__stderr__")]
+    for file, verb in (*_left_open(), *streams):
+        try:
+            getattr(file, verb)()
+        except BaseException:  # noqa: BLE001, S112 - closed, or none, or the program's own
+            continue
+
+
+def _left_open() -> list[tuple[Any, str]]:
+    """Files the program did not close, and what to call on each; text before the bytes that it becomes."""
+    try:
+        files = [each for each in gc.get_objects() if _io._IOBase in type(each).__mro__]  # noqa: SLF001 - what io.IOBase is made of
+    except MemoryError:
+        return []
+    text = [(each, "flush") for each in files if type(each) is _io.TextIOWrapper]
+    # One that is written in Python may have an end of its own to write, as a compressed file has.
+    own = [(each, "close") for each in files if type(each).__module__ != "_io"]
+    return [*text, *own, *((each, "flush") for each in files if type(each).__module__ == "_io")]

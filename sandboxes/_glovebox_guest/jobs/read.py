@@ -1,0 +1,178 @@
+"""Reading one file of the workspace: some lines of a text, or a picture. Runs in the guest's child."""
+
+from __future__ import annotations
+
+from io import BufferedReader, BytesIO, FileIO
+
+from _glovebox_guest.jobs import picture, places, wording
+from _glovebox_guest.jobs.places import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from _glovebox_guest.program.emit import Emit
+
+MAX_LINE = 4_000
+"""Characters of one line that are shown: a longer one is data or minified code, not something to read."""
+MAX_PICTURE = 4 * 1024 * 1024
+"""Bytes: what clients accept as one image."""
+MAX_SCAN = 1024 * 1024 * 1024
+"""Bytes looked through to find or count lines: about a second, well inside the profile's limits."""
+MAX_UTF16 = 16 * 1024 * 1024
+"""Bytes of a UTF-16 file: it is converted as a whole, in memory."""
+_BLOCK = 256 * 1024
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""UTF-8 bytes that begin no character, RFC 3629 section 3."""
+
+
+def run(payload: dict[str, Any], emit: Emit) -> None:
+    """Hand back lines ``offset`` to ``offset + limit - 1`` of ``path`` (from 1), or the picture it is."""
+    path = payload["path"]
+    name = places.shown(path)
+    try:
+        descriptor, info = places.open_file(path)
+        with BufferedReader(FileIO(descriptor), _BLOCK) as file:
+            head = file.peek()
+            media_type = picture.kind(head)
+            if media_type is None:
+                value = _text(file, head, payload.get("offset", 1), payload.get("limit", 2000))
+            else:
+                value = _picture(file, head, media_type, info.st_size, emit)
+        value = {"path": name, "bytes": info.st_size} | value
+    except Problem as problem:
+        value = problem.value()
+    except OSError:
+        value = Problem("path.unreadable", f"{name}: reading it failed.", "Try again.").value()
+    emit.value(value)
+
+
+def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int, emit: Emit) -> dict[str, Any]:
+    if size > MAX_PICTURE:
+        reason = f"The file is a picture of {size} bytes; at most {MAX_PICTURE} can be shown."
+        raise Problem("path.too_large", reason, "Use run_python to make a smaller copy.")
+    emit.blob(media_type, file.read(MAX_PICTURE))
+    width, height = picture.size(head, media_type) or (None, None)
+    return {"media_type": media_type, "width": width, "height": height}
+
+
+def _text(file: BufferedReader[Any], head: bytes, first: int, limit: int) -> dict[str, Any]:
+    encoding = "utf-8"
+    if wording.is_binary(head):
+        raise _binary()
+    if head.startswith(wording.UTF16_MARKS):
+        encoding, file = "utf-16", _converted(file)
+    elif head.startswith(wording.UTF8_MARK):
+        encoding = "utf-8-sig"
+        file.read(len(wording.UTF8_MARK))
+    skipped = _skip(file, first - 1)
+    lines: list[str] = []
+    cut = 0
+    room = wording.MAX_ANSWER
+    while len(lines) < limit and (line := file.readline(4 * MAX_LINE)):
+        text, dropped = _line(file, line)
+        room -= wording.cost(text)
+        if room < 0:  # never with the first line: MAX_LINE characters always fit
+            break
+        lines.append(text)
+        cut += dropped > 0
+    full = len(lines) == limit or room < 0
+    # The line that did not fit any more has been read, so it is counted here.
+    total = _count(file, skipped + len(lines) + (room < 0))
+    last = skipped + len(lines)
+    more = full and (total is None or total > last)
+    notes = [f"{len(lines)} lines of {total or 'more'}"] if more else []
+    if cut:
+        notes.append(f"{cut} lines longer than {MAX_LINE} characters cut")
+    return {
+        "text": "".join(lines),
+        "first_line": first,
+        "lines": len(lines),
+        "total_lines": total,
+        "truncated": "; ".join(notes) or None,
+        "next_offset": last + 1 if more else None,
+        "encoding": encoding,
+    }
+
+
+def _converted(file: BufferedReader[Any]) -> BufferedReader[Any]:
+    data = file.read(MAX_UTF16 + 1)
+    if len(data) > MAX_UTF16:
+        reason = f"The file is UTF-16 and larger than {MAX_UTF16} bytes."
+        raise Problem("path.too_large", reason, 'Use run_python: open(path, encoding="utf-16").')
+    try:
+        return BufferedReader(BytesIO(data.decode("utf-16").encode()))
+    except UnicodeError:
+        raise _binary() from None
+
+
+def _skip(file: BufferedReader[Any], lines: int) -> int:
+    """Move past so many lines, block by block; returns how many there were."""
+    skipped = 0
+    ended = True
+    while skipped < lines and (block := file.peek()):
+        count = block.count(b"\n")
+        if skipped + count >= lines:
+            for _ in range(lines - skipped):
+                file.readline()
+            return lines
+        skipped += count
+        ended = block.endswith(b"\n")
+        file.read(len(block))
+        if file.tell() > MAX_SCAN:
+            reason = f"Line {lines + 1} lies behind the first {MAX_SCAN} bytes of the file."
+            raise Problem("path.too_large", reason, "Use run_python to read that far.")
+    return skipped + (not ended)
+
+
+def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
+    """Decode the line that begins so; returns it, cut if need be, and how many characters were left out."""
+    dropped = 0
+    continued = False
+    rest = beginning
+    while not rest.endswith(b"\n") and (rest := file.readline(_BLOCK)):
+        continued = True
+        dropped += len(rest.removesuffix(b"\n").translate(None, _CONTINUATION))
+    if continued:
+        whole = _whole_characters(beginning)
+        # The rest of a character that was torn apart was not counted above, and its beginning is not shown.
+        dropped += whole != beginning
+        beginning = whole
+    try:
+        body = beginning.removesuffix(b"\n").decode("utf-8")
+    except UnicodeDecodeError:
+        raise _binary() from None
+    if "\0" in body:
+        raise _binary()
+    end = "\n" if rest.endswith(b"\n") else ""
+    dropped += max(0, len(body) - MAX_LINE)
+    return (f"{body[:MAX_LINE]}… [+{dropped} characters]{end}" if dropped else body + end), dropped
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Leave out the beginning of a character that is not complete."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:  # the first byte of a sequence says its length
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-back] if length > back else data
+        if byte < 0x80:
+            return data
+    return data
+
+
+def _count(file: BufferedReader[Any], lines: int) -> int | None:
+    """Return the number of lines of the whole file, None where that means reading too much."""
+    ended = True
+    while block := file.read1(_BLOCK):
+        lines += block.count(b"\n")
+        ended = block.endswith(b"\n")
+        if file.tell() > MAX_SCAN:
+            return None
+    return lines + (not ended)
+
+
+def _binary() -> Problem:
+    reason = "The file is neither UTF-8 nor UTF-16 text."
+    hint = "Use run_python to read it, with another encoding or a parser for its format."
+    return Problem("path.binary", reason, hint)

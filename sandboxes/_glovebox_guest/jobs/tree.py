@@ -1,0 +1,143 @@
+"""Walking the workspace: which files a pattern means, in a fixed order, within bounds. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from operator import attrgetter
+from time import monotonic
+
+from _glovebox_guest.jobs import glob, places
+from _glovebox_guest.jobs.places import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    Matcher: TypeAlias = Callable[[str], re.Match[str] | None]
+
+PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
+"""Folders made by tools, large and seldom meant; a pattern that names one means it."""
+MAX_ENTRIES = 300_000
+"""Names looked at in one call: about 100 MiB of them in one folder, inside the profiles' 256 MiB."""
+_by_name = attrgetter("name")
+
+
+class Walk:
+    """The files and folders one pattern means. Iterate once; afterwards the counters say what was left out.
+
+    The order is that of a sorted tree: by name in code points, a folder before what is in it. Symlinks are entries,
+    never followed below the pattern's own folder.
+    """
+
+    def __init__(self, pattern: str, seconds: float) -> None:
+        """Read the pattern and find where to start.
+
+        Args:
+            pattern: a file, a folder (with all below it) or a pattern, relative to the workspace.
+            seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
+
+        Raises:
+            Problem: the pattern is malformed, leaves the workspace, or names a folder that does not exist; or the
+                workspace itself cannot be read, which must not look as if it were empty.
+        """
+        parts = places.parts(pattern)
+        if ".." in parts:
+            raise places.outside(pattern)
+        literal = 0
+        while literal < len(parts) and not glob.SPECIAL & set(parts[literal]):
+            literal += 1
+        self._prefix, rest = parts[:literal], parts[literal:]
+        self._single = False
+        with places.find("/".join(self._prefix)) as place:
+            self._base = place.absolute
+            if not stat.S_ISDIR(place.info.st_mode):
+                if rest:
+                    raise _no_folder(self._prefix)
+                self._single = True
+        if self._base == places.ROOT and not os.access(places.ROOT, os.R_OK | os.X_OK):
+            raise places.closed()
+        self._named = PASSED_OVER & set(re.split(r"[/{},]", pattern))
+        self._depth, self._match = _compiled(rest or ["**"])
+        self._seconds = seconds
+        self._deadline = monotonic() + seconds
+        self.scanned = 0
+        """Names looked at."""
+        self.unreadable = 0
+        """Folders that could not be listed."""
+        self.passed_over: set[str] = set()
+        """Names of folders that were not entered."""
+        self.stopped: str | None = None
+        """Which bound ended the walk, None for none."""
+
+    def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Yield path relative to the workspace, and entry."""
+        if self._single:
+            parent, _, name = self._base.rpartition("/")
+            yield from (("/".join(self._prefix), entry) for entry in self._sorted(parent) if entry.name == name)
+            return
+        # Paths are matched relative to the folder the pattern starts in, and shown relative to the workspace.
+        shown = "/".join([*self._prefix, ""])
+        stack = [("", iter(self._sorted(self._base)))]
+        while stack:
+            folder, entries = stack[-1]
+            for entry in entries:
+                path = folder + entry.name
+                if self._match(path):
+                    yield shown + path, entry
+                if entry.is_dir(follow_symlinks=False) and self._enters(entry.name, len(stack)):
+                    stack.append((f"{path}/", iter(self._sorted(entry.path))))
+                    break
+            else:
+                stack.pop()
+            if self.out_of_time():
+                return
+
+    def out_of_time(self) -> bool:
+        """Whether the walk has to end now; ``stopped`` then says why."""
+        if self.stopped is None and monotonic() > self._deadline:
+            self.stopped = f"{self._seconds:g} seconds"
+        return self.stopped is not None
+
+    def _enters(self, name: str, depth: int) -> bool:
+        if name in PASSED_OVER and name not in self._named:
+            self.passed_over.add(name)
+            return False
+        return self._depth is None or depth < self._depth
+
+    def _sorted(self, folder: str) -> list[os.DirEntry[str]]:
+        found: list[os.DirEntry[str]] = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if self.scanned == MAX_ENTRIES:
+                        self.stopped = f"{MAX_ENTRIES} names"
+                        break
+                    self.scanned += 1
+                    found.append(entry)
+        except OSError:
+            self.unreadable += 1
+        found.sort(key=_by_name)
+        return found
+
+
+def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
+    """Return how many folders deep the pattern reaches (None for any), and what decides about a path."""
+    try:
+        patterns = [places.parts(pattern) for pattern in glob.alternatives("/".join(parts))]
+        expression = "|".join(f"(?:{glob.expression(pattern)})" for pattern in patterns)
+        match = re.compile(expression).fullmatch
+    except (ValueError, re.error) as error:
+        hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
+        raise Problem(
+            "pattern.invalid", f"The file pattern cannot be read: {places.shown(str(error))}.", hint
+        ) from None
+    deep = any("**" in pattern for pattern in patterns)
+    return None if deep else max(map(len, patterns)), match
+
+
+def _no_folder(parts: list[str]) -> Problem:
+    name = places.shown("/".join(parts))
+    return Problem("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")

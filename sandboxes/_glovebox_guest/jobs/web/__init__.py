@@ -1,0 +1,1 @@
+"""Web pages as text a model can read."""

@@ -1,0 +1,51 @@
+"""Bytes to text, and text to what fits into one answer. Standard library only; no job lives here."""
+
+from __future__ import annotations
+
+import json
+import re
+
+MAX_ANSWER = 100 * 1024
+"""Bytes of JSON one job's texts may take. They appear twice in a result, in content and in structured content, and the
+whole of it must stay below 256 KiB, what clients are known to take (``glovebox_server.mcp.rendering``)."""
+_SNIFFED = 8192
+"""Bytes looked at for a NUL, the mark of a binary file; git looks at as many."""
+
+UTF8_MARK = b"\xef\xbb\xbf"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+# Controls do nothing for a reader and much to a terminal; tab and line feed stay.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Return a stranger's text without control characters, lines ended by a line feed alone."""
+    return _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def cost(text: str) -> int:
+    """Bytes of a text as JSON in ASCII, its quotes included."""
+    return len(json.dumps(text))
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether a file that begins like this is not text in any encoding this module reads."""
+    return head.find(b"\0", 0, _SNIFFED) >= 0 and not head.startswith(UTF16_MARKS)
+
+
+def lenient(data: bytes) -> str | None:
+    """Decode what looks like text, with replacement characters where it is not; None for binary data."""
+    if data.startswith(UTF16_MARKS):
+        return data.decode("utf-16", "replace")
+    if is_binary(data):
+        return None
+    return data.removeprefix(UTF8_MARK).decode("utf-8", "replace")
+
+
+def clipped(text: str, characters: int, budget: int = MAX_ANSWER) -> str:
+    """Return the longest beginning, near enough, of at most ``characters`` and at most ``budget`` bytes of JSON."""
+    text = text[:characters]
+    while (spent := cost(text)) > budget:
+        # The beginning may be denser than the whole: a second round then takes the rest.
+        text = text[: min(len(text) - 1, len(text) * budget // spent)]
+    return text

@@ -1,0 +1,245 @@
+"""The guest's event loop: one poll(2) over the wire, the child's pipes and, where granted, the proxy's connections.
+
+Frames to the host are gathered until there is nothing else to do, and written blocking: flow control bounds what is
+under way, and the host always reads.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
+import os
+import select
+from time import monotonic
+
+from _glovebox_guest import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+_READ = 256 * 1024
+"""Bytes taken at once from any descriptor."""
+_HELD = 64 * 1024
+"""Bytes of frames that may wait for others: few writes are few times that the host is woken."""
+
+
+class HostGone(Exception):  # noqa: N818 - it names what happened
+    """The host closed the wire: nobody is left to work for."""
+
+
+class StreamHandler:
+    """What happens on one stream. Subclasses override what they care for."""
+
+    paced = False
+    """Whether it gives back credit itself (``Wire.consumed``) once it is rid of the bytes, instead of at once."""
+
+    def on_data(self, data: bytes) -> None:
+        """Take bytes from the host."""
+
+    def on_note(self, body: Mapping[str, Any]) -> None:
+        """The host's answer to an OPEN."""
+
+    def on_end(self) -> None:
+        """The host sends no more on this stream."""
+
+    def on_reset(self, body: Mapping[str, Any]) -> None:
+        """The host gave the stream up."""
+
+    def on_credit(self) -> None:
+        """More may be sent."""
+
+
+class Loop:
+    """Watches descriptors and the wire."""
+
+    def __init__(self, wire_in: int, wire_out: int) -> None:
+        self.wire = wire.Wire("guest")
+        self._in = wire_in
+        self._out = wire_out
+        self._held = bytearray()
+        self._poll = select.poll()
+        self._readable: dict[int, Callable[[], None]] = {}
+        self._writable: dict[int, Callable[[], None]] = {}
+        self._streams: dict[int, StreamHandler] = {}
+        self.on_open: Callable[[wire.Open], StreamHandler] | None = None
+        self.job: Mapping[str, Any] | None = None
+        self.watch(wire_in, self._receive)
+        # A byte in this pipe for every SIGCHLD wakes poll(2), see signal.set_wakeup_fd.
+        self._woken, waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.watch(self._woken, self._drain_wakeups)
+        self.descriptors = frozenset({wire_in, wire_out, self._woken, waker})
+
+    def watch(self, descriptor: int, readable: Callable[[], None]) -> None:
+        """Call ``readable`` whenever the descriptor has bytes or is closed by its peer."""
+        self._readable[descriptor] = readable
+        self._register(descriptor)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Read no more from a descriptor; fine if it is not watched."""
+        if self._readable.pop(descriptor, None) is not None:
+            self._register(descriptor)
+
+    def watches(self, descriptor: int) -> bool:
+        """Whether the descriptor is watched for reading now."""
+        return descriptor in self._readable
+
+    def watch_writing(self, descriptor: int, writable: Callable[[], None] | None) -> None:
+        """Call ``writable`` whenever the descriptor takes bytes or is closed by its peer; None to stop."""
+        if writable is not None:
+            self._writable[descriptor] = writable
+            self._register(descriptor)
+        elif self._writable.pop(descriptor, None) is not None:
+            self._register(descriptor)
+
+    def _register(self, descriptor: int) -> None:
+        wanted = select.POLLIN * (descriptor in self._readable) | select.POLLOUT * (descriptor in self._writable)
+        if wanted:
+            self._poll.register(descriptor, wanted)
+        else:
+            # Not registered with 0: poll(2) would report a closed peer again and again.
+            self._poll.unregister(descriptor)
+
+    def send(self, frames: bytes) -> None:
+        """Have frames written to the host before this loop waits again; raises HostGone."""
+        self._held += frames
+        if len(self._held) >= _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered; raises HostGone."""
+        if not self._held:
+            return
+        held, self._held = self._held, bytearray()
+        view = memoryview(held)
+        try:
+            while view:
+                view = view[os.write(self._out, view) :]
+        except OSError:
+            raise HostGone from None
+
+    def open(self, kind: str, meta: Mapping[str, Any], handler: StreamHandler, *, duplex: bool = False) -> int:
+        """Open a stream to the host."""
+        stream, frames = self.wire.open(kind, meta, duplex=duplex)
+        self._streams[stream] = handler
+        self.send(frames)
+        return stream
+
+    def step(self, deadline: float | None) -> None:
+        """Wait for the next thing to happen, or for ``deadline`` (monotonic seconds), and handle it."""
+        self.flush()
+        timeout = None if deadline is None else max(0.0, deadline - monotonic()) * 1000
+        for descriptor, happened in self._poll.poll(timeout):
+            # An error or a closed peer is for whoever watches: reading and writing both find out.
+            readable = self._readable.get(descriptor) if happened & ~select.POLLOUT else None
+            if readable is not None:
+                readable()
+            writable = self._writable.get(descriptor) if happened & ~select.POLLIN else None
+            if writable is not None:
+                writable()
+
+    def _drain_wakeups(self) -> None:
+        os.read(self._woken, 4096)
+
+    def _receive(self) -> None:
+        data = os.read(self._in, _READ)
+        if not data:
+            raise HostGone
+        for event in self.wire.receive(data):
+            if isinstance(event, wire.Message):
+                self.job = event.body
+            elif isinstance(event, wire.Open):
+                if self.on_open is None:
+                    raise wire.ProtocolError("the host opened a stream that nothing takes")
+                self._streams[event.stream] = self.on_open(event)
+            else:
+                self._dispatch(event)
+
+    def _dispatch(self, event: wire.Event) -> None:
+        handler = self._streams.get(event.stream)  # type: ignore[union-attr]  # messages and opens are handled
+        if handler is None:
+            return
+        if isinstance(event, wire.Data):
+            handler.on_data(event.data)
+            if not handler.paced:
+                self.send(self.wire.consumed(event.stream, len(event.data)))
+        elif isinstance(event, wire.Note):
+            handler.on_note(event.body)
+        elif isinstance(event, wire.Window):
+            handler.on_credit()
+        elif isinstance(event, wire.End):
+            handler.on_end()
+        elif isinstance(event, wire.Reset):
+            handler.on_reset(event.body)
+        # At its last event, and not before: the codec is ahead of us when several came in one read.
+        if isinstance(event, (wire.End, wire.Reset)) and not self.wire.is_open(event.stream):
+            self._streams.pop(event.stream, None)
+
+
+class Relay(StreamHandler):
+    """Sends what a descriptor yields to the host as one stream, as fast as credit allows, up to ``most`` bytes."""
+
+    def __init__(self, loop: Loop, descriptor: int, kind: str, most: int) -> None:
+        self._loop = loop
+        self._room = most
+        self._descriptor = descriptor
+        self.stream = loop.open(kind, {}, self)
+        self.done = False
+        self.overflowed = False
+        loop.watch(descriptor, self._pump)
+
+    def _pump(self) -> None:
+        credit = self._loop.wire.credit(self.stream)
+        if credit == 0:
+            # Not read on: the pipe fills and the program waits, so nothing piles up here.
+            self._loop.unwatch(self._descriptor)
+            return
+        try:
+            data = os.read(self._descriptor, min(credit, _READ))
+        except BlockingIOError:
+            return  # the program has taken it itself
+        self._room -= len(data)
+        if self._room < 0:
+            self.overflowed = True
+            self.close()
+        elif data:
+            self._loop.send(self._loop.wire.data(self.stream, data))
+        else:
+            self.close()
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything that was written so far has been taken."""
+        if self.done:
+            return True
+        look = select.poll()
+        look.register(self._descriptor, select.POLLIN)
+        return not any(happened & select.POLLIN for _, happened in look.poll(0))
+
+    def say(self, data: bytes) -> None:
+        """Put words of the guest's own between the descriptor's; dropped where there is no credit for them."""
+        if not self.done and self._loop.wire.credit(self.stream) >= len(data):
+            self._loop.send(self._loop.wire.data(self.stream, data))
+
+    def close(self) -> None:
+        """End the stream, whether or not the descriptor is exhausted."""
+        if self.done:
+            return
+        self.done = True
+        self._loop.unwatch(self._descriptor)
+        os.close(self._descriptor)
+        if self._loop.wire.is_open(self.stream):
+            self._loop.send(self._loop.wire.end(self.stream))
+
+    def on_credit(self) -> None:
+        """Read on where reading had to stop."""
+        if not self.done and not self._loop.watches(self._descriptor):
+            self._loop.watch(self._descriptor, self._pump)
+
+    def on_reset(self, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - the reason is the host's own
+        """The host wants no more of it: throw the rest away, so that the program does not hang on a full pipe."""
+        self.close()

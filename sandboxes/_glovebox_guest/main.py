@@ -1,0 +1,95 @@
+"""The guest from start to end: measure, preload, say ready, take one job, tell its outcome, exit.
+
+It is the sandbox's process 1: when it exits, the kernel ends everything else in its pid namespace.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
+import os
+import sys
+
+from _glovebox_guest import landlock
+from _glovebox_guest.jsontext import loads
+from _glovebox_guest.kernel import add_filter, get_dumpable, set_dumpable
+from _glovebox_guest.loop import HostGone, Loop
+from _glovebox_guest.measure import measure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_WIRE = 10
+"""Lowest number for the wire's descriptors: away from 0 to 5, which a child gives a meaning of its own."""
+
+
+def main() -> None:
+    """Run one job and exit. The configuration is the last argument, JSON: see ``runtime.guest_tree.command``."""
+    config = loads(sys.argv[-1])
+    sys.path.extend(config["path"])
+    serve(config)
+
+
+def serve(config: dict[str, Any]) -> NoReturn:
+    """Be the guest of the sandbox this process is the first of, on descriptors 0 and 1, and exit."""
+    if os.getpid() != 1:
+        # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else everybody.
+        sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
+    wire_in, wire_out = take_wire()
+    set_dumpable(0)
+    if config["filter"]:
+        add_filter(bytes.fromhex(config["filter"]))
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # The kernel keeps from process 1 every signal of its own sandbox that it does not handle; Python handles this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop = Loop(wire_in, wire_out)
+    ready = measure(
+        dumpable=get_dumpable(),
+        landlock=landlock.abi_version(),
+        own=loop.descriptors,
+        hidden=config["hidden"],
+    )
+    if ready["system"] == "gvisor":
+        # There any process of a user may open what another has open, but for sockets: nobody else speaks as the guest.
+        os.dup2(0, 2)
+    for name in config["preload"]:
+        __import__(name)
+    try:
+        loop.send(loop.wire.message("ready", ready))
+        loop.flush()
+        # Imported while the host compares and records what was measured, so that nobody waits for it.
+        from _glovebox_guest.work import Inputs, ready_child, rehearse, warm_up, work
+
+        # Before the job is read: the host sends it and the first inputs in one go.
+        inputs = Inputs(config["input"])
+        loop.on_open = inputs.accept
+        warm_up()
+        child = ready_child(config)
+        rehearse(child, config)
+        while loop.job is None:
+            loop.step(None)
+        outcome = work(loop, child, loop.job, config, inputs)
+        loop.send(loop.wire.message("outcome", outcome))
+        loop.flush()
+        # The host reads what the sandbox has used before it ends it; with process 1 the counters would be gone.
+        while os.read(wire_in, 4096):
+            pass
+    except HostGone:
+        # Nobody is left to tell. Process 1 ends, and with it the sandbox.
+        os._exit(1)
+    os._exit(0)
+
+
+def take_wire() -> tuple[int, int]:
+    """Move standard input and output out of reach, and put /dev/null in their place."""
+    import fcntl
+
+    taken = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
+    for descriptor in taken:
+        # Under gVisor both are one socket of the host's, and what its kernel does to the first it finds in the second.
+        os.set_blocking(descriptor, True)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return taken[0], taken[1]

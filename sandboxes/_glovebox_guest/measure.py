@@ -1,0 +1,128 @@
+"""What isolation is really there, seen from inside, before any untrusted code runs. See ``contract.measure``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from _glovebox_guest.kernel import get_no_new_privs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_SENTRY = "/proc/sentry-meminfo"
+"""A file that gVisor's kernel adds to proc(5), and that nobody can add to Linux's."""
+_SENTRY_VERSION = ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
+"""What gVisor's kernel says to uname(2), in every version of it: no Linux of that build exists."""
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+
+
+def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[str]) -> dict[str, Any]:
+    """Measure this process; see ``glovebox_sandboxes.contract.measure.Measured`` for the fields.
+
+    Args:
+        dumpable: what prctl(PR_GET_DUMPABLE) says.
+        landlock: version of the kernel's Landlock interface, 0 for none.
+        own: descriptors the guest itself opened, beside 0, 1 and 2.
+        hidden: paths whose presence is to be reported.
+    """
+    told = status(_lines("/proc/self/status"))
+    spaces = namespaces()
+    return {
+        "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
+        "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
+        "groups": os.getgroups()[:64],
+        "capabilities": capabilities(told),
+        "no_new_privs": get_no_new_privs() == 1,
+        "seccomp": int(told.get("Seccomp", "0")),
+        "dumpable": dumpable,
+        "namespaces": spaces,
+        "mounts": mounts(_lines("/proc/self/mountinfo")),
+        "interfaces": interfaces(_lines("/proc/self/net/dev")),
+        "descriptors": _descriptors(own),
+        "landlock": landlock,
+        "pid": os.getpid(),
+        "hostname": os.uname().nodename,
+        "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().version}",
+        "python": sys.version.split()[0],
+        "present": [path for path in hidden if os.path.lexists(path)],
+        "system": _system(),
+        # What this kernel does not tell is said to be so, and the plan must have expected exactly that.
+        "unmeasured": [name for name in CAPABILITIES if name not in told]
+        + [f"namespace {name}" for name in _NAMESPACES if name not in spaces],
+    }
+
+
+def _system() -> str:
+    """Whose kernel answers system calls here: both marks, or it is taken for the host's."""
+    name = os.uname()
+    return "gvisor" if os.path.exists(_SENTRY) and (name.release, name.version) == _SENTRY_VERSION else "linux"
+
+
+def status(lines: list[str]) -> dict[str, str]:
+    """The fields of a process's status, see proc_pid_status(5)."""
+    pairs = (line.partition(":") for line in lines)
+    return {key: value.strip() for key, _, value in pairs}
+
+
+def capabilities(status: dict[str, str]) -> int:
+    """Union of the five sets, as far as the kernel tells them."""
+    union = 0
+    for name in CAPABILITIES:
+        union |= int(status.get(name, "0"), 16)
+    return union
+
+
+def namespace_number(link: str) -> int:
+    """The inode number in what a link of /proc/<pid>/ns says: "net:[4026531840]", see namespaces(7)."""
+    return int(link[link.index("[") + 1 : -1])
+
+
+def namespaces() -> dict[str, int]:
+    """Inode numbers of the namespaces this process is in, as far as the kernel tells."""
+    found = {}
+    for name in _NAMESPACES:
+        try:
+            found[name] = namespace_number(os.readlink(f"/proc/self/ns/{name}"))
+        except OSError:
+            continue
+    return found
+
+
+def mounts(lines: list[str]) -> list[dict[str, Any]]:
+    """Target, type and writability of each mount."""
+    found = []
+    for line in lines:
+        # proc_pid_mountinfo(5): 36 35 98:0 /root /target options [optional…] - type source super-options
+        own, _, kind = line.partition(" - ")
+        fields = own.split(" ")
+        rest = kind.split(" ")
+        read_only = "ro" in fields[5].split(",") or "ro" in rest[-1].strip().split(",")
+        found.append({"target": fields[4], "type": rest[0], "writable": not read_only})
+    return found
+
+
+def interfaces(lines: list[str]) -> list[str]:
+    """Names of the network interfaces in a net/dev, see proc_pid_net(5)."""
+    return [line.partition(":")[0].strip() for line in lines if ":" in line]
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8", errors="surrogateescape") as lines:
+        return lines.read().split("\n")[:-1]
+
+
+def _descriptors(own: frozenset[int]) -> list[int]:
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return sorted(number for number in listed if number > 2 and number not in own and _is_open(number))[:64]
+
+
+def _is_open(number: int) -> bool:
+    # The directory listing's own descriptor is in the list and closed by now.
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""The process untrusted code runs in: forked from the guest, with nothing of the guest's in its hands.
+
+It is forked before there is a job, so that a call does not wait for it: until then it waits for its order, which comes
+from the guest alone. It has pipes of its own for output, result and the word that it is over, no other
+descriptor, no way to look into the guest (which is not dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot
+raise.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
+import marshal
+import os
+import sys
+
+# What follows a program must not be what it made of these.
+from _signal import SIG_BLOCK as _SIG_BLOCK
+from _signal import pthread_sigmask as _block
+from _signal import sigtimedwait as _wait_for_signal
+from _signal import valid_signals as _every_signal
+from os import _exit, fstat, getpid
+from os import write as _write
+
+from _glovebox_guest.kernel import set_dumpable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from _glovebox_guest.program.emit import Emit
+
+    Task = Callable[[Mapping[str, Any], Emit], int | None]
+
+RESULT = 3
+"""Descriptor of the result pipe in the child."""
+_DONE = 4
+"""Descriptor on which the child says that its task is over; a program that does so itself ends as by ``os._exit``."""
+_ORDER = 5
+"""Descriptor the child waits on; closed before the program starts."""
+_READ = 1024 * 1024
+_END_SECONDS = 1.0
+"""Between the word that a task is over and the end of its process, where the guest does not come first."""
+MAX_OPEN_FILES = 1024
+"""The usual soft limit of a login shell; a sandbox needs no more."""
+
+
+class Child:
+    """A process that waits for its task, or runs it: its number and the reading ends of its pipes."""
+
+    __slots__ = ("_order", "done", "pid", "result", "stderr", "stdout")
+
+    def __init__(self, pid: int, order: int, stdout: int, stderr: int, result: int, done: int) -> None:  # noqa: PLR0917 - pipes
+        self.pid = pid
+        self._order = order
+        self.stdout = stdout
+        self.stderr = stderr
+        self.result = result
+        self.done = done
+
+    def begin(self, order: Mapping[str, Any]) -> None:
+        """Let it do this, once. Where it is dead already, its end tells."""
+        # Not JSON: a page that was fetched is bytes. Both ends are one interpreter.
+        view = memoryview(marshal.dumps(dict(order)))
+        try:
+            while view:
+                view = view[os.write(self._order, view) :]
+        except BrokenPipeError:
+            pass
+        os.close(self._order)
+
+
+def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) -> Child:
+    """Fork a process that waits for its order, with standard input empty and output in pipes.
+
+    Args:
+        ahead: called in the child before it waits, to give up what a program must not have.
+        work: given the order in the child, within its limits; returns what to run with the order's ``payload``. The
+            limits are ``cpu_seconds``, and where no control group enforces them ``memory_bytes`` and ``pids``.
+    """
+    orders, order = os.pipe()
+    ours, theirs = zip(*(os.pipe() for _ in range(4)), strict=True)
+    pid = os.fork()
+    if pid == 0:
+        status = 70  # EX_SOFTWARE: the harness itself failed, which only a bug of ours or lack of memory explains
+        try:
+            _become_child(orders, theirs)
+            ahead()
+            wanted = _wait(_ORDER)
+            _limit(wanted["limits"])
+            task = work(wanted)
+            own, place = getpid(), fstat(_DONE)
+            status = _run(task, wanted["payload"])
+            # A program may have forked, and this be the fork.
+            if getpid() == own:
+                _say(status, place)
+        except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
+            _report_failure()
+        finally:
+            _exit(status)
+    for descriptor in (orders, *theirs):
+        os.close(descriptor)
+    for descriptor in ours:
+        # A program can open its own end for reading, and take what the guest has just been told is there, see pipe(7).
+        os.set_blocking(descriptor, False)
+    return Child(pid, order, *ours)
+
+
+def _say(status: int, place: os.stat_result) -> None:
+    """Say that the task is over, and wait to be killed by the guest, once it has seen what this process used.
+
+    So nobody waits for the kernel to free memory. A guest that is late sees the end of the process instead.
+    """
+    try:
+        found = fstat(_DONE)
+        # The program may have opened something else under the number.
+        if (found.st_dev, found.st_ino) != (place.st_dev, place.st_ino):
+            return
+        _write(_DONE, bytes([status]))
+    except OSError:
+        return
+    # An alarm that was set, for instance: what was said is how it ended.
+    _block(_SIG_BLOCK, _every_signal())
+    _wait_for_signal((), _END_SECONDS)
+
+
+def _wait(order: int) -> dict[str, Any]:
+    """The order, once it is complete. The guest's end, if it comes first, ends this process as well."""
+    parts = []
+    while part := os.read(order, _READ):
+        parts.append(part)
+    os.close(order)
+    wanted: dict[str, Any] = marshal.loads(b"".join(parts))  # noqa: S302 - from the guest, before anything else ran here
+    return wanted
+
+
+def _become_child(order: int, pipes: tuple[int, ...]) -> None:
+    os.setsid()
+    # First out of the way of 0 to 4, then into place: a pipe may itself be numbered 0 to 4.
+    high = [_above(_ORDER, descriptor) for descriptor in (*pipes, order)]
+    null = os.open("/dev/null", os.O_RDONLY)
+    for target, source in enumerate([null, *high]):
+        os.dup2(source, target, inheritable=target <= 2)
+    os.closerange(_ORDER + 1, os.sysconf("SC_OPEN_MAX"))
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
+    set_dumpable(1)
+    # The kernel's own choice in a shortage of memory: the program, not the guest that has to report it.
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write("1000")
+
+
+def _above(lowest: int, descriptor: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest + 1)
+
+
+def _limit(limits: dict[str, int]) -> None:
+    import resource
+
+    # 1 and not 0: a core_pattern that is a pipe ignores 0, but the kernel gives up at 1, see core(5).
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
+    # At the soft limit SIGXCPU, which a program may ignore; one second later SIGKILL, which it may not.
+    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
+    if "memory_bytes" in limits:
+        # What the guest has mapped already (the interpreter, preloaded modules) is not the program's spending.
+        with open("/proc/self/statm", encoding="ascii") as sizes:
+            mapped = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + limits["memory_bytes"],) * 2)
+    if "pids" in limits:
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits["pids"],) * 2)
+
+
+def _run(task: Task, payload: Mapping[str, Any]) -> int:
+    from _glovebox_guest.program.emit import Emit
+
+    # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees what is printed
+    # when it is printed; what cannot be encoded must not end a program.
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
+    return task(payload, Emit(RESULT)) or 0
+
+
+def _report_failure() -> None:
+    import traceback
+
+    traceback.print_exc()
+    sys.stderr.flush()

@@ -1,0 +1,40 @@
+"""How a job hands back its value and its pictures: frames on a pipe of the child's own.
+
+The host parses them (``session.result``) and believes nothing: user code runs in the process that writes them.
+A frame is ``kind: u8, length: u32`` and the payload: ``J`` one JSON value, ``B`` media type, NUL, bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from os import write  # a program may put something else in its place
+
+from _glovebox_guest.jsontext import dumps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HEADER = struct.Struct("!BI")
+VALUE = ord("J")
+BLOB = ord("B")
+
+
+class Emit:
+    """Writes frames to a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def value(self, value: Any) -> None:
+        """Hand back one JSON-compatible value; the last one counts."""
+        self._frame(VALUE, dumps(value))
+
+    def blob(self, media_type: str, data: bytes) -> None:
+        """Hand back one picture."""
+        self._frame(BLOB, media_type.encode("ascii") + b"\0" + data)
+
+    def _frame(self, kind: int, payload: bytes) -> None:
+        view = memoryview(HEADER.pack(kind, len(payload)) + payload)
+        while view:
+            view = view[write(self._descriptor, view) :]

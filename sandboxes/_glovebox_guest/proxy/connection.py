@@ -1,0 +1,240 @@
+"""One connection of a program's to the sandbox's proxy, and the stream to the host it becomes.
+
+Upwards (program to host) it is in one of three states: reading a head (``_exchange`` is None), passing bytes on
+(``_left`` is not 0), or throwing away what still comes. Downwards everything goes through ``_out``. It knows nothing of
+the proxy that accepted it, ``proxy.listener``, and must not import it: what it needs of it is handed over.
+"""
+
+from __future__ import annotations
+
+from _glovebox_guest.loop import StreamHandler
+from _glovebox_guest.proxy.http import MAX_HEAD, BadRequest, Request, Tunnel, parse, refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from _glovebox_guest.loop import Loop
+
+_READ = 64 * 1024
+_LINGER = 2 * 1024 * 1024
+"""Bytes thrown away of a client that goes on sending after its answer: closing at once would lose it the answer."""
+_SHUT_WR = 1
+
+
+class Connection(StreamHandler):
+    """Takes over an accepted socket."""
+
+    paced = True
+
+    def __init__(
+        self,
+        loop: Loop,
+        client: _socket.socket,
+        *,
+        may_open: Callable[[], bool],
+        tell: Callable[[str], None],
+        gone: Callable[[Connection], None],
+    ) -> None:
+        """Serve the socket until ``close``.
+
+        Args:
+            loop: the guest's.
+            client: just accepted.
+            may_open: whether one more stream may be asked of the host; counts it.
+            tell: takes notices for whoever reads the program's standard error.
+            gone: called once, when the connection is closed.
+        """
+        client.setblocking(False)
+        self._loop = loop
+        self._may_open = may_open
+        self._tell = tell
+        self._gone = gone
+        self._client = client
+        self._descriptor = client.fileno()
+        self._head = bytearray()
+        self._exchange: Tunnel | Request | None = None
+        self._stream = 0
+        self._left = 0  # bytes that are still to be passed on
+        self._ended = False  # our direction of the stream
+        self._hung_up = False  # the program sends no more
+        self._discarded = 0
+        self._out = bytearray()
+        self._owed = 0  # bytes of the host's for which credit is due once _out has gone
+        self._answered = False
+        self._ending = False  # nothing will be added to _out
+        self._shut = False  # _out has gone, and the program was told that this is the end
+        self._loop.watch(self._descriptor, self._readable)
+
+    # ------------------------------------------------------------------ upwards
+
+    def _readable(self) -> None:
+        room = _READ
+        if self._exchange is None:
+            room = MAX_HEAD - len(self._head)
+        elif self._left:
+            room = min(self._left, self._loop.wire.credit(self._stream), _READ)
+            if room == 0:
+                self._loop.unwatch(self._descriptor)  # until on_credit
+                return
+        try:
+            data = self._client.recv(room)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        if not data:
+            self._hang_up()
+        elif self._exchange is None:
+            self._take(data)
+        elif self._left:
+            self._pass_on(data)
+        else:
+            self._discarded += len(data)
+            if self._discarded > _LINGER:
+                self.close()
+
+    def _take(self, data: bytes) -> None:
+        """Add to the head; once it is whole, ask the host."""
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0 and len(self._head) < MAX_HEAD:
+            return
+        try:
+            exchange = parse(bytes(self._head), end)
+        except BadRequest as problem:
+            self._exchange = Tunnel("")
+            self._refuse(400, "egress.proxy", str(problem), "")
+            return
+        rest = bytes(self._head[end + 4 :])
+        self._head.clear()
+        self._exchange = exchange
+        if not self._may_open():
+            self._refuse(403, "egress.attempts", "This call has asked for too many connections.", "")
+            return
+        self._stream = self._loop.open(exchange.kind, exchange.meta, self, duplex=True)
+        self._left = exchange.body
+        if exchange.expects:
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._pass_on(rest[: self._left])
+
+    def _pass_on(self, data: bytes) -> None:
+        if data and self._loop.wire.is_open(self._stream):
+            self._loop.send(self._loop.wire.data(self._stream, data))
+        self._left -= len(data)
+        if self._left == 0:
+            self._end_stream()
+
+    def _hang_up(self) -> None:
+        """The program has closed its side: half of a tunnel, but all of a request, whose answer nobody waits for."""
+        self._hung_up = True
+        self._left = 0
+        if isinstance(self._exchange, Tunnel) and not self._shut and self._loop.wire.is_open(self._stream):
+            self._loop.unwatch(self._descriptor)
+            self._end_stream()
+        else:
+            self.close()
+
+    def _end_stream(self) -> None:
+        if not self._ended and self._loop.wire.is_open(self._stream):
+            self._ended = True
+            self._loop.send(self._loop.wire.end(self._stream))
+
+    def on_credit(self) -> None:
+        """Read on where reading had to stop."""
+        if self._left and not self._loop.watches(self._descriptor):
+            self._loop.watch(self._descriptor, self._readable)
+
+    # ---------------------------------------------------------------- downwards
+
+    def on_note(self, body: Mapping[str, Any]) -> None:
+        """The host's answer: the tunnel is open, or this is the response's head."""
+        self._answered = True
+        self._write(self._asked.head(body))
+
+    def on_data(self, data: bytes) -> None:
+        """Bytes for the program."""
+        self._owed += len(data)
+        self._write(self._asked.data(data))
+
+    def on_end(self) -> None:
+        """The last of them."""
+        self._end(self._asked.last())
+
+    def on_reset(self, body: Mapping[str, Any]) -> None:
+        """A refusal, or an end before its time."""
+        told = {key: str(value) for key, value in body.items()}
+        self._left = 0
+        if not self._answered:
+            rule = told.get("rule", "egress.failed")
+            status = 502 if rule == "egress.failed" else 403
+            self._refuse(status, rule, told.get("reason", ""), told.get("hint", ""))
+            return
+        why = " ".join(told[key] for key in ("truncated", "reason", "hint") if told.get(key))
+        if why:
+            self._tell(f"{self._asked.asked} was cut off: {why}")
+        self._end(b"")
+
+    @property
+    def _asked(self) -> Tunnel | Request:
+        if self._exchange is None:
+            raise TypeError("there is no stream before there is a request")
+        return self._exchange
+
+    def _refuse(self, status: int, rule: str, reason: str, hint: str) -> None:
+        self._answered = True
+        self._end(refusal(status, rule, reason, hint))
+
+    def _end(self, last: bytes) -> None:
+        self._ending = True
+        self._write(last)
+
+    def _write(self, data: bytes) -> None:
+        self._out += data
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self._client.send(self._out)]
+        except BlockingIOError:
+            self._loop.watch_writing(self._descriptor, self._flush)
+            return
+        except OSError:
+            self.close()
+            return
+        self._loop.watch_writing(self._descriptor, None)
+        owed, self._owed = self._owed, 0
+        self._loop.send(self._loop.wire.consumed(self._stream, owed))
+        if self._ending:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        """All is said. Close, unless the program still has something to say, or would lose what was said."""
+        if not self._shut:
+            self._shut = True
+            try:
+                self._client.shutdown(_SHUT_WR)
+            except OSError:
+                self.close()
+                return
+        if self._hung_up:
+            self.close()
+        elif not self._loop.wire.is_open(self._stream):
+            self._left = 0
+            self._loop.watch(self._descriptor, self._readable)
+
+    def close(self) -> None:
+        """End the connection and, where it still lives, its stream; fine if that happened before."""
+        if self._client.fileno() < 0:
+            return
+        self._loop.unwatch(self._descriptor)
+        self._loop.watch_writing(self._descriptor, None)
+        self._client.close()
+        self._out.clear()
+        self._left = 0
+        self._loop.send(self._loop.wire.reset(self._stream))
+        self._gone(self)

@@ -1,0 +1,148 @@
+"""What the sandbox's proxy reads and writes as HTTP/1.1. Pure: no sockets, no wire. See ``proxy.listener``.
+
+Reading is strict and short, because the host reads everything again: what matters here is only which stream to open and
+how many bytes of body belong to it (RFC 9112).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+MAX_HEAD = 24 * 1024
+"""Bytes of a request line with the longest URL the host reads, and of twice the headers it takes."""
+_TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+# About the connection to the proxy, or said anew by the host: not worth a word when they are left out.
+_OURS = frozenset(
+    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te"}
+)
+_UNBOUNDED = 1 << 62
+_BODILESS = (204, 304)
+
+
+class BadRequest(Exception):  # noqa: N818 - HTTP's own name for it
+    """What came is not a request to a proxy; the text says why."""
+
+
+class Tunnel:
+    """``CONNECT``: bytes both ways."""
+
+    kind = "connect"
+    body = _UNBOUNDED
+    expects = False
+
+    def __init__(self, authority: str) -> None:
+        self.asked = f"The tunnel to {plain(authority)[:100]}"
+        self.meta: Mapping[str, Any] = {"authority": authority[:512]}
+
+    def head(self, note: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - it only says that the tunnel is open
+        """The answer's head, from the host's note."""
+        return b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+    def data(self, data: bytes) -> bytes:
+        """What becomes of the host's bytes."""
+        return data
+
+    def last(self) -> bytes:
+        """What follows the last of them."""
+        return b""
+
+
+class Request:
+    """A request with an absolute URL: the host makes it, its answer comes back in chunks."""
+
+    kind = "request"
+
+    def __init__(self, method: str, url: str, headers: list[tuple[str, str]]) -> None:
+        self.body = _length(headers)
+        self.expects = any(name == "expect" for name, _ in headers)
+        self.asked = f"The response to {plain(method)} {plain(url)[:100]}"
+        kept = [[name, value] for name, value in headers if name not in _OURS]
+        self.meta: Mapping[str, Any] = {"method": method, "url": url, "headers": kept}
+        self._chunked = method != "HEAD"
+
+    def head(self, note: Mapping[str, Any]) -> bytes:
+        """The answer's head, from the host's note."""
+        headers = [f"{name}: {value}" for name, value in note["headers"]]
+        if note["hops"]:  # the host has followed redirects, and links in the page are relative to where it came from
+            headers = [header for header in headers if not header.startswith("content-location:")]
+            headers.append(f"content-location: {note['url']}")
+        if note["dropped"]:
+            # The host quotes what a program wrote.
+            headers.append(f"glovebox-left-out: {', '.join(name.strip(chr(39)) for name in note['dropped'])}")
+        # Chunks, so that a body that breaks off cannot be taken for a whole one.
+        self._chunked = self._chunked and note["status"] not in _BODILESS
+        headers += ["transfer-encoding: chunked"] * self._chunked
+        lines = [f"HTTP/1.1 {note['status']} ", *headers, "connection: close", "", ""]
+        return "\r\n".join(lines).encode("latin-1", "replace")
+
+    def data(self, data: bytes) -> bytes:
+        """What becomes of the host's bytes."""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else b""
+
+    def last(self) -> bytes:
+        """What follows the last of them."""
+        return b"0\r\n\r\n" if self._chunked else b""
+
+
+def parse(data: bytes, end: int) -> Tunnel | Request:
+    """Read a request's head; raises BadRequest.
+
+    Args:
+        data: what has come.
+        end: where the head's last line ends in it; negative where MAX_HEAD was too little for it.
+    """
+    if end < 0:
+        raise BadRequest(f"The request's head is longer than {MAX_HEAD} bytes.")
+    first, *lines = data[:end].decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+        raise BadRequest("The first line is not a request line of HTTP/1.1.")
+    method, target, version = words
+    headers = [_header(line) for line in lines]
+    if method == "CONNECT":
+        return Tunnel(target)
+    if "://" not in target:
+        raise BadRequest("A request to a proxy names an absolute URL.")
+    if version != "HTTP/1.1":
+        raise BadRequest("Requests are taken in HTTP/1.1 only.")
+    return Request(method, target, headers)
+
+
+def refusal(status: int, rule: str, reason: str, hint: str) -> bytes:
+    """A whole answer that says why there is no other."""
+    told = f"{plain(reason)} {plain(hint)}".strip()
+    body = f"Glovebox: {told} ({plain(rule)})\n".encode("ascii")
+    # Where a tunnel is refused, most clients show the status line and nothing else.
+    head = (
+        f"HTTP/1.1 {status} Glovebox: {told[:600]} ({plain(rule)})\r\nContent-Type: text/plain\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def plain(text: str) -> str:
+    """``text`` with everything but printable ASCII replaced: it goes into a status line."""
+    return "".join(each if " " <= each <= "~" else "?" for each in text)
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not name or not _TOKEN.issuperset(name):
+        raise BadRequest(f"{plain(line)[:60]!r} is not a header.")
+    return name.lower(), value.strip(" \t")
+
+
+def _length(headers: list[tuple[str, str]]) -> int:
+    """Bytes of the body; how many of them are allowed is the host's to say."""
+    if any(name == "transfer-encoding" for name, _ in headers):
+        raise BadRequest("A body is taken with its Content-Length only, not in chunks.")
+    said = {value for name, value in headers if name == "content-length"}
+    if not said:
+        return 0
+    length = said.pop()
+    if said or not (length.isascii() and length.isdigit() and len(length) <= 12):
+        raise BadRequest("The Content-Length is not one number.")
+    return int(length)

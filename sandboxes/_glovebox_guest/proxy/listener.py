@@ -1,0 +1,134 @@
+"""The way out for programs where the profile grants one: an HTTP proxy on the sandbox's own loopback.
+
+It decides nothing and resolves nothing: what a program asks for goes to the host as a stream, see ``egress``.
+
+Rule 1   ``CONNECT host:port`` becomes a ``connect`` stream: 200 once the host opened it, then bytes both ways.
+Rule 2   A request with an absolute URL becomes a ``request`` stream; its answer comes back, and the connection closes.
+Rule 3   A refusal is a 403 that says why in its status line (all that many clients show) and in its body; what the
+         network did not deliver is a 502. Anything else a program sends is a 400.
+Rule 4   What HTTP cannot carry any more, a tunnel or a body that breaks off, is told on the program's standard error.
+Rule 5   A connection holds one head, and one window of the wire for the program; it reads on only as far as there is
+         credit. There are MAX_CONNECTIONS of them, and none of their sockets ever blocks.
+"""
+
+from __future__ import annotations
+
+# `socket` is a module of Python that costs the guest milliseconds; what is needed of it is here.
+import _socket
+import os
+
+from _glovebox_guest.loop import Loop, StreamHandler
+from _glovebox_guest.proxy.connection import Connection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+PORT = 3128
+"""Where the proxy listens on 127.0.0.1: the number such proxies usually have, below the ephemeral ones."""
+TRUST = "/tmp/.trust.pem"  # noqa: S108 - inside the sandbox
+"""The certificate authorities the host trusts: a program in a tunnel verifies its peer itself."""
+MAX_CONNECTIONS = 32
+"""At once; half of the wire's streams, and four times what the host serves at once. More wait to be accepted."""
+MAX_STREAMS = 8192
+"""In one call: far beyond the host's own bounds, and a quarter of the guest's stream ids, so that outputs have some."""
+MAX_TOLD = 16
+"""Notices on standard error; a program that goes on after that does not read them."""
+
+URL = f"http://127.0.0.1:{PORT}"
+_DIRECT = "localhost,127.0.0.1,::1"
+ENVIRONMENT: Mapping[str, str] = {
+    "HTTP_PROXY": URL,
+    "HTTPS_PROXY": URL,
+    "NO_PROXY": _DIRECT,
+    "http_proxy": URL,
+    "https_proxy": URL,
+    "no_proxy": _DIRECT,
+    "SSL_CERT_FILE": TRUST,
+}
+"""What tells a program of the proxy; a server of its own on loopback stays directly reachable."""
+
+
+class Proxy:
+    """Listens until ``close``. Made before the program it serves starts."""
+
+    def __init__(self, loop: Loop, tell: Callable[[str], None]) -> None:
+        """Listen, and put the host's trust store in place.
+
+        Args:
+            loop: the guest's.
+            tell: takes notices for whoever reads the program's standard error.
+
+        Raises:
+            OSError: there is no loopback interface, or it is down.
+        """
+        self._loop = loop
+        self._tell = tell
+        self._told = 0
+        self._streams = 0
+        self._connections: set[Connection] = set()
+        self._listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        self._listener.setblocking(False)
+        self._listener.bind(("127.0.0.1", PORT))
+        self._listener.listen(MAX_CONNECTIONS)
+        trust = _Trust(TRUST)
+        loop.open("trust", {}, trust, duplex=True)
+        while not trust.over:
+            loop.step(None)
+        loop.watch(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """End everything; the program is dead."""
+        self._loop.unwatch(self._listener.fileno())
+        for connection in tuple(self._connections):
+            connection.close()
+        self._listener.close()
+
+    def _notice(self, text: str) -> None:
+        self._told += 1
+        if self._told <= MAX_TOLD:
+            self._tell(text)
+
+    def _may_open(self) -> bool:
+        self._streams += 1
+        return self._streams <= MAX_STREAMS
+
+    def _ended(self, connection: Connection) -> None:
+        """Make room for another connection."""
+        self._connections.discard(connection)
+        if not self._loop.watches(self._listener.fileno()):
+            self._loop.watch(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._loop.unwatch(self._listener.fileno())
+            return
+        try:
+            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that `socket.accept` does
+        except OSError:  # the program gave it up, or it has no memory left for it
+            return
+        client = _socket.socket(fileno=descriptor)
+        self._connections.add(
+            Connection(self._loop, client, may_open=self._may_open, tell=self._notice, gone=self._ended)
+        )
+
+
+class _Trust(StreamHandler):
+    """The host's trust store on its way into a file."""
+
+    def __init__(self, path: str) -> None:
+        self.over = False
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+
+    def on_data(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def on_end(self) -> None:
+        os.close(self._file)
+        self.over = True
+
+    def on_reset(self, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - nobody is trusted then
+        self.on_end()

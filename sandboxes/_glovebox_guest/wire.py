@@ -1,0 +1,433 @@
+"""The wire: the one framed byte stream between broker and guest. Sans-I/O: no sockets, no files, no clock.
+
+Runs on both sides, so it imports the standard library only, and little of it: the guest pays for every import.
+
+Rule 1   A frame is ``type: u8, stream: u32, length: u32`` (network order) and ``length`` bytes of payload.
+Rule 2   Payloads of DATA are 1 to MAX_DATA raw bytes: an empty one would cost no credit. That of END is empty. All
+         others are a JSON object of at most MAX_MESSAGE, or MAX_JOB for the host's message.
+Rule 3   Stream 0 carries messages. They come in this order and each once: ``ready`` from the guest, ``job`` from the
+         host, ``outcome`` from the guest. After the outcome the guest says nothing more, of whatever type.
+Rule 4   Streams are opened while a job runs. The guest's have odd ids, the host's even ones; ids only grow, up
+         to MAX_STREAM; at most MAX_OPEN are open at once. A stream is one-way (opener to peer) unless it was opened
+         as ``duplex``.
+Rule 5   A sender has WINDOW bytes of credit per stream and direction, and gets more only by WINDOW frames. Sending past
+         the credit is a protocol error, so what a peer can make us hold is bounded by MAX_OPEN * WINDOW.
+Rule 6   A direction ends with END; a stream ends when each of its directions has ended, or at once with RESET.
+         Frames for a stream that has ended are an error, but for WINDOW and RESET, which may have crossed on the way,
+         and for frames that were under way when we sent RESET.
+Rule 7   NOTE answers an OPEN: only the side that accepted a duplex stream may send it, and once.
+Rule 8   A frame that breaks a rule is the peer's fault: ``ProtocolError``. A call that breaks a rule is ours:
+         ``ValueError``. After a ProtocolError the connection is of no use any more.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from _glovebox_guest.jsontext import dumps, loads
+
+# The guest starts in a few milliseconds, and `dataclasses` and `typing` alone would cost ten: types are for the checker
+# only, and events are plain slotted classes.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Literal, TypeAlias
+
+    Role: TypeAlias = Literal["host", "guest"]
+
+MAX_DATA = 256 * 1024
+"""Bytes in one DATA frame: large enough that framing costs nothing, small enough to interleave streams fairly."""
+MAX_MESSAGE = 1024 * 1024
+"""Bytes in one JSON payload: far above any measurement, address or header we expect."""
+MAX_JOB = 4 * 1024 * 1024
+"""Bytes in the job: a program of 262,144 characters, each of which JSON may spell with 12 bytes, with room to spare."""
+WINDOW = 1024 * 1024
+"""Initial credit per stream and direction, in bytes."""
+MAX_OPEN = 64
+"""Open streams at once; outputs are sent one after another, so only egress connections add up."""
+
+MAX_STREAM = 65_535
+"""Highest stream id: bounds what is remembered of streams that are over."""
+
+_HEADER = struct.Struct("!BII")
+_MESSAGE, _OPEN, _DATA, _NOTE, _END, _RESET, _WINDOW = range(1, 8)
+
+
+class ProtocolError(Exception):
+    """The peer broke a rule of the wire; nothing it sends can be believed any more."""
+
+
+class _Event:
+    """Base of the events: equal when of one kind with equal fields."""
+
+    __slots__: tuple[str, ...] = ()
+    __hash__ = None  # type: ignore[assignment]  # they hold dicts
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({fields})"
+
+
+class Message(_Event):
+    """A message of the connection itself: ``ready``, ``job`` or ``outcome``."""
+
+    __slots__ = ("body", "kind")
+
+    def __init__(self, *, kind: str, body: Mapping[str, Any]) -> None:
+        self.kind = kind
+        self.body = body
+
+
+class Open(_Event):
+    """A new stream; ``meta`` says what it carries."""
+
+    __slots__ = ("duplex", "kind", "meta", "stream")
+
+    def __init__(self, *, stream: int, kind: str, meta: Mapping[str, Any], duplex: bool) -> None:
+        self.stream = stream
+        self.kind = kind
+        self.meta = meta
+        self.duplex = duplex
+
+
+class Data(_Event):
+    """Bytes of a stream."""
+
+    __slots__ = ("data", "stream")
+
+    def __init__(self, *, stream: int, data: bytes) -> None:
+        self.stream = stream
+        self.data = data
+
+
+class Note(_Event):
+    """The answer to an OPEN, before any data (the head of a response, say)."""
+
+    __slots__ = ("body", "stream")
+
+    def __init__(self, *, stream: int, body: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.body = body
+
+
+class End(_Event):
+    """No more data in this direction."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, *, stream: int) -> None:
+        self.stream = stream
+
+
+class Reset(_Event):
+    """The stream is over in both directions; ``body`` says why."""
+
+    __slots__ = ("body", "stream")
+
+    def __init__(self, *, stream: int, body: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.body = body
+
+
+class Window(_Event):
+    """The peer may send ``credit`` more bytes on this stream."""
+
+    __slots__ = ("credit", "stream")
+
+    def __init__(self, *, stream: int, credit: int) -> None:
+        self.stream = stream
+        self.credit = credit
+
+
+Event = Message | Open | Data | Note | End | Reset | Window
+
+# Who may say which message, and what the connection is then. Anything not in this table is a protocol error.
+_MESSAGES: dict[tuple[str, Role, str], str] = {
+    ("starting", "guest", "ready"): "ready",
+    ("ready", "host", "job"): "running",
+    ("running", "guest", "outcome"): "done",
+}
+
+
+class _Stream:
+    """Book-keeping of one open stream, seen from our side."""
+
+    __slots__ = ("allowed", "credit", "noted", "ours", "owed", "they_send", "we_send")
+
+    def __init__(self, *, we_send: bool, they_send: bool, ours: bool) -> None:
+        self.we_send = we_send
+        self.they_send = they_send
+        self.ours = ours  # whether we opened it
+        self.noted = False
+        self.credit = WINDOW  # bytes we may still send
+        self.allowed = WINDOW  # bytes the peer may still send
+        self.owed = 0  # bytes consumed here for which the peer has not been given new credit
+
+
+class Wire:
+    """One end of the wire: events in, bytes out, and the other way round."""
+
+    def __init__(self, role: Role) -> None:
+        """Start as ``host`` or ``guest``."""
+        self._role: Role = role
+        self._peer: Role = "guest" if role == "host" else "host"
+        self._state = "starting"
+        self._buffer = bytearray()
+        self._streams: dict[int, _Stream] = {}
+        self._last = {"host": 0, "guest": -1}  # last id each side opened: the next ones are 2 and 1
+        self._dropped: set[int] = set()  # streams we reset: the peer may not know yet
+        self._longest = dict.fromkeys(_RECEIVERS, MAX_MESSAGE)
+        self._longest |= {_DATA: MAX_DATA, _END: 0}
+        if role == "guest":
+            self._longest[_MESSAGE] = MAX_JOB
+
+    @property
+    def state(self) -> str:
+        """``starting``, ``ready``, ``running`` or ``done``."""
+        return self._state
+
+    # ------------------------------------------------------------------ sending
+
+    def message(self, kind: str, body: Mapping[str, Any]) -> bytes:
+        """Bytes of a message; raises ValueError where rule 3 does not allow it or the body is too long."""
+        try:
+            following = _MESSAGES[self._state, self._role, kind]
+        except KeyError:
+            raise ValueError(f"{self._role} may not say {kind!r} while {self._state}") from None
+        payload = _encode({"kind": kind, "body": body}, MAX_JOB if self._role == "host" else MAX_MESSAGE)
+        self._state = following
+        return _frame(_MESSAGE, 0, payload)
+
+    def open(self, kind: str, meta: Mapping[str, Any] | None = None, *, duplex: bool = False) -> tuple[int, bytes]:
+        """Open a stream; returns its id and the bytes to send. Raises ValueError at MAX_OPEN or when no job runs."""
+        if self._state != "running":
+            raise ValueError(f"no stream can be opened while {self._state}")
+        if len(self._streams) >= MAX_OPEN:
+            raise ValueError(f"{MAX_OPEN} streams are open already")
+        stream = self._last[self._role] + 2
+        if stream > MAX_STREAM:
+            raise ValueError(f"stream ids are used up at {MAX_STREAM}")
+        payload = _encode({"kind": kind, "meta": meta or {}, "duplex": duplex})
+        self._last[self._role] = stream
+        self._streams[stream] = _Stream(we_send=True, they_send=duplex, ours=True)
+        return stream, _frame(_OPEN, stream, payload)
+
+    def is_open(self, stream: int) -> bool:
+        """Whether the stream is open in any direction."""
+        return stream in self._streams
+
+    def credit(self, stream: int) -> int:
+        """How many bytes may be sent on the stream now; 0 for one that is not ours to send on."""
+        known = self._streams.get(stream)
+        return known.credit if known is not None and known.we_send else 0
+
+    def data(self, stream: int, data: bytes | bytearray | memoryview) -> bytes:
+        """Frames for ``data``; raises ValueError when it exceeds the credit or the stream is not ours to send on."""
+        known = self._streams.get(stream)
+        if known is None or not known.we_send:
+            raise ValueError(f"stream {stream} is not open for sending")
+        if len(data) > known.credit:
+            raise ValueError(f"{len(data)} bytes exceed the credit of {known.credit} on stream {stream}")
+        known.credit -= len(data)
+        view = memoryview(data)
+        return b"".join(_frame(_DATA, stream, view[at : at + MAX_DATA]) for at in range(0, len(data), MAX_DATA))
+
+    def note(self, stream: int, body: Mapping[str, Any]) -> bytes:
+        """Answer the peer's OPEN with a JSON object (rule 7)."""
+        known = self._streams.get(stream)
+        if known is None or not known.we_send or known.ours or known.noted:
+            raise ValueError(f"stream {stream} takes no note")
+        known.noted = True
+        return _frame(_NOTE, stream, _encode(body))
+
+    def end(self, stream: int) -> bytes:
+        """End our direction of a stream."""
+        known = self._streams.get(stream)
+        if known is None or not known.we_send:
+            raise ValueError(f"stream {stream} is not open for sending")
+        known.we_send = False
+        self._forget_if_over(stream, known)
+        return _frame(_END, stream, b"")
+
+    def reset(self, stream: int, body: Mapping[str, Any] | None = None) -> bytes:
+        """End a stream at once; nothing to send (empty bytes) where it is over already."""
+        if self._streams.pop(stream, None) is None:
+            return b""
+        self._dropped.add(stream)
+        return _frame(_RESET, stream, _encode(body or {}))
+
+    def consumed(self, stream: int, count: int) -> bytes:
+        """Tell that ``count`` received bytes are processed: a WINDOW frame once half a window is owed, else nothing."""
+        known = self._streams.get(stream)
+        if known is None or not known.they_send:
+            return b""
+        known.owed += count
+        if known.owed < WINDOW // 2:
+            return b""
+        credit, known.owed = known.owed, 0
+        known.allowed += credit
+        return _frame(_WINDOW, stream, _encode({"credit": credit}))
+
+    # ---------------------------------------------------------------- receiving
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Events in ``data`` and what was buffered before it.
+
+        Raises:
+            ProtocolError: a rule is broken; events before it in the same bytes are lost with it.
+        """
+        buffer = self._buffer
+        buffer += data
+        events: list[Event] = []
+        at = 0
+        while len(buffer) - at >= _HEADER.size:
+            kind, stream, length = _HEADER.unpack_from(buffer, at)
+            if kind not in _RECEIVERS:
+                raise ProtocolError(f"unknown frame type {kind}")
+            # Checked before the payload has come: a false length must not make us wait for, or hold, 4 GiB.
+            if length > self._longest[kind]:
+                raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
+            if self._state == "done" and self._role == "host":
+                raise ProtocolError("a frame after the outcome")
+            start = at + _HEADER.size
+            if len(buffer) < start + length:
+                break
+            with memoryview(buffer) as view:
+                payload = bytes(view[start : start + length])
+            event = _RECEIVERS[kind](self, stream, payload)
+            if event is not None:
+                events.append(event)
+            at = start + length
+        del buffer[:at]
+        return events
+
+    def _on_message(self, stream: int, payload: bytes) -> Event:
+        if stream != 0:
+            raise ProtocolError("a message belongs to stream 0")
+        fields = _decode(payload, {"kind": str, "body": dict})
+        following = _MESSAGES.get((self._state, self._peer, fields["kind"]))
+        if following is None:
+            raise ProtocolError(f"{self._peer} may not say {fields['kind'][:40]!r} while {self._state}")
+        self._state = following
+        return Message(kind=fields["kind"], body=fields["body"])
+
+    def _on_open(self, stream: int, payload: bytes) -> Event:
+        if self._state != "running":
+            raise ProtocolError(f"{self._peer} may not open a stream while {self._state}")
+        if stream % 2 != self._last[self._peer] % 2 or not self._last[self._peer] < stream <= MAX_STREAM:
+            raise ProtocolError(f"{self._peer} may not open stream {stream}")
+        if len(self._streams) >= MAX_OPEN:
+            raise ProtocolError(f"{self._peer} opened more than {MAX_OPEN} streams at once")
+        fields = _decode(payload, {"kind": str, "meta": dict, "duplex": bool})
+        self._last[self._peer] = stream
+        self._streams[stream] = _Stream(we_send=fields["duplex"], they_send=True, ours=False)
+        return Open(stream=stream, kind=fields["kind"], meta=fields["meta"], duplex=fields["duplex"])
+
+    def _receiving(self, stream: int) -> _Stream | None:
+        """The stream if the peer may send on it; None where we have just reset it."""
+        known = self._streams.get(stream)
+        if known is None:
+            if stream in self._dropped:
+                return None
+            raise ProtocolError(f"stream {stream} is not open")
+        if not known.they_send:
+            raise ProtocolError(f"{self._peer} may not send on stream {stream}")
+        return known
+
+    def _on_data(self, stream: int, payload: bytes) -> Event | None:
+        known = self._receiving(stream)
+        if known is None:
+            return None
+        if not payload:
+            raise ProtocolError(f"no bytes on stream {stream}")
+        if len(payload) > known.allowed:
+            raise ProtocolError(f"{len(payload)} bytes exceed the window of {known.allowed} on stream {stream}")
+        known.allowed -= len(payload)
+        return Data(stream=stream, data=payload)
+
+    def _on_note(self, stream: int, payload: bytes) -> Event | None:
+        body = _decode(payload, {})
+        known = self._receiving(stream)
+        if known is None:
+            return None
+        if not known.ours or known.noted:
+            raise ProtocolError(f"{self._peer} may not send a note on stream {stream}")
+        known.noted = True
+        return Note(stream=stream, body=body)
+
+    def _on_end(self, stream: int, _payload: bytes) -> Event | None:
+        known = self._receiving(stream)
+        if known is None:
+            return None
+        known.they_send = False
+        self._forget_if_over(stream, known)
+        return End(stream=stream)
+
+    def _on_reset(self, stream: int, payload: bytes) -> Event | None:
+        body = _decode(payload, {})
+        if self._streams.pop(stream, None) is not None:
+            return Reset(stream=stream, body=body)
+        self._was_open(stream)
+        return None
+
+    def _on_window(self, stream: int, payload: bytes) -> Event | None:
+        credit = _decode(payload, {"credit": int})["credit"]
+        # A peer can only give back what it has taken, so honest credit never exceeds one window.
+        if not 0 < credit <= WINDOW:
+            raise ProtocolError(f"a credit of {credit} bytes")
+        known = self._streams.get(stream)
+        if known is None or not known.we_send:
+            self._was_open(stream)
+            return None
+        known.credit += credit
+        if known.credit > WINDOW:
+            raise ProtocolError(f"more credit on stream {stream} than its window")
+        return Window(stream=stream, credit=credit)
+
+    def _was_open(self, stream: int) -> None:
+        opener: Role = "host" if stream % 2 == 0 else "guest"
+        if stream == 0 or stream > self._last[opener]:
+            raise ProtocolError(f"stream {stream} was never opened")
+
+    def _forget_if_over(self, stream: int, known: _Stream) -> None:
+        if not known.we_send and not known.they_send:
+            del self._streams[stream]
+
+
+_RECEIVERS = {
+    _MESSAGE: Wire._on_message,
+    _OPEN: Wire._on_open,
+    _DATA: Wire._on_data,
+    _NOTE: Wire._on_note,
+    _END: Wire._on_end,
+    _RESET: Wire._on_reset,
+    _WINDOW: Wire._on_window,
+}
+
+
+def _frame(kind: int, stream: int, payload: bytes | memoryview) -> bytes:
+    return _HEADER.pack(kind, stream, len(payload)) + payload
+
+
+def _encode(body: Mapping[str, Any], longest: int = MAX_MESSAGE) -> bytes:
+    payload = dumps(body)
+    if len(payload) > longest:
+        raise ValueError(f"a payload of {len(payload)} bytes exceeds {longest}")
+    return payload
+
+
+def _decode(payload: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
+    """Parse a JSON object whose keys are exactly ``fields`` (any keys when empty), each of exactly that type."""
+    try:
+        body = loads(payload.decode())
+    # Deep nesting ends in RecursionError; over-long integers and bad UTF-8 are ValueErrors.
+    except (ValueError, RecursionError) as problem:
+        raise ProtocolError(f"a payload is not JSON: {problem}") from None
+    if type(body) is not dict:
+        raise ProtocolError("a payload is not a JSON object")
+    if fields and (body.keys() != fields.keys() or any(type(body[key]) is not fields[key] for key in fields)):
+        raise ProtocolError(f"a payload's fields are not {sorted(fields)}")
+    return body

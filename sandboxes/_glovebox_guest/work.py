@@ -1,0 +1,349 @@
+"""One job in the guest: inputs in, child out, everything it left behind killed, outputs collected."""
+
+from __future__ import annotations
+
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
+import os
+import select
+from time import monotonic
+
+from _glovebox_guest import wire
+from _glovebox_guest.files.output import collect
+from _glovebox_guest.loop import Loop, Relay, StreamHandler
+from _glovebox_guest.program import child as children
+from _glovebox_guest.program import rusage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from _glovebox_guest.files.overlay import Original
+
+_DRAIN_SECONDS = 2.0
+"""After the last process is dead its pipes hold at most 64 KiB each: this is for a host that is slow to take them."""
+
+_FETCH_SHARE = 0.8
+"""Of the job's time, for the network: a page that came in part is still to be taken apart."""
+
+_LOOK_SECONDS = 0.25
+"""Between two looks at the processor time of all processes: as much as a program can be late to be stopped."""
+_MAX_RESULT = 64 * 1024 * 1024
+"""Bytes of value and pictures together; the host keeps less, see ``glovebox_sandboxes.session.result``."""
+
+
+class _InputFile(StreamHandler):
+    """One artifact of an earlier call on its way to ``/input``."""
+
+    def __init__(self, inputs: Inputs, name: str) -> None:
+        self._inputs = inputs
+        self._path = os.path.join(inputs.root, name)
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        self._file = open(self._path, "xb")  # noqa: SIM115 - closed when the stream ends
+
+    def on_data(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def on_end(self) -> None:
+        self._file.close()
+        os.chmod(self._path, 0o444)
+        self._inputs.received += 1
+
+
+class Inputs:
+    """Files the host sends before the job starts."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.received = 0
+
+    def accept(self, event: wire.Open) -> StreamHandler:
+        """Take one stream of the host. Its names are checked by the host; this is its own program."""
+        if event.kind != "input":
+            raise wire.ProtocolError(f"the host opened a stream of kind {event.kind!r}")
+        return _InputFile(self, event.meta["name"])
+
+
+def work(
+    loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], inputs: Inputs
+) -> dict[str, Any]:
+    """Have the child do the job; returns the outcome's body (see ``session.connection.GuestOutcome``)."""
+    started = monotonic()
+    while inputs.received < job["inputs"]:
+        loop.step(None)
+    if not config["overlay"]:
+        return _done(loop, child, job, config, started, None)
+    from _glovebox_guest.files import overlay
+
+    limits = job["limits"]
+    try:
+        original = overlay.copy(
+            *config["overlay"], max_files=limits["workspace_files"], max_bytes=limits["workspace_bytes"]
+        )
+    except (overlay.TooLarge, OSError) as problem:
+        return _not_started(str(problem))
+    return _done(loop, child, job, config, started, original)
+
+
+def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for one call
+    loop: Loop,
+    child: children.Child,
+    job: Mapping[str, Any],
+    config: Mapping[str, Any],
+    started: float,
+    original: Original | None,
+) -> dict[str, Any]:
+    deadline = started + job["limits"]["wall_seconds"]
+    payload = dict(job["payload"])
+    if job["kind"] == "fetch":
+        from _glovebox_guest.jobs.fetch import fetch
+
+        payload = fetch(loop, payload, started + job["limits"]["wall_seconds"] * _FETCH_SHARE)
+    relays: list[Relay] = []
+    proxy = None
+    environment: Mapping[str, str] = {}
+    # A fetch is ours from end to end and asks the host itself: no listener where no program needs one.
+    if config["proxy"] and job["kind"] == "python":
+        from _glovebox_guest.proxy.listener import ENVIRONMENT, Proxy
+
+        proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
+        environment = ENVIRONMENT
+
+    started, ahead_ms = monotonic(), rusage.clock(child.pid) * 1000
+    child.begin({"kind": job["kind"], "payload": payload, "limits": job["limits"], "environment": environment})
+    printed = job["limits"]["printed_bytes"]
+    relays += [
+        Relay(loop, child.stdout, "stdout", printed),
+        Relay(loop, child.stderr, "stderr", printed),
+        Relay(loop, child.result, "result", _MAX_RESULT),
+    ]
+    ending = _wait(loop, child, deadline, relays, job["limits"]["cpu_seconds"])
+    elapsed = monotonic() - started
+    if proxy is not None:
+        proxy.close()
+    _kill_everything()
+    # Freeing a process's memory takes the kernel longer than most programs take: nobody waits for it where nothing
+    # else ran that would have to be counted, and nothing was written that could still change under our hands.
+    written = original is not None or _holds_anything(config["output"])
+    if written or ending.spent is None:
+        _reap_everything()
+    drained = monotonic() + _DRAIN_SECONDS
+    while not all(relay.empty for relay in relays) and monotonic() < drained:
+        loop.step(drained)
+    for relay in relays:
+        relay.close()
+    skipped, changes = _collected(loop, job["limits"], config, original) if written else ([], None)
+    spent = rusage.reaped(ending.peak_bytes) if ending.spent is None else ending.spent
+    overflowed = any(relay.overflowed for relay in relays)
+    return {
+        "stopped": ending.stopped or ("output" if overflowed else ""),
+        "status": ending.status,
+        "wall_ms": elapsed * 1000,
+        "cpu_ms": max(0.0, spent.cpu_ms - ahead_ms),
+        "memory_peak_bytes": spent.peak_bytes,
+        "skipped": skipped,
+        "changes": changes,
+        "refused": "",
+    }
+
+
+def _collected(
+    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Original | None
+) -> tuple[list[dict[str, str]], dict[str, object] | None]:
+    """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
+    room, files = limits["output_bytes"], limits["output_files"]
+    changes = None
+    if original is not None:
+        from _glovebox_guest.files.changes import compare
+        from _glovebox_guest.files.output import send_bytes
+
+        changes, patch = compare(original, *config["overlay"], max_files=limits["workspace_files"], room=room)
+        changes["patch"] = bool(patch)
+        if patch:
+            # Before the program's own files: none of them can take its name.
+            send_bytes(loop, "patch", patch)
+            room, files = room - len(patch), files - 1
+    skipped = collect(loop, config["output"], max_files=files, max_bytes=room) if config["output"] else []
+    return skipped, changes
+
+
+def _not_started(reason: str) -> dict[str, Any]:
+    """The outcome of a job that was not begun."""
+    nothing = {"wall_ms": 0.0, "cpu_ms": 0.0, "memory_peak_bytes": 0, "skipped": [], "changes": None}
+    return {"stopped": "", "status": 0, **nothing, "refused": reason[:300]}
+
+
+class _Ending:
+    """How a child ended: ``stopped`` is why it had to be ("time", "output", "processor"; "" for by itself)."""
+
+    __slots__ = ("peak_bytes", "spent", "status", "stopped")
+
+    def __init__(self, stopped: str, status: int, peak_bytes: int = 0, spent: rusage.Spent | None = None) -> None:
+        self.stopped = stopped
+        self.status = status
+        """The exit status, or minus the signal."""
+        self.peak_bytes = peak_bytes
+        """Of the child, once it was reaped."""
+        self.spent = spent
+        """What all processes have used, where the child was alone and is not reaped yet."""
+
+
+def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay], cpu_seconds: float) -> _Ending:
+    """Until the child ends, says that its task is over, or has to be stopped."""
+    pid = child.pid
+    said: list[bytes] = []
+
+    def hear() -> None:
+        try:
+            said.append(os.read(child.done, 1))
+        except BlockingIOError:
+            return
+        loop.unwatch(child.done)
+
+    loop.watch(child.done, hear)
+    try:
+        look = monotonic() + _LOOK_SECONDS
+        while True:
+            done, status, usage = os.wait4(pid, os.WNOHANG)
+            if done and not said:
+                hear()
+            # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
+            overflowed = any(relay.overflowed for relay in relays)
+            over = bool(said and said[0]) and not overflowed
+            if done:
+                stopped = "output" if overflowed else ""
+                code = said[0][0] if over else os.waitstatus_to_exitcode(status)
+                return _Ending(stopped, code, usage.ru_maxrss * 1024)
+            if over:
+                return _over(pid, said[0][0])
+            reason = "time" if monotonic() >= deadline else "output" if overflowed else ""
+            if not reason and monotonic() >= look:
+                reason = "processor" if rusage.processor_seconds() > cpu_seconds else ""
+                look = monotonic() + _LOOK_SECONDS
+            if reason:
+                _kill_everything()  # all of it: a process that traces this one would keep it from being reaped
+                _, status, usage = os.wait4(pid, 0)
+                return _Ending(reason, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+            loop.step(min(deadline, look))
+            _reap_orphans(pid)
+    finally:
+        loop.unwatch(child.done)
+        os.close(child.done)
+
+
+def _over(pid: int, status: int) -> _Ending:
+    """The child has said that its task is over, and waits to be killed."""
+    spent = rusage.of_one_alone(pid)
+    if spent is not None:
+        return _Ending("", status, spent=spent)
+    _kill_everything()
+    _, _, usage = os.wait4(pid, 0)
+    return _Ending("", status, usage.ru_maxrss * 1024)
+
+
+def _reap_orphans(pid: int) -> None:
+    """As process 1 the guest inherits orphans; left alone they would count against the limit of processes."""
+    while True:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None or found.si_pid == pid:
+            return
+        os.waitpid(found.si_pid, 0)
+
+
+def _kill_everything() -> None:
+    """Kill every other process here: daemons, double forks, what ignores SIGTERM."""
+    try:
+        # As process 1 of a pid namespace, -1 is everything in it but ourselves, see kill(2).
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _reap_everything() -> None:
+    """Wait until all that was killed is gone."""
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _holds_anything(output: str) -> bool:
+    """Whether there is something to collect, or it cannot be said."""
+    try:
+        return bool(output) and bool(os.listdir(output))
+    except OSError:
+        return True
+
+
+def warm_up() -> None:
+    """Import what most children need first, before they are forked."""
+    import _ast
+    import resource
+
+    from _glovebox_guest import landlock
+    from _glovebox_guest.jobs import python
+    from _glovebox_guest.program import emit, writing
+
+    del _ast, resource, emit, landlock, writing, python
+
+
+def rehearse(child: children.Child, config: Mapping[str, Any]) -> None:
+    """Do what every job needs once more in this process, after the fork: pages that are shared are copied when used.
+
+    A fork of a zygote saves a millisecond of its call by that, gVisor ten.
+    """
+    host, guest = wire.Wire("host"), wire.Wire("guest")
+    host.receive(guest.message("ready", {}))
+    guest.receive(host.message("job", {"limits": {}, "inputs": 0}))
+    stream, frames = guest.open("stdout", {})
+    said = frames + guest.data(stream, b"0") + guest.end(stream) + guest.message("outcome", _not_started(""))
+    host.receive(said)
+    look = select.poll()
+    look.register(child.stdout, select.POLLIN)
+    look.poll(0)
+    rusage.of_one_alone(child.pid)
+    _holds_anything(config["output"])
+
+
+def ready_child(config: Mapping[str, Any]) -> children.Child:
+    """A process for the job, before there is one."""
+    from _glovebox_guest.jobs import python
+
+    def work(order: Mapping[str, Any]) -> children.Task:
+        os.environ.update(order["environment"])
+        return _task(order["kind"])
+
+    def ahead() -> None:
+        _confine(config)
+        # Running a little program touches what any other will: memory it would have had to wait for.
+        python.warm_up()
+
+    return children.fork(ahead, work)
+
+
+def _task(kind: str) -> children.Task:
+    # A list, not a pattern: a job is only ever one of these.
+    modules = {
+        "python": "jobs.python",
+        "read": "jobs.read",
+        "list": "jobs.listing",
+        "search": "jobs.search",
+        "fetch": "jobs.fetch",
+    }
+    task: children.Task = __import__(f"_glovebox_guest.{modules[kind]}", fromlist=["run"]).run
+    return task
+
+
+def _confine(config: Mapping[str, Any]) -> None:
+    """Before the child waits for its order: /output becomes write-only for it, unless the plan's kernel cannot."""
+    if config["landlock"]:
+        from _glovebox_guest import landlock
+        from _glovebox_guest.program import writing
+
+        landlock.restrict_output_write_only(also_writable=tuple(config["overlay"][1:]))
+        writing.open_without_reading()
+    if config["program_filter"]:
+        from _glovebox_guest.kernel import add_filter
+
+        add_filter(bytes.fromhex(config["program_filter"]))

@@ -1,0 +1,274 @@
+"""A guest that is never given a job: it imports what programs need once, and forks a sandbox of its own for each call.
+
+It is process 1 of an outer sandbox and takes orders from the host alone. No byte that a program produced ever reaches
+it: what it forks moves into namespaces of its own before it is a guest, and from there talks to the host over a wire of
+its own. Never imported by what runs untrusted code.
+
+Steps of a fork, below in this order: who it is to be; new namespaces, with the fork itself; its control groups; what it
+mounts; no capabilities; nothing drawn by chance that others have too; then it is a guest like any other.
+See user_namespaces(7), pid_namespaces(7), mount_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # `signal` itself brings `enum`: milliseconds
+import _socket
+import gc
+import os
+import sys
+
+from _glovebox_guest import kernel
+from _glovebox_guest.jsontext import dumps, loads
+from _glovebox_guest.main import serve, take_wire
+from _glovebox_guest.measure import namespaces
+from _glovebox_guest.work import warm_up
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_ORDER_BYTES = 4096
+"""One order of the host's: a line of JSON."""
+_ORDER_DESCRIPTORS = 8
+"""Wire, standard error, and a file for each of at most three control groups."""
+_INT_BYTES = 4
+_HUGE = 2 * 1024 * 1024
+"""Bytes of a huge page."""
+_ARENA_OBJECTS = 1900
+"""Objects of 512 bytes, the largest of the small ones, that fit into an arena of 1 MiB, rounded down."""
+_BYTES_HEAD = sys.getsizeof(b"")
+_ARENAS = 40
+"""What pandas and matplotlib need, and some; what is not needed is given back."""
+_NEW_NAMESPACES = (
+    0x1000_0000  # CLONE_NEWUSER: the others belong to it, and nobody outside is anybody in it
+    | 0x0002_0000  # CLONE_NEWNS
+    | 0x2000_0000  # CLONE_NEWPID
+    | 0x4000_0000  # CLONE_NEWNET
+    | 0x0800_0000  # CLONE_NEWIPC
+    | 0x0400_0000  # CLONE_NEWUTS
+)
+_CLONE_NEWCGROUP = 0x0200_0000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+
+def main() -> None:
+    """Import, say ``ready``, and fork once for every order until the host closes the socket."""
+    config = loads(sys.argv[-1])
+    sys.path.extend(config["path"])
+    # bwrap leaves open what it waited on.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    kernel.set_dumpable(0)
+    own = os.getuid()
+    # Out of the way of modules that print when they are imported.
+    orders = _socket.socket(fileno=take_wire()[0])
+    # Nobody waits for what is forked: the host sees its end by a pidfd.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    warm_up()
+    side_by_side: list[bytes] = []
+    if config["preload"]:
+        # Both have something to do in every fork: among what forks use they lie better than among what they do not.
+        import logging
+        import random
+
+        del logging, random
+        side_by_side = _arenas()
+    try:
+        for name in config["preload"]:
+            __import__(name)
+    except BaseException as problem:  # noqa: BLE001 - a module's own code; the host says what it was
+        orders.sendall(f"{name}: {type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
+        sys.exit(1)
+    side_by_side.clear()
+    # Objects that are there now are in every fork; the collector would write to each of their pages.
+    gc.collect()
+    gc.freeze()
+    # The cache of attributes is full of the modules' names: a fork would write to each whose place another takes.
+    getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()  # noqa: SLF001 - called the former since Python 3.13
+    _kept = _filled()
+    _collapse()
+    orders.sendall(dumps({"namespaces": namespaces()}))
+    while True:
+        order, descriptors = _next(orders)
+        if not order:
+            return
+        outside = loads(order.decode())["uid"] or own
+        try:
+            _be(outside)
+            if kernel.fork_into(_NEW_NAMESPACES) == 0:
+                orders.detach()
+                _leave(descriptors, own, outside, config)
+            # Never longer than for the fork: nobody shares a user with it.
+            _be(own)
+        except OSError as problem:
+            # No more processes or namespaces, for instance. The host hears of it, and may ask again.
+            _say(descriptors[1], problem)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _be(uid: int) -> None:
+    """Be the user of the host that the next sandbox is to be, where this zygote has several."""
+    if uid != os.getuid():
+        # It has never been root in this namespace, so it keeps its rights, and can be yet another the next time.
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        # Becoming another takes it back, see prctl(2).
+        kernel.die_with_parent()
+
+
+def _arenas() -> list[bytes]:
+    """Have small objects lie side by side from now on, for ``_collapse``, as long as what is returned is kept.
+
+    CPython takes memory for them in arenas of 1 MiB (Objects/obmalloc.c), which would lie between the libraries that
+    imports map. All are taken at once here, and one object in each keeps it.
+    """
+    # Made before, and not appended to: a list that grows moves, and leaves gaps.
+    held = [b""] * (_ARENAS * _ARENA_OBJECTS)
+    for index in range(len(held)):
+        held[index] = bytes(512 - _BYTES_HEAD)
+    return held[::_ARENA_OBJECTS]
+
+
+def _filled() -> list[bytes]:
+    """Take what memory is free between objects, so that forks take theirs together from new memory.
+
+    Each page of the zygote's that a fork writes to is copied, and parts the huge page it is in. What is returned is to
+    be kept.
+    """
+    known = _writable()
+    held: list[bytes] = []
+    # Downwards: what is left of a large gap is filled by smaller ones. Below 512 bytes each step is a size of its own.
+    for size in (*(2**power for power in range(16, 9, -1)), *range(512, 32, -16)):
+        while True:
+            held.append(bytes(size - _BYTES_HEAD))
+            if not any(first <= id(held[-1]) < last for first, last in known):
+                break
+    return held
+
+
+def _writable() -> list[tuple[int, int]]:
+    """Where memory that can be written to begins and ends."""
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
+        maps = [line.split() for line in lines]
+    pairs = [where.split("-") for where, rights, *_ in maps if rights.startswith("rw")]
+    return [(int(first, 16), int(last, 16)) for first, last in pairs]
+
+
+def _collapse() -> None:
+    """Put what is in memory into huge pages: a fork then copies one entry where it would copy 512.
+
+    See madvise(2), MADV_COLLAPSE; a kernel that has none leaves everything as it is.
+    """
+    for begin, end in _writable():
+        first, last = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
+        if first < last:
+            kernel.collapse(first, last - first)
+
+
+def _next(orders: _socket.socket) -> tuple[bytes, list[int]]:
+    """The next order and the descriptors that came with it; empty when the host has closed the socket."""
+    from array import array
+
+    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, _socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
+    descriptors = array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % _INT_BYTES])
+    return order, list(descriptors)
+
+
+def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
+    """In the forked process: out of what it shares with the zygote, then be a guest. Never returns."""
+    wire, detail, *groups = descriptors
+    try:
+        os.dup2(wire, 0)
+        os.dup2(wire, 1)
+        os.dup2(detail, 2)
+        for group in groups:
+            # 0 is the writer: a process that moves itself makes nobody wait, see cgroups(7).
+            os.write(group, b"0")
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        # Now, and not with the others: its root is the group one is in.
+        kernel.unshare(_CLONE_NEWCGROUP)
+        _announce()
+        _map_user(inside, outside)
+        _isolate(config["zygote"])
+        _forget()
+        serve(config)
+    except BaseException as problem:  # noqa: BLE001 - it must never return into the zygote's loop
+        _say(2, problem)
+    finally:
+        os._exit(1)
+
+
+def _say(descriptor: int, problem: BaseException) -> None:
+    os.write(descriptor, f"{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
+
+
+def _map_user(inside: int, outside: int) -> None:
+    """Have a number in the new user namespace, see user_namespaces(7)."""
+    # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
+    kernel.set_dumpable(1)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{inside} {outside} 1")
+    _write("/proc/self/gid_map", f"{inside} {outside} 1")
+
+
+def _announce() -> None:
+    """Hand the host a pidfd of this process: to look at it, to end it and to see its end, whatever its number."""
+    from array import array
+
+    pidfd = os.pidfd_open(os.getpid())
+    wire = _socket.socket(fileno=1)
+    wire.sendmsg([b"0"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", [pidfd]))])
+    wire.detach()
+    os.close(pidfd)
+
+
+def _isolate(own: dict[str, Any]) -> None:
+    """File systems, network and rights of this sandbox alone."""
+    os.setsid()
+    kernel.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    for target, size in own["tmpfs"]:
+        kernel.mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={size}")
+    _raise_loopback()
+    # No namespaces below this one, whatever the filter says.
+    _write("/proc/sys/user/max_user_namespaces", "0")
+    kernel.drop_capabilities()
+
+
+def _raise_loopback() -> None:
+    import fcntl
+
+    network = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    # struct ifreq, see netdevice(7): a name of 16 bytes, and here 16 bits of flags.
+    request = fcntl.ioctl(network.fileno(), _SIOCGIFFLAGS, b"lo".ljust(40, b"\0"))
+    flags = int.from_bytes(request[16:18], sys.byteorder) | _IFF_UP
+    fcntl.ioctl(network.fileno(), _SIOCSIFFLAGS, request[:16] + flags.to_bytes(2, sys.byteorder) + request[18:])
+    network.close()
+
+
+def _forget() -> None:
+    """Draw anew what all forks of one process would have in common.
+
+    Python's own ``random`` does so by itself after a fork. The hash seed and the addresses stay the same.
+    """
+    seed = os.urandom(32)
+    if "_ssl" in sys.modules:
+        # OpenSSL knows a fork by another process number, and here both are 1.
+        sys.modules["_ssl"].RAND_add(seed, float(len(seed)))
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = seed
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

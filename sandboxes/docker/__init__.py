@@ -1,9 +1,0 @@
-"""The docker driver: sandboxes as containers of the local Docker Engine.
-
-``plan`` says what is asked for, ``probe`` what can be had, ``engine`` speaks to the Engine, ``driver`` does it.
-Nothing here may import a profile or the server.
-"""
-
-from sandboxes.docker.driver import DockerDriver
-
-__all__ = ["DockerDriver"]

@@ -1,0 +1,206 @@
+"""A case: one claim, the attack on it, what must come of the attack, and what comes of it without the guard.
+
+The format of ``cases/*.toml``. An *attempt* is a few lines that are tried in a process of their own beside others, in
+one sandbox for all of them; its answer is ``ok``, an errno's name, an exception's, a signal's, or what it puts into
+``answer``. A *program* has a sandbox to itself. Both find the names listed in ``layout.PRELUDE``. Patterns are regular
+expressions: of an answer the whole must match, of a stream some part. Nothing here may import a driver or do I/O
+beyond reading its own files.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from glovebox_sandboxes.contract.outcome import Ended
+from glovebox_sandboxes.contract.spec import Limits
+
+#: Of every case, but for what the case says itself. Small, so that what runs into them does so at once.
+LIMITS = Limits(
+    wall_seconds=20.0,
+    cpu_seconds=10,
+    memory_bytes=256 * 2**20,
+    pids=32,
+    scratch_bytes=16 * 2**20,
+    output_bytes=4 * 2**20,
+    output_files=8,
+    stream_bytes=64 * 2**10,
+    workspace_bytes=4 * 2**20,
+    workspace_files=200,
+)
+
+_Pattern = Annotated[str, Field(max_length=1000)]
+
+
+class Strict(BaseModel):
+    """Base of what is read from the files: an unknown field would hold always."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Control(Strict):
+    """The same attack without the guard: it works, or is stopped for the reason named here and no other."""
+
+    where: Literal["host", "namespaces"] = "host"
+    """On the host as a plain process in a scratch directory; or, where it would change the host if it worked, in new
+    namespaces and with every capability, and nothing else in its way."""
+    program: str | None = None
+    """Instead of the case's own."""
+    answer: _Pattern = ""
+    """Of an attempt."""
+    ended: Literal["exited", "signalled", "running", "printing"] = "exited"
+    """``running``: it would have gone on past the time a sandbox gives it; ``printing``: past the bytes."""
+    stdout: _Pattern = ""
+    outlived: bool = False
+    """Whether processes of it were left when it had ended."""
+
+
+class Claim(Strict):
+    """What every case has, whatever it is about."""
+
+    id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    area: str = ""
+    """What it is about: the name of its file, without the ending. Never written in the file."""
+    claim: str
+    """One sentence."""
+    seeds: tuple[str, ...] = Field(min_length=1)
+    """Ids of the incidents it comes from: E egress, F files, I isolation, M the MCP surface."""
+    proves: tuple[str, ...] = Field(min_length=1)
+    """Ids of the sentences of docs/threat-model.md that it is a part of the proof of."""
+    gaps: dict[str, str] = {}
+    """Driver → why it is known not to hold there; ``rlimits`` besides, where there are no control groups, and
+    ``forked``, where sandboxes are. A gap that has closed must be deleted."""
+
+
+class Case(Claim):
+    """One claim about every sandbox."""
+
+    attempt: str | None = None
+    answer: _Pattern = ""
+    """Of an attempt, inside."""
+    before: str | None = None
+    """A program that runs in an earlier sandbox."""
+    program: str | None = None
+    overlay: bool = False
+    """Whether its program has a copy of the workspace that it may change."""
+    limits: dict[str, float] = {}
+    """Fields of ``Limits`` that differ from :data:`LIMITS`."""
+    ended: Ended | tuple[Ended, ...] = "exited"
+    """One word, or those of which each is right: what a limit meets first differs between drivers."""
+    code: int | None = None
+    """Exit status or signal, where it matters."""
+    reason: _Pattern = ""
+    stdout: _Pattern = ""
+    stderr: _Pattern = ""
+    value: _Pattern = ""
+    """The last expression's value, as shown."""
+    error: str | tuple[str, ...] = ""
+    """Type of the exception that ended the program, empty for none; or those of which each is right."""
+    dropped: bool = False
+    """Whether something was left out in the middle of a stream."""
+    files: dict[str, int] | None = None
+    """Names and sizes of all files that must come out."""
+    skipped: dict[str, _Pattern] = {}
+    """Names that must be reported as not collected, and the reason."""
+    repeated: Literal["same", "different"] | None = None
+    """Standard output of two runs, compared."""
+    control: Control
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Case":
+        if (self.attempt is None) == (self.program is None):
+            raise ValueError("a case is either an attempt or a program")
+        if self.attempt is not None and not (self.answer and self.control.answer):
+            raise ValueError("an attempt needs its answer and the control's")
+        return self
+
+    def in_force(self) -> Limits:
+        """The limits of this case's sandbox."""
+        values: dict[str, Any] = {name: getattr(LIMITS, name) for name in Limits.__slots__}
+        for name, value in self.limits.items():
+            values[name] = type(values[name])(value)
+        return Limits(**values)
+
+
+AnyCase = TypeVar("AnyCase", bound="Claim")
+
+
+def load(folder: Traversable | None = None) -> tuple[Case, ...]:
+    """Every case, in the order of the files' names.
+
+    Args:
+        folder: holds the ``*.toml`` files; the shipped ones where it is left out.
+
+    Raises:
+        ValueError: a file is wrong, or two cases have the same id; says which file, which case and what.
+    """
+    return read_all(folder or _SHIPPED, Case)
+
+
+def read_all(folder: Traversable, kind: type[AnyCase]) -> tuple[AnyCase, ...]:
+    """Read every ``*.toml`` of a folder as cases of this kind; raises as :func:`load`."""
+    found: dict[str, AnyCase] = {}
+    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+        area, dot, ending = file.name.rpartition(".")
+        if (dot, ending) != (".", "toml"):
+            continue
+        for number, entry in enumerate(_entries(file), 1):
+            case = _read(kind, f"{file.name}: case {entry.get('id', number)!r}", area, entry)
+            if case.id in found:
+                raise ValueError(f"{file.name}: there are two cases {case.id!r}")
+            found[case.id] = case
+    return tuple(found.values())
+
+
+def digest(cases: Iterable[BaseModel]) -> str:
+    """``sha256:…`` over all that these cases say: two proofs with the same one were asked the same."""
+    body = json.dumps([case.model_dump(mode="json") for case in cases], sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_SHIPPED = resources.files(__package__).joinpath("cases")
+
+
+def _entries(file: Traversable) -> list[dict[str, Any]]:
+    try:
+        whole = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{file.name}: not TOML: {problem}") from None
+    entries = whole.pop("case", [])
+    if whole or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise ValueError(
+            f"{file.name}: it may hold [[case]] entries and nothing else, not {', '.join(whole) or 'that'}"
+        )
+    return entries
+
+
+def _read(kind: type[AnyCase], where: str, area: str, entry: dict[str, Any]) -> AnyCase:
+    if "area" in entry:
+        raise ValueError(f"{where}: area: is the name of the file, and not written in it")
+    try:
+        return kind.model_validate({"area": area} | {name: _frozen(value) for name, value in entry.items()})
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        place = first["loc"]
+        what = first["msg"]
+        if first["type"] == "extra_forbidden":
+            what = f"unknown field; there are {', '.join(_fields(kind, place))}"
+        raise ValueError(": ".join(filter(None, (where, ".".join(map(str, place)), what)))) from None
+
+
+def _fields(kind: type[BaseModel], place: tuple[int | str, ...]) -> tuple[str, ...]:
+    model: Any = kind
+    for part in place[:-1]:
+        options = (model.model_fields[part].annotation, *get_args(model.model_fields[part].annotation))
+        model = next(each for each in options if isinstance(each, type) and issubclass(each, BaseModel))
+    return tuple(name for name in model.model_fields if name != "area")
+
+
+def _frozen(value: Any) -> Any:
+    # TOML has no tuples; a strict model wants them. Below a table the lists are arguments of calls.
+    return tuple(value) if isinstance(value, list) else value

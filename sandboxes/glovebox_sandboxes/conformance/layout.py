@@ -1,0 +1,71 @@
+"""What the programs of cases find: names for places, the host's planted things, and the harness of attempts. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from glovebox_sandboxes.conformance.case import Case
+from glovebox_sandboxes.contract.spec import INPUT, OUTPUT, SCRATCH, WORKSPACE
+
+INSIDE: Mapping[str, str] = {"WORKSPACE": WORKSPACE, "OUTPUT": OUTPUT, "INPUT": INPUT, "SCRATCH": SCRATCH}
+"""The places as they are called inside every sandbox; a control has them elsewhere."""
+PRELUDE = "import ctypes, json, os, signal, socket, stat, subprocess, sys, time\n"
+ANSWER_SECONDS = 5
+"""An attempt that takes longer hangs, and answers SIGALRM: none of them waits for anything."""
+
+_HARNESS = """
+import errno
+def _attempt(code):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm({seconds})
+        names = dict(globals())
+        try:
+            exec(code, names)
+            answer = str(names.get("answer", "ok"))
+        except OSError as problem:
+            answer = errno.errorcode.get(problem.errno, type(problem).__name__)
+        except BaseException as problem:
+            answer = type(problem).__name__
+        os.write(writing, answer.encode("utf-8", "backslashreplace")[:4000])
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    os.close(writing)
+    os.set_blocking(reading, False)
+    try:
+        told = os.read(reading, 4000).decode()
+    except BlockingIOError:
+        told = ""
+    os.close(reading)
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else told
+print()
+print(json.dumps({{name: _attempt(code) for name, code in json.loads({table!r}).items()}}))
+"""
+
+
+def program(text: str, places: Mapping[str, str], host: Mapping[str, Any]) -> str:
+    """The text with the names it uses.
+
+    Args:
+        text: of a case's program.
+        places: where workspace, output, inputs and scratch are, see :data:`INSIDE`.
+        host: what was planted on the host, the same inside and outside.
+    """
+    names = "".join(f"{name} = {value!r}\n" for name, value in places.items())
+    return f"{PRELUDE}{names}HOST = {dict(host)!r}\n{text}"
+
+
+def attempts(cases: Iterable[Case]) -> str:
+    """The text of a program that makes the attempts of these cases and prints the answers."""
+    table = json.dumps({case.id: case.attempt for case in cases})
+    return _HARNESS.format(seconds=ANSWER_SECONDS, table=table)
+
+
+def answers(stdout: str) -> dict[str, str]:
+    """What the program of :func:`attempts` printed: id → answer. Empty where it did not get so far."""
+    try:
+        found = json.loads(stdout.rstrip().rpartition("\n")[2])
+    except ValueError:
+        return {}
+    return {str(name): str(answer) for name, answer in found.items()} if isinstance(found, dict) else {}

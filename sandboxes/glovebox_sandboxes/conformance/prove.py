@@ -1,0 +1,252 @@
+"""Proving on this host: every claim against one driver, and what came of each.
+
+The controls stay out: they attack the host for real, and belong to the tests of the cases. Nothing here may import a
+profile, the server, or one driver in particular.
+"""
+
+import io
+import json
+import platform
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+
+from glovebox_sandboxes.conformance import trial
+from glovebox_sandboxes.conformance.case import LIMITS, Case, Claim
+from glovebox_sandboxes.conformance.host import Planted
+from glovebox_sandboxes.contract.base import Capabilities, Driver
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.seccomp import cases as calls
+
+Status = Literal["held", "failed", "gap", "closed", "skipped"]
+"""``gap``: does not hold and is known not to; ``closed``: is said not to hold, and does; ``skipped``: not asked."""
+
+Start = Literal["cold", "forked"]
+"""``cold``: started for a call; ``forked``: prepared ahead of it, where that is done in another way."""
+
+AT_ONCE = 2
+"""Sandboxes at a time: many cases only wait for a limit of time, and more would change what the others measure."""
+
+SYSTEM_CALLS = "system-calls"
+"""The area of the claims in ``sandboxes/glovebox_sandboxes/seccomp/cases.json``."""
+_CALLS_SEEDS = ("I4",)
+_CALLS_PROVE = ("GB-KERN-3",)
+_UNWATCHED = (
+    "processes of the sandbox cannot be seen from outside by this user, so that they end with it is not shown here"
+)
+_CALLS_LIMITS = replace(LIMITS, wall_seconds=60.0, cpu_seconds=60)
+"""Some 400 attempts, each in a process of its own; a kernel in user space takes ten seconds for them."""
+_NOT_THE_FILTER: Mapping[str, Mapping[str, str]] = {
+    "gvisor": {
+        "near pidfd_getfd": "ENOSYS",
+        "near process_mrelease": "ENOSYS",
+        "near ioprio_set: another process": "EPERM",
+    }
+}
+"""Neighbours that something else than the filter refuses, by driver: gVisor's kernel has no such calls."""
+_LANDLOCKED = {"near open_tree": "EACCES", "near open_tree_attr": "EACCES"}
+"""Elsewhere Landlock does, which these attempts meet only in a whole sandbox: the root cannot be opened for listing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What came of one claim."""
+
+    id: str
+    """Stable: of the case, or ``syscall-…``."""
+    area: str
+    claim: str
+    seeds: tuple[str, ...]
+    proves: tuple[str, ...]
+    """Sentences of docs/threat-model.md."""
+    status: Status
+    seen: tuple[str, ...] = ()
+    """What was not as it must be, and what was expected; one sentence each."""
+    reason: str = ""
+    """Why a gap is known, or why it was skipped."""
+    seconds: float = 0.0
+
+
+Job = Callable[[], Awaitable[list[Finding]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """All findings about one driver."""
+
+    capabilities: Capabilities
+    start: Start
+    """How the sandboxes came to be that were asked."""
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    """What this proof cannot show on this host."""
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether every claim holds or is a known gap that is still one."""
+        return not any(each.status in ("failed", "closed") for each in self.findings)
+
+    def count(self, *statuses: Status) -> int:
+        """How many findings have one of these."""
+        return sum(each.status in statuses for each in self.findings)
+
+
+def judged(case: Claim, problems: tuple[str, ...], names: tuple[str, ...], seconds: float) -> Finding:
+    """The finding for a case that was asked: what was wrong, held against the gaps of a driver with these names."""
+    reason = next((case.gaps[name] for name in names if name in case.gaps), "")
+    if reason:
+        status: Status = "gap" if problems else "closed"
+    else:
+        status = "failed" if problems else "held"
+    return _finding(case, status, seen=problems, reason=reason, seconds=round(seconds, 3))
+
+
+def gap_names(capabilities: Capabilities) -> tuple[str, ...]:
+    """What the driver is called in the cases' gaps.
+
+    ``rlimits`` besides, where limits hold per process only; ``gvisor-docker``, where the Engine starts gVisor.
+    """
+    per_process = "rlimit" in capabilities.limits.get("memory_bytes", "")
+    by_engine = capabilities.version.endswith("(runsc)")
+    return (capabilities.driver, *["rlimits"] * per_process, *["gvisor-docker"] * by_engine)
+
+
+async def prove(
+    driver: Driver,
+    cases: Iterable[Case],
+    host: Planted,
+    heard: Callable[[Finding], None] = lambda _: None,
+    start: Start = "cold",
+) -> Proof:
+    """Ask one driver for every claim; ``heard`` is told each finding as it comes, ``start`` is for the report."""
+    started = anyio.current_time()
+    watched = True
+    names = (*gap_names(driver.capabilities), start)
+
+    async def attempts(cases: Sequence[Case]) -> list[Finding]:
+        nonlocal watched
+        began = anyio.current_time()
+        verdicts = await trial.judge_attempts(driver, cases, host)
+        watched &= all(verdict.watched for verdict in verdicts)
+        each = (anyio.current_time() - began) / len(cases)
+        return [judged(verdict.case, verdict.problems, names, each) for verdict in verdicts]
+
+    async def program(case: Case) -> list[Finding]:
+        nonlocal watched
+        began = anyio.current_time()
+        try:
+            verdict = await trial.judge(driver, case, host)
+        except UnsupportedSpec as refused:
+            return [_finding(case, "skipped", reason=f"the driver refuses to run it: {refused}")]
+        watched &= verdict.watched
+        return [judged(case, verdict.problems, names, anyio.current_time() - began)]
+
+    skipped: list[Finding] = []
+    asked: list[Case] = []
+    for case in cases:
+        absent = next((why for name, why in host.absent.items() if name in _planted_names(case)), "")
+        if absent:
+            skipped.append(_finding(case, "skipped", reason=absent))
+            heard(skipped[-1])
+        else:
+            asked.append(case)
+    tried = [case for case in asked if case.attempt is not None]
+    jobs: list[Job] = [partial(attempts, tried)] if tried else []
+    jobs += [partial(system_calls, driver, host)]
+    jobs += [partial(program, case) for case in asked if case.program is not None]
+    found = [*skipped, *await together(jobs, heard)]
+    return Proof(
+        capabilities=driver.capabilities,
+        start=start,
+        findings=tuple(found),
+        notes=() if watched else (_UNWATCHED,),
+        seconds=round(anyio.current_time() - started, 3),
+    )
+
+
+async def together(jobs: Sequence[Job], heard: Callable[[Finding], None]) -> list[Finding]:
+    """Do all these, ``AT_ONCE`` at a time; the findings are in the order of the jobs, and ``heard`` as they come."""
+    found: list[list[Finding]] = [[] for _ in jobs]
+    turns = anyio.CapacityLimiter(AT_ONCE)
+
+    async def one(number: int, job: Job) -> None:
+        async with turns:
+            found[number] = await job()
+        for finding in found[number]:
+            heard(finding)
+
+    async with anyio.create_task_group() as tasks:
+        for number, job in enumerate(jobs):
+            tasks.start_soon(one, number, job)
+    return [finding for findings in found for finding in findings]
+
+
+async def system_calls(driver: Driver, host: Planted) -> list[Finding]:
+    """Make every call the seccomp policy refuses, and its allowed neighbour, in one sandbox."""
+    try:
+        cases = calls.load_cases(platform.machine())
+    except SandboxUnavailable as problem:
+        return [_call_finding("policy", "The filter's refusals.", "skipped", reason=str(problem))]
+    stdin = f"import io\nsys.stdin = io.StringIO({calls.payload(cases)!r})\n"
+    source = f"{stdin}exec({calls.program()!r}, {{'__name__': '__main__'}})"
+    began = anyio.current_time()
+    seen = await trial.see(driver, source, _CALLS_LIMITS, host)
+    seconds = round((anyio.current_time() - began) / len(cases), 3)
+    answers = _answers(seen.outcome.stdout.text if seen.outcome else "")
+    missing = f"there is no answer: {seen.unavailable or seen.outcome}"
+    otherwise = _NOT_THE_FILTER.get(driver.capabilities.driver, _LANDLOCKED)
+    findings = []
+    for case in cases:
+        wrong = _wrong(case, answers, otherwise) if answers else (missing,)
+        claim = (
+            f"The system call {case.call} ({case.id}) is refused with {case.answer}, and its allowed neighbour works."
+        )
+        findings.append(_call_finding(case.id, claim, "failed" if wrong else "held", seen=wrong, seconds=seconds))
+    return findings
+
+
+def _wrong(case: calls.Case, answers: Mapping[str, Any], otherwise: Mapping[str, str]) -> tuple[str, ...]:
+    near = f"near {case.id}"
+    wanted = {case.id: case.answer, near: otherwise.get(near, calls.ALLOWED)}
+    return tuple(
+        f"{name} answered {answers.get(name)} instead of {answer}"
+        for name, answer in wanted.items()
+        if answers.get(name) != answer
+    )
+
+
+def _answers(printed: str) -> Mapping[str, Any]:
+    try:
+        found = json.load(io.StringIO(printed or "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _call_finding(name: str, claim: str, status: Status, **more: Any) -> Finding:
+    identity = "syscall-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return Finding(
+        id=identity, area=SYSTEM_CALLS, claim=claim, seeds=_CALLS_SEEDS, proves=_CALLS_PROVE, status=status, **more
+    )
+
+
+def _finding(case: Claim, status: Status, **more: Any) -> Finding:
+    return Finding(
+        id=case.id,
+        area=case.area,
+        claim=case.claim,
+        seeds=case.seeds,
+        proves=case.proves,
+        status=status,
+        **more,
+    )
+
+
+def _planted_names(case: Case) -> set[str]:
+    text = "\n".join(filter(None, (case.attempt, case.before, case.program)))
+    return set(re.findall(r"""HOST\[["'](\w+)["']\]""", text))

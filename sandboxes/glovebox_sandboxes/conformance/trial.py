@@ -1,0 +1,238 @@
+"""Running cases in sandboxes of one driver, and judging what is seen inside and outside.
+
+Nothing here may import a profile, the server, or one driver in particular.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from glovebox_sandboxes.conformance import layout
+from glovebox_sandboxes.conformance.case import LIMITS, Case
+from glovebox_sandboxes.conformance.host import EARLIER, Planted
+from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
+from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session.connection import Sink
+
+_GONE_SECONDS = 10.0
+"""For the last process of a sandbox to disappear after its context was left; it takes milliseconds."""
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of one case."""
+
+    case: Case
+    problems: tuple[str, ...]
+    """One sentence for each thing that was not as it must be; empty when the claim holds."""
+    watched: bool = True
+    """Whether its processes could be seen from outside, so that their absence afterwards means something."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """One program in one sandbox, from inside and outside."""
+
+    outcome: Outcome | None = None
+    unavailable: str = ""
+    files: dict[str, int] = field(default_factory=dict)
+    torn: tuple[str, ...] = ()
+    """Files of which more or less came than was announced."""
+    left: tuple[str, ...] = ()
+    watched: bool = True
+
+
+async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
+    """Run a case that is a program, in a sandbox of its own (or two), and judge it.
+
+    Raises:
+        UnsupportedSpec: the driver cannot enforce what the case needs.
+    """
+    fingerprint = host.fingerprint()
+    problems: list[str] = []
+    if case.before is not None:
+        earlier = await see(driver, case.before, case.in_force(), host)
+        problems += _aftermath(earlier)
+        if earlier.outcome is None or earlier.outcome.ended != "exited":
+            problems.append(f"the program before it did not run: {earlier.outcome or earlier.unavailable}")
+    seen = await see(driver, case.program or "", case.in_force(), host, overlay=case.overlay)
+    problems += [*_inside(case, seen), *_aftermath(seen)]
+    if case.repeated is not None:
+        again = await see(driver, case.program or "", case.in_force(), host)
+        problems += _aftermath(again)
+        problems += _repeated(case, _stdout(seen).split(), _stdout(again).split())
+    if host.fingerprint() != fingerprint:
+        problems.append("files of the host were changed")
+    return Verdict(case=case, problems=tuple(problems), watched=seen.watched)
+
+
+async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -> list[Verdict]:
+    """Make the attempts of all these cases in one sandbox and judge each."""
+    fingerprint = host.fingerprint()
+    seen = await see(driver, layout.attempts(cases), LIMITS, host)
+    common = _aftermath(seen)
+    if host.fingerprint() != fingerprint:
+        common.append("files of the host were changed by one of the attempts")
+    answers = layout.answers(_stdout(seen))
+    verdicts = []
+    for case in cases:
+        answer = answers.get(case.id)
+        problems = list(common)
+        if answer is None:
+            problems.append(f"there is no answer: {seen.unavailable or seen.outcome}")
+        elif not re.fullmatch(case.answer, answer, re.DOTALL):
+            problems.append(f"it answered {answer!r} instead of {case.answer}")
+        verdicts.append(Verdict(case=case, problems=tuple(problems), watched=seen.watched))
+    return verdicts
+
+
+def spec(limits: Limits, workspace: Path, *, overlay: bool = False) -> SandboxSpec:
+    """What every case runs in: everything a profile can grant but network, so that nothing is safe by its absence."""
+    mounts = (Mount(source=str(workspace), target=ORIGINAL if overlay else WORKSPACE),)
+    return SandboxSpec(limits=limits, mounts=mounts, overlay=overlay, output=True, inputs=True)
+
+
+async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, overlay: bool = False) -> Seen:
+    """Run one program in a sandbox of its own and look at it from inside and outside; raises UnsupportedSpec."""
+    seen = Seen()
+    plan = driver.plan(spec(limits, host.workspace, overlay=overlay))
+    text = layout.program(program, layout.INSIDE, host.names)
+
+    async def file(name: str, size: int) -> Sink:
+        seen.files[name] = size
+        return _Counted(seen, name, size)
+
+    namespaces: Mapping[str, int] = {}
+    identity = ""
+    try:
+        async with driver.open(plan) as sandbox:
+            identity = sandbox.id
+            proved = await run.prove(sandbox, plan)
+            namespaces = proved.measured.namespaces
+            # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
+            seen.watched = bool(processes(namespaces) or _groups(identity))
+            if differences := proved.attestation.differences:
+                seen.unavailable = f"the isolation is not what was planned: {differences}"
+            else:
+                job = Job(kind="python", payload={"code": text})
+                seen.outcome = await run.run(proved, job, inputs=[EARLIER], hooks=run.Hooks(file=file))
+    except SandboxUnavailable as problem:
+        seen.unavailable = str(problem)
+    seen.left = await left(namespaces, identity)
+    return seen
+
+
+class _Counted:
+    """A sink for files whose name and size are all that counts."""
+
+    def __init__(self, seen: Seen, name: str, size: int) -> None:
+        self._seen = seen
+        self._name = name
+        self._missing = size
+
+    async def data(self, data: bytes) -> None:
+        self._missing -= len(data)
+
+    async def end(self) -> None:
+        if self._missing:
+            self._seen.torn += (self._name,)
+
+
+def _inside(case: Case, seen: Seen) -> list[str]:
+    found = seen.outcome
+    if found is None:
+        return [f"the sandbox failed: {seen.unavailable}"]
+    value = found.value if isinstance(found.value, dict) else {}
+    error = value.get("error") or {}
+    problems = []
+    if not _is_one(found.ended, case.ended):
+        problems.append(f"it {found.ended} ({found.code}) instead of {case.ended}")
+    if case.code is not None and found.code != case.code:
+        problems.append(f"its code is {found.code} instead of {case.code}")
+    if not _is_one(error.get("type", ""), case.error):
+        problems.append(f"its error is {error} instead of {case.error or None}")
+    for what, pattern, text in (
+        ("reason", case.reason, found.reason),
+        ("standard output", case.stdout, found.stdout.text),
+        ("standard error", case.stderr, found.stderr.text),
+        ("value", case.value, str(value.get("value"))),
+    ):
+        if pattern and not re.search(pattern, text):
+            problems.append(f"its {what} is {text[-500:]!r} and does not match {pattern}")
+    if case.dropped != bool(found.stdout.dropped_bytes or found.stderr.dropped_bytes):
+        problems.append(f"{found.stdout.dropped_bytes} and {found.stderr.dropped_bytes} bytes were dropped")
+    problems += _collected(case, seen, {each.name: each.reason for each in found.skipped})
+    if problems and found.stderr.text:
+        problems.append(f"standard error ends with {found.stderr.text[-800:]!r}")
+    return problems
+
+
+def _repeated(case: Case, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    if case.repeated == "same":
+        return [] if first == second else [f"two runs printed different things: {first} and {second}"]
+    same = [one for one, another in zip(first, second, strict=False) if one == another]
+    if same or len(first) != len(second) or not first:
+        return [f"two runs printed the same {same or 'nothing'}: {first} and {second}"]
+    return []
+
+
+def _is_one(found: str, wanted: str | tuple[str, ...]) -> bool:
+    return found in ((wanted,) if isinstance(wanted, str) else wanted)
+
+
+def _collected(case: Case, seen: Seen, skipped: Mapping[str, str]) -> list[str]:
+    problems = [f"{name!r} did not come out as large as it was announced" for name in seen.torn]
+    if case.files is not None and seen.files != case.files:
+        problems.append(f"the files {seen.files} came out instead of {case.files}")
+    for name, pattern in case.skipped.items():
+        if not re.search(pattern, skipped.get(name, "")):
+            problems.append(f"{name!r} was skipped for {skipped.get(name)!r}, which does not match {pattern}")
+    return problems
+
+
+def _aftermath(seen: Seen) -> list[str]:
+    return [f"left behind: {what}" for what in seen.left]
+
+
+def _stdout(seen: Seen) -> str:
+    return seen.outcome.stdout.text if seen.outcome else ""
+
+
+async def left(namespaces: Mapping[str, int], identity: str) -> tuple[str, ...]:
+    """What is still there of a sandbox a moment after it was closed."""
+    found: tuple[str, ...] = ()
+    with anyio.move_on_after(_GONE_SECONDS):
+        # Nothing of the kernel's tells that the last process of a namespace that is not ours is gone.
+        while found := (*processes(namespaces), *_groups(identity)):  # noqa: ASYNC110 - only /proc tells
+            await anyio.sleep(_POLL_SECONDS)
+    return found
+
+
+def processes(namespaces: Mapping[str, int]) -> tuple[str, ...]:
+    """Every process in the pid namespace of these, as pid and command line; zombies are none."""
+    wanted = f"pid:[{namespaces.get('pid')}]"
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if not process.name.isdigit() or str((process / "ns/pid").readlink()) != wanted:
+                continue
+            # A zombie is a line in a table, and the host's own process 1 takes it away when it likes.
+            if (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(f"process {process.name}: {(process / 'cmdline').read_bytes()[:200]!r}")
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+    return tuple(found)
+
+
+def _groups(identity: str) -> tuple[str, ...]:
+    if not identity:
+        return ()
+    patterns = (f"*/glovebox/*/{identity}", f"glovebox-*/{identity}", f"*/glovebox-*/{identity}")
+    return tuple(str(path) for pattern in patterns for path in Path("/sys/fs/cgroup").glob(pattern))

@@ -1,0 +1,1 @@
+"""What a sandbox is, in words every driver shares: spec, plan, measurement, outcome, errors."""

@@ -1,0 +1,197 @@
+"""Declared is not effective: what a sandbox must measure inside, and what it did measure.
+
+Pure. The guest measures itself before any untrusted code runs and sends the result with ``ready``; ``attestation``
+compares it with the plan and with what the host sees.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+"""Linux namespaces, see namespaces(7); ``time`` is left out: it hides nothing of the host but its uptime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the guest must find, or the isolation that was planned is not the isolation that is there."""
+
+    uid: int
+    interfaces: tuple[str, ...]
+    """Network interfaces: ``("lo",)``, or none at all."""
+    writable: tuple[str, ...]
+    """Mount points that may be writable, and no others."""
+    mounts: tuple[str, ...]
+    """Mount points of host files, read-only: exactly these, beside the kernel's own file systems."""
+    namespaces: tuple[str, ...]
+    """Namespaces that must not be the host's."""
+    seccomp: int = 2
+    """Mode in /proc/self/status: 2 is a filter, see seccomp(2)."""
+    no_new_privs: bool = True
+    capabilities: int = 0
+    """Every capability set, bounding included, as the bit mask of capabilities(7)."""
+    landlock: bool = True
+    """Whether the kernel has Landlock, which keeps ``/output`` from being read."""
+    system: Literal["linux", "gvisor"] = "linux"
+    """Whose kernel must answer the program's system calls."""
+    unmeasured: tuple[str, ...] = ()
+    """What this kernel does not tell: these, and nothing else, may be missing from the measurement."""
+    hidden: tuple[str, ...] = ()
+    """Paths that must not exist inside, e.g. a daemon's socket."""
+    kept_groups: tuple[int, ...] = ()
+    """Supplementary groups, as seen from inside, that a server without privileges cannot take from its sandboxes."""
+
+
+class MeasuredMount(BaseModel):
+    """One line of /proc/self/mountinfo that matters."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    target: str = Field(max_length=4096)
+    type: str = Field(max_length=64)
+    writable: bool
+
+
+class Measured(BaseModel):
+    """What the guest found about itself. It comes over the wire before untrusted code has run, and is still checked."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    uid: int
+    gid: int
+    groups: list[int] = Field(max_length=64)
+    capabilities: int
+    """Union of the five capability sets."""
+    no_new_privs: bool
+    seccomp: int
+    dumpable: int
+    namespaces: dict[str, int]
+    """Inode numbers, see namespaces(7)."""
+    mounts: list[MeasuredMount] = Field(max_length=512)
+    interfaces: list[str] = Field(max_length=64)
+    descriptors: list[int] = Field(max_length=64)
+    """Open file descriptors beside the wire."""
+    landlock: int
+    """Version of the Landlock interface, 0 where the kernel has none."""
+    pid: int
+    hostname: str = Field(max_length=256)
+    kernel: str = Field(max_length=512)
+    python: str = Field(max_length=64)
+    present: list[str] = Field(default_factory=list, max_length=64)
+    """Those of the plan's ``hidden`` paths that exist."""
+    system: Literal["linux", "gvisor"] = "linux"
+    """Whose kernel this is; ``linux`` unless every mark of another one is there."""
+    unmeasured: list[str] = Field(default_factory=list, max_length=16)
+    """Capability sets and namespaces the kernel says nothing about; they count as empty and as our own elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One part of the isolation that is not as planned."""
+
+    field: str
+    planned: str
+    measured: str
+
+
+_TOLD = 200
+"""Characters of one side of a difference in a message; the record has all of it."""
+_DIFFERENCES = 4
+"""Differences in a message: the first few say what is wrong."""
+
+
+def told(differences: tuple[Difference, ...]) -> str:
+    """Differences as one sentence of bounded length, cut between items and never inside one's name."""
+    words = [
+        f"{each.field}: planned {_short(each.planned)}, found {_short(each.measured)}"
+        for each in differences[:_DIFFERENCES]
+    ]
+    more = len(differences) - len(words)
+    return "; ".join(words) + (f"; and {more} more differences" if more else "")
+
+
+def _short(listed: str) -> str:
+    end = listed.rfind(", ", 0, _TOLD)
+    if len(listed) <= _TOLD or end < 0:
+        return listed[:_TOLD]
+    return f"{listed[:end]}, … and {listed.count(', ', end)} more"
+
+
+# File systems that the kernel or the driver makes for this sandbox alone and that hold no host files; but only where
+# such a one belongs: the host's /run is a tmpfs too, and so may a workspace be.
+_OWN = frozenset({"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"})
+_OWN_PLACES = ("/dev", "/proc", "/sys")
+
+
+def parse(body: Mapping[str, Any]) -> Measured:
+    """Check a ``ready`` message's body.
+
+    Raises:
+        SandboxUnavailable: it is not a measurement.
+    """
+    try:
+        return Measured.model_validate(body)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SandboxUnavailable(
+            "Reading the guest's measurement of its isolation",
+            f"{where}: {first['msg']}",
+            "Run `glovebox setup`: guest and server may be of different versions.",
+        ) from None
+
+
+def inside(
+    expected: Expected, measured: Measured, host_namespaces: Mapping[str, int]
+) -> tuple[tuple[str, Any, Any], ...]:
+    """Name, plan and measurement of everything the guest measures; equal where the isolation is what was planned."""
+    return (
+        ("uid", expected.uid, measured.uid),
+        ("gid", expected.uid, measured.gid),
+        ("groups", [], more_groups(expected, measured.groups)),
+        ("capabilities", f"{expected.capabilities:#x}", f"{measured.capabilities:#x}"),
+        ("no_new_privs", expected.no_new_privs, measured.no_new_privs),
+        ("seccomp", expected.seccomp, measured.seccomp),
+        ("dumpable", 0, measured.dumpable),
+        ("namespaces shared with the host", [], shared(expected, measured.namespaces, host_namespaces)),
+        ("interfaces", sorted(expected.interfaces), sorted(measured.interfaces)),
+        ("writable mounts beyond the plan", [], writable(expected, measured.mounts)),
+        ("mounts of host files", sorted(expected.mounts), foreign(expected, measured.mounts)),
+        ("open descriptors", [], measured.descriptors),
+        ("landlock", expected.landlock, measured.landlock > 0),
+        ("paths that must not exist", [], measured.present),
+        ("kernel", expected.system, measured.system),
+        ("not measurable", sorted(expected.unmeasured), sorted(measured.unmeasured)),
+    )
+
+
+def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:
+    """Supplementary groups beside the sandbox's own and those it could not be relieved of."""
+    return [group for group in groups if group not in (expected.uid, *expected.kept_groups)]
+
+
+def shared(expected: Expected, namespaces: Mapping[str, int], host_namespaces: Mapping[str, int]) -> list[str]:
+    """Namespaces that had to be other than the host's and are not shown to be."""
+    return [name for name in expected.namespaces if namespaces.get(name) in (None, host_namespaces[name])]
+
+
+def writable(expected: Expected, mounts: Iterable[MeasuredMount]) -> list[str]:
+    """Mount points that are writable and were not to be."""
+    return sorted({mount.target for mount in mounts if mount.writable} - set(expected.writable))
+
+
+def foreign(expected: Expected, mounts: Iterable[MeasuredMount]) -> list[str]:
+    """Mount points that may hold files of the host."""
+    return sorted({mount.target for mount in mounts if not _own(mount, expected)})
+
+
+def _own(mount: MeasuredMount, expected: Expected) -> bool:
+    """Whether a mount can hold no host files: by its kind, and by its place."""
+    if mount.type not in _OWN or mount.target in expected.mounts:
+        return False
+    kernel = mount.target in _OWN_PLACES or mount.target.startswith(tuple(f"{place}/" for place in _OWN_PLACES))
+    return kernel or mount.target in expected.writable

@@ -1,0 +1,1 @@
+"""The kinds of isolation, one folder each, and the registry of them."""

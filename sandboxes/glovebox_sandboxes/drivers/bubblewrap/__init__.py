@@ -1,0 +1,1 @@
+"""The embedded driver: sandboxes made by bubblewrap, without a daemon."""

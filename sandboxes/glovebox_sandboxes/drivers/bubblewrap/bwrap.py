@@ -1,0 +1,410 @@
+"""Running bwrap, for every driver whose outer wall it is: descriptors in, a control group around it, a stream out.
+
+What is run is the driver's business and in its plan; nothing here decides anything about isolation.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from _glovebox_guest.measure import status
+from glovebox_sandboxes.contract.base import Facts, Missing, Plan
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.spec import GUEST_UID
+from glovebox_sandboxes.host import cgroup, host_view, mounts, userns
+from glovebox_sandboxes.host.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
+from glovebox_sandboxes.host.janitor import Janitor, reap
+from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.host.process import Process, Spawner
+from glovebox_sandboxes.pool.zygote import Zygote
+
+USERS = ("--info-fd", "{info}", "--userns-block-fd", "{users}", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+"""Arguments by which what bwrap starts may become other users, none of whom owns anything."""
+MINIMUM = (0, 8, 0)
+"""First version with --disable-userns and --size."""
+ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process has nobody else"
+ROOT_FIX = "Start Glovebox, or the sandbox around it, as a normal user; or as root without a user namespace around it."
+_DETAIL_BYTES = 8192
+"""bwrap's own messages are one line; more is not kept."""
+_GATE = ("/bin/sh", "-c", 'read -r gate && exec "$@"', "gate")
+"""On v2, in front of bwrap: it waits for a line until it has been moved into its control group, and becomes bwrap.
+Moved later, the path of that group could be read inside, because bwrap makes the cgroup namespace when it starts.
+``read`` takes a pipe's bytes one at a time, so what follows the line is the guest's."""
+_END_SECONDS = 0.3
+"""From a closed wire to the end of every process: a millisecond, and the whole must stay below a second."""
+_START_SECONDS = 10.0
+"""For a program that tells its version, or tries namespaces: milliseconds; a host this slow cannot serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the probe of bwrap itself found."""
+
+    program: str
+    version: str
+    missing: tuple[Missing, ...]
+
+
+async def find(trial: tuple[str, ...]) -> Found:
+    """Look for bwrap, and try it out with these arguments."""
+    program = which("bwrap")
+    version = ""
+    missing = None
+    if changes_user() and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
+        missing = Missing(what="setpriv is not installed", fix="Run `apt-get install util-linux`.", fatal=True)
+    elif is_kernels_root():
+        missing = Missing(what=ROOT_ALONE, fix=ROOT_FIX, fatal=True)
+    elif program is None:
+        missing = Missing(what="bwrap is not installed", fix="Run `apt-get install bubblewrap`.", fatal=True)
+    else:
+        version = (await run([program, "--version"]))[1].removeprefix("bubblewrap ").strip()
+        if tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM:
+            fix = "Install bubblewrap 0.8 or newer (Debian 12 has it)."
+            missing = Missing(what=f"bwrap is version {version}", fix=fix, fatal=True)
+        else:
+            code, words = await run([program, *trial])
+            if code != 0:
+                missing = Missing(what=f"it cannot make namespaces: {words}", fix=userns.fix(words), fatal=True)
+    return Found(program=program or "bwrap", version=version, missing=(missing,) if missing else ())
+
+
+async def groups(server_id: str) -> cgroup.Hierarchy | None:
+    """Where this driver makes its control groups; what servers that are gone left there is removed."""
+    # The same marks as containers': one rule says for both whose server is gone.
+    hierarchy = cgroup.detect(replace(new_owner(), nonce=server_id).mark())
+    if hierarchy is not None:
+        await anyio.to_thread.run_sync(reap, hierarchy.parents)
+    return hierarchy
+
+
+class Launcher:
+    """Starts bwrap and what is in it, for one driver."""
+
+    def __init__(
+        self, driver: str, hierarchy: cgroup.Hierarchy | None, janitor: Janitor | None, *, one_socket: bool = False
+    ) -> None:
+        """Take the driver's name, for messages, where its control groups are, and the wire's kind (see ``Spawner``)."""
+        self._driver = driver
+        self._hierarchy = hierarchy
+        self._janitor = janitor
+        rest = tuple(f"{parent}/tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
+        self._spawner = Spawner(rest, one_socket=one_socket)
+
+    @asynccontextmanager
+    async def open(
+        self, plan: Plan, directories: Mapping[str, Path], files: Mapping[str, bytes]
+    ) -> AsyncIterator["BwrapSandbox"]:
+        """Run ``argv`` of the plan's action, for the length of the block.
+
+        Args:
+            plan: ``cgroup`` of its action are the group's settings.
+            directories: what ``{name}`` in the arguments stands for, each as an open descriptor; the mounts of the
+                plan's spec are ``{mount0}`` and so on.
+            files: the same, for files that exist only in memory.
+
+        Raises:
+            SandboxUnavailable: it could not be started.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                waiting = self._wait(plan, stack)
+                with _Descriptors() as held:
+                    places = await self._open_all(plan, directories, held)
+                    places |= {key: held.memory(content) for key, content in files.items()}
+                    sandbox = await self._start(plan.action["argv"], places, held, waiting)
+            except OSError as problem:  # no descriptor left, or bwrap ended at the gate
+                raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
+            try:
+                yield sandbox
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.kill()
+
+    @asynccontextmanager
+    async def fork(
+        self, plan: Plan, zygote: Zygote, seen: host_view.Zygote, user: int | None
+    ) -> AsyncIterator["BwrapSandbox"]:
+        """Have a zygote of this plan fork a sandbox, for the length of the block.
+
+        Args:
+            plan: as for ``open``.
+            zygote: what forks it.
+            seen: what must not be left of that.
+            user: who the zygote is on the host, if sandboxes can be others.
+
+        Raises:
+            SandboxUnavailable: it could not be forked.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                waiting = self._wait(plan, stack)
+                entrances = waiting.group.entrances if waiting.group else ()
+                process = await zygote.fork(waiting.detail, entrances, None if user is None else another(user))
+            except OSError as problem:
+                raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
+            if process is None:
+                words = _words(waiting.detail) or "its zygote has ended"
+                raise self._unavailable(words)
+            sandbox = BwrapSandbox(waiting.name, process, waiting.group, waiting.detail, zygote=seen)
+            try:
+                yield sandbox
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.kill()
+
+    def _wait(self, plan: Plan, stack: AsyncExitStack) -> "_Waiting":
+        """What a sandbox has before its first process; ``stack`` removes it."""
+        name = f"s{secrets.token_hex(8)}"
+        group = None
+        if self._hierarchy is not None:
+            if self._janitor is not None:
+                self._janitor.start()
+            group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
+            stack.push_async_callback(_shielded, group.remove)
+        detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        stack.callback(os.close, detail)
+        _bound(detail)
+        return _Waiting(name=name, group=group, detail=detail)
+
+    async def _start(
+        self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_Waiting"
+    ) -> "BwrapSandbox":
+        info = users = None
+        if USERS[0] in argv:
+            info, users = held.pipe("info", places, reading=True), held.pipe("users", places, reading=False)
+        group = waiting.group
+        gated = self._hierarchy is not None and self._hierarchy.version > 1
+        command = [_fill(part, places) for part in argv]
+        try:
+            process = await self._spawner.start(
+                [*_GATE, *command] if gated else command,
+                stderr=waiting.detail,
+                descriptors=tuple(places.values()),
+                tasks=group.tasks if group else (),
+            )
+        except OSError as problem:
+            raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
+        sandbox = BwrapSandbox(waiting.name, process, group, waiting.detail)
+        try:
+            if group is not None and gated:
+                group.add(process.pid)
+                await process.stream.send(b"\n")
+            if info is not None and users is not None:
+                held.close([places["info"], places["users"]])
+                sandbox.user = await _map_users(info)
+                os.write(users, b"\0")
+        except (anyio.BrokenResourceError, anyio.EndOfStream):
+            await sandbox.kill()
+            raise self._unavailable((await sandbox.facts()).detail or "it ended without a word") from None
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await sandbox.kill()
+            raise
+        return sandbox
+
+    async def close(self) -> None:
+        """End the thread that starts sandboxes, and the janitor, which removes this driver's control groups."""
+        await anyio.to_thread.run_sync(self._spawner.close)
+        if self._janitor is not None:
+            await self._janitor.stop()
+
+    async def _open_all(self, plan: Plan, directories: Mapping[str, Path], held: "_Descriptors") -> dict[str, int]:
+        wanted = dict(directories)
+        for number, mount in enumerate(plan.spec.mounts):
+            wanted[f"mount{number}"] = Path(mount.source)
+            # bwrap binds with all that is mounted inside, and none of it is in the plan.
+            if found := mounts.inside(mount.source):
+                raise SandboxUnavailable(
+                    f"Mounting {mount.source}",
+                    f"other file systems are mounted inside it, at {mounts.named(found)}",
+                    "Serve a directory with nothing mounted inside (--workspace), or unmount them.",
+                )
+        try:
+            opened = await self._spawner.places(wanted.values())
+        except OSError as problem:
+            raise self._unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
+        return {name: held.keep(descriptor) for name, descriptor in zip(wanted, opened, strict=True)}
+
+    def _unavailable(self, reason: str) -> SandboxUnavailable:
+        return SandboxUnavailable(f"Starting a {self._driver} sandbox", reason, "Run `glovebox doctor`.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """What there is of a sandbox before its first process."""
+
+    name: str
+    group: cgroup.Cgroup | None
+    detail: int
+
+
+class BwrapSandbox:
+    """One running bwrap."""
+
+    def __init__(
+        self,
+        name: str,
+        process: Process,
+        group: cgroup.Cgroup | None,
+        detail: int,
+        *,
+        zygote: host_view.Zygote | None = None,
+    ) -> None:
+        """Take over a process: bwrap itself, or what a zygote forked, which is the sandbox's first."""
+        self.id = name
+        self.channel = process.stream
+        self.user: int | None = None
+        """Who its processes are on the host, where it may start others as other users."""
+        self._zygote = zygote
+        self._process = process
+        self._group = group
+        self._detail = detail
+
+    async def outside(self) -> host_view.Outside:
+        """See ``Sandbox.outside``."""
+        first = self._process.pid if self._zygote else host_view.only_child(self._process.pid)
+        if first is None:
+            limits = self._group.read_back(None) if self._group else {}
+            return host_view.unseen("bwrap's child cannot be found in /proc", limits)
+        seen = host_view.look(first, self._group.read_back(first) if self._group else {})
+        return replace(seen, zygote=self._zygote)
+
+    async def kill(self) -> None:
+        """End the guest, process 1, and with it everything else; where it does not end by itself, with SIGKILL.
+
+        A guest whose wire is closed ends at once, and bwrap, its parent, reaps it. Killing bwrap ends the guest too
+        (--die-with-parent), but then nobody reaps it where the host's process 1 does not, as in many containers.
+        """
+        await self._process.stream.aclose()
+        with anyio.move_on_after(_END_SECONDS):
+            await self._process.wait()
+            return
+        self._process.kill()
+        await self._process.wait()
+
+    async def facts(self) -> Facts:
+        """See ``Sandbox.facts``."""
+        words = _words(self._detail)
+        if self._group is None:
+            return Facts(detail=words[-2000:])
+        return Facts(
+            out_of_memory=self._group.out_of_memory(),
+            memory_peak_bytes=self._group.memory_peak_bytes(),
+            cpu_seconds=self._group.cpu_seconds(),
+            detail=words[-2000:],
+        )
+
+
+class _Descriptors:
+    """Descriptors that are closed whatever happens."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(self._open)
+
+    def keep(self, descriptor: int) -> int:
+        """Take one over."""
+        self._open.add(descriptor)
+        return descriptor
+
+    def memory(self, content: bytes) -> int:
+        """A file that exists only as this descriptor, at its beginning."""
+        descriptor = os.memfd_create("glovebox", os.MFD_CLOEXEC)
+        self._open.add(descriptor)
+        os.write(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return descriptor
+
+    def pipe(self, name: str, places: dict[str, int], *, reading: bool) -> int:
+        """A pipe: its other end goes to bwrap as ``name``, ours is returned."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        self._open |= {read, write}
+        places[name] = write if reading else read
+        return read if reading else write
+
+    def close(self, descriptors: Iterable[int]) -> None:
+        """Close these now."""
+        for descriptor in tuple(descriptors):
+            self._open.discard(descriptor)
+            os.close(descriptor)
+
+
+def tmpfs(target: str, size: int) -> list[str]:
+    """Arguments for a private tmpfs of so many bytes."""
+    return ["--perms", "0700", "--size", str(size), "--tmpfs", target]
+
+
+def _fill(part: str, places: Mapping[str, int]) -> str:
+    return str(places[part[1:-1]]) if part.startswith("{") and part[1:-1] in places else part
+
+
+def _bound(descriptor: int) -> None:
+    """Give a memory file its final size, so that no flood of messages can make it grow."""
+    import fcntl  # noqa: PLC0415 - Linux only, and only here
+
+    os.ftruncate(descriptor, _DETAIL_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+
+
+async def _map_users(info: int) -> int:
+    """Give bwrap's child, which waits for it, a user namespace with many users; returns who it is on the host.
+
+    Raises:
+        anyio.EndOfStream: bwrap has ended.
+        OSError: it did not say who its child is, or the kernel refused.
+    """
+    text = b""
+    with anyio.fail_after(_START_SECONDS):
+        while not text.rstrip().endswith(b"}"):
+            await anyio.wait_readable(info)
+            part = os.read(info, _DETAIL_BYTES)
+            if not part:
+                raise anyio.EndOfStream
+            text += part
+    # The number is its own: it waits, and its parent is our child.
+    place = Path(f"/proc/{int(json.loads(text)['child-pid'])}")
+    own = int(status((place / "status").read_text().splitlines())["Uid"].split()[0])
+    for kind in ("uid", "gid"):
+        (place / f"{kind}_map").write_text(user_map(own, GUEST_UID))
+    return own
+
+
+def _words(detail: int) -> str:
+    """What was written to a memory file of ``_bound``."""
+    return os.pread(detail, _DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
+
+
+async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
+    with anyio.CancelScope(shield=True):
+        await action()
+
+
+async def run(command: list[str]) -> tuple[int, str]:
+    """Exit status and last line of a trusted program that ends by itself."""
+    with anyio.move_on_after(_START_SECONDS):
+        done = await anyio.run_process(unprivileged(command), check=False)
+        return done.returncode, (done.stdout or done.stderr).decode(errors="replace").strip()[-300:]
+    return 1, "it did not answer"
+
+
+def which(program: str) -> str | None:
+    """Path of a program of the system's; None where there is none."""
+    # Not the PATH of whoever started us: a sandbox's outer wall comes from the system's directories.
+    for directory in ("/usr/bin", "/bin", "/usr/local/bin"):
+        path = Path(directory) / program
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    return None

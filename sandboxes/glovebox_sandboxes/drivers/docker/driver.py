@@ -1,0 +1,250 @@
+"""Opening containers. What is asked for is decided in ``plan``; this only does it. Nothing of the server here."""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from glovebox_sandboxes.contract.base import Capabilities, Facts, Plan, Source
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.drivers.docker import plan as plans
+from glovebox_sandboxes.drivers.docker import probe, usage
+from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
+from glovebox_sandboxes.drivers.docker.janitor import Janitor
+from glovebox_sandboxes.drivers.docker.removal import Remover
+from glovebox_sandboxes.drivers.docker.stream import AttachedStream
+from glovebox_sandboxes.host.host_view import Outside, look, unseen
+from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.pool.source import starting
+from glovebox_sandboxes.seccomp import docker_profile
+
+READY_BYTES = 12 * 1024 * 1024
+"""About what a container takes while it waits."""
+PRELOADED_BYTES = 40 * 1024 * 1024
+"""The same of imported modules, pandas for instance."""
+OWNER_LABEL = plans.LABEL + "owner"
+"""On every container: which server process made it (see ``glovebox_sandboxes.host.owner``)."""
+SANDBOX_LABEL = plans.LABEL + "sandbox"
+"""On every container: the sandbox's id."""
+
+_log = structlog.get_logger(__name__)
+
+
+class DockerSandbox:
+    """One container and the connection to its guest."""
+
+    def __init__(
+        self, sandbox_id: str, name: str, engine: Engine, stream: AttachedStream, action: Mapping[str, Any]
+    ) -> None:
+        self._id = sandbox_id
+        self._action = action
+        self._name = name
+        self._engine = engine
+        self._stream = stream
+        self._groups: Mapping[str, Path] = {}
+        self._bounded = False
+        self._seen = False
+        self._found: Mapping[str, Any] | None = None
+        self._located = anyio.Event()
+        self._last = usage.Usage()
+        self._out_of_memory = False
+
+    @property
+    def id(self) -> str:
+        """Part of the container's name."""
+        return self._id
+
+    @property
+    def channel(self) -> anyio.abc.ByteStream:
+        """The guest's standard input and output."""
+        return self._stream
+
+    async def locate(self) -> None:
+        """Find the container's control groups, and complete its limits: run once, beside the guest's own start."""
+        try:
+            found = self._found = await self._engine.inspect(self._name)
+            if found is not None:
+                pid, container = found["State"]["Pid"], found["Id"]
+                self._groups = usage.groups(pid, container)
+                self._seen = bool(self._groups) or usage.started(pid, container)
+                self._bounded = usage.bound_sockets(self._groups)
+        except SandboxUnavailable as problem:
+            _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
+        finally:
+            self._located.set()
+
+    async def outside(self) -> Outside:
+        """See ``Sandbox.outside``."""
+        await self._located.wait()
+        found, host = self._found, self._action["HostConfig"]
+        if found is None:
+            return unseen("the Engine does not tell its container's process")
+        back = {
+            "image": (self._action["Image"], found["Image"]),
+            "runtime": (host["Runtime"], found["HostConfig"]["Runtime"]),
+        }
+        limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups and "Memory" in host else {}
+        if host["Runtime"] == "runsc":
+            return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
+        if not self._seen:
+            # The number may be anybody's here.
+            return unseen("the Engine's processes have other numbers here", back)
+        return look(found["State"]["Pid"], {**back, **limits})
+
+    async def kill(self) -> None:
+        """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
+        await self._located.wait()
+        # Now or never: the accounts go with the processes, and the Engine's memory of them soon after.
+        with suppress(SandboxUnavailable):
+            await self._look()
+        await self._engine.kill(self._name)
+
+    async def facts(self) -> Facts:
+        """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxUnavailable."""
+        await self._located.wait()
+        await self._look()
+        return Facts(
+            out_of_memory=self._out_of_memory or self._last.out_of_memory,
+            memory_peak_bytes=self._last.memory_peak_bytes,
+            cpu_seconds=self._last.cpu_seconds,
+            detail=self._stream.last_words,
+        )
+
+    async def _look(self) -> None:
+        reading = usage.read(self._groups)
+        if reading is not None:
+            self._last = reading
+            return
+        if self._groups:
+            # They were there and are gone: so is every process, and the Engine is about to say why.
+            state = await self._engine.ended(self._name)
+        else:
+            # Control groups out of our sight (this server may be in a container itself): only the Engine's word.
+            state = ((await self._engine.inspect(self._name)) or {}).get("State")
+        if state is not None:
+            self._out_of_memory |= bool(state["OOMKilled"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Connection:
+    """What a driver has while the Engine answers."""
+
+    engine: Engine
+    host: plans.Host
+    remover: Remover
+    janitor: Janitor
+    mark: str
+
+
+class DockerDriver:
+    """Sandboxes as containers of the local Docker Engine; made by ``connect``."""
+
+    def __init__(self, capabilities: Capabilities, connection: _Connection | None) -> None:
+        self._capabilities = capabilities
+        self._connection = connection
+        self._seccomp = docker_profile()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, runtime: plans.Runtime = "runc") -> AsyncIterator["DockerDriver"]:
+        """Probe the Engine (``DOCKER_HOST`` or the usual socket), remove what dead servers left, and drive it.
+
+        There is a driver also when there is no Engine: its capabilities say what is missing. On leaving, waits until
+        every container is removed, at most 30 s; one that cannot be removed is logged and is in ``leaked``.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                engine = await anyio.to_thread.run_sync(Engine, host_from_environment())
+                stack.callback(engine.close)
+                capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime)
+                mark = new_owner().mark()
+                janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}", engine.filters.directory)
+                stack.push_async_callback(janitor.stop)
+                remover = Remover(engine)
+                await stack.enter_async_context(remover.running())
+                await remover.reap(OWNER_LABEL)
+            except SandboxUnavailable as problem:
+                driver = cls(probe.unavailable(problem, runtime), None)
+            else:
+                connection = _Connection(engine=engine, host=host, remover=remover, janitor=janitor, mark=mark)
+                driver = cls(capabilities, connection)
+            yield driver
+
+    @property
+    def name(self) -> str:
+        """The word used in profiles."""
+        return self._capabilities.driver
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the probe found when the driver was made."""
+        return self._capabilities
+
+    @property
+    def leaked(self) -> Mapping[str, str]:
+        """Containers that could not be removed, and why."""
+        return {} if self._connection is None else self._connection.remover.leaked
+
+    def plan(self, spec: SandboxSpec) -> Plan:
+        """The container that would be created for ``spec``; starts nothing.
+
+        Raises:
+            UnsupportedSpec: a field cannot be enforced by Docker.
+            SandboxUnavailable: the driver is not usable on this host at all.
+        """
+        return plans.make(spec, self._connected().host, self._seccomp)
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
+        """Create, attach, start; on leaving, the container is handed to the remover and the guest loses its input.
+
+        Raises:
+            SandboxUnavailable: the Engine could not do it.
+            UnsupportedSpec: a mount's source leads to a place of the host that no sandbox may see.
+        """
+        connection = self._connected()
+        engine = connection.engine
+        plans.check_closed(plan.action)
+        for mount in plan.spec.mounts:
+            # The Engine follows symbolic links: what counts is where they lead now.
+            plans.check_source(str(await anyio.Path(mount.source).resolve()), engine.socket)
+        await connection.janitor.start()
+        sandbox_id = secrets.token_hex(8)
+        # Named by us, so that it can be removed also when the answer to "create" never came.
+        name = f"glovebox-{sandbox_id}"
+        labels = {**plan.action["Labels"], OWNER_LABEL: connection.mark, SANDBOX_LABEL: sandbox_id}
+        identifier = ""
+        try:
+            identifier = await engine.create(name, {**plan.action, "Labels": labels})
+            with anyio.CancelScope(shield=True):  # or a cancellation in the middle would lose the connection
+                stream = AttachedStream(await engine.attach(name))
+            try:
+                await engine.start(name)
+                sandbox = DockerSandbox(sandbox_id, name, engine, stream, plan.action)
+                connection.remover.start_soon(sandbox.locate)
+                yield sandbox
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+        finally:
+            await connection.remover.take(name, identifier)
+
+    def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
+        """See ``Driver.source``."""
+        return starting(self.open, plan, READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload))
+
+    def _connected(self) -> _Connection:
+        fatal = next((missing for missing in self._capabilities.missing if missing.fatal), None)
+        if fatal is not None:
+            raise SandboxUnavailable("Using Docker", f"it lacks {fatal.what}", fatal.fix)
+        if self._connection is None:
+            raise RuntimeError("a usable driver is made by connect()")
+        return self._connection

@@ -1,0 +1,267 @@
+"""The Engine's API as a few awaitable calls. The only module that uses the SDK at run time and translates its errors.
+
+The SDK is synchronous: each call runs in a thread, is bounded in time, and is never abandoned half-way (an abandoned
+"create" would leave a container nobody knows of).
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound
+from docker.transport import unixconn
+
+import docker
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker import podman
+
+T = TypeVar("T")
+Client: TypeAlias = Any
+"""The SDK's low-level client; the stubs for it leave half of what is called here untyped."""
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+CALL_SECONDS = 20
+"""For one API call. A start takes 0.1 s, and up to a few seconds when all processors are busy with others."""
+_LOOK_SECONDS = 0.02
+"""Between two looks at a container that is being removed, which takes about 50 ms."""
+_THREADS = 8
+"""Calls under way at once: past that the daemon only queues them itself."""
+_REASON_CHARACTERS = 500
+"""How much of the Engine's own sentence is passed on."""
+_NOT_FOUND, _CONFLICT = 404, 409
+_CREATING = "Creating a container"
+
+
+def host_from_environment() -> str:
+    """Where the Engine is: ``DOCKER_HOST``, or the usual socket."""
+    return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+
+
+class _Connection(unixconn.UnixHTTPConnection):
+    """The SDK's connection, which leaves its socket to the garbage collector where the Engine does not answer."""
+
+    def connect(self) -> None:
+        with ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX))
+            sock.settimeout(self.timeout)
+            sock.connect(self.unix_socket)
+            undo.pop_all()
+        self.sock = sock
+
+
+unixconn.UnixHTTPConnection = _Connection  # type: ignore[misc]  # the SDK's pool makes connections by this name
+
+
+class Engine:
+    """One Engine, spoken to over its unix socket."""
+
+    def __init__(self, host: str) -> None:
+        """Connect.
+
+        Raises:
+            SandboxUnavailable: nothing answers at ``host``, or it is on another machine, whose files and control
+                groups are not ours.
+        """
+        self.host = host
+        if not host.startswith("unix://"):
+            raise SandboxUnavailable(
+                f"Connecting to the Docker Engine at {host}",
+                "it is not a socket of this machine, so neither workspace nor limits could be checked",
+                "Unset DOCKER_HOST, or set it to unix:///path/to/docker.sock.",
+            )
+        self.socket = host.removeprefix("unix://")
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        with translated(f"Connecting to the Docker Engine at {host}"):
+            # First by hand: the SDK wraps "no such file" and "refused" in a paragraph, and leaves its socket open.
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.settimeout(CALL_SECONDS)
+                trial.connect(self.socket)
+            self.api: Client = docker.APIClient(
+                base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS
+            )
+            self.version: Mapping[str, Any] = self.api.version()
+            self.filters = podman.Filters()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.api.close()
+        self.filters.remove()
+
+    @property
+    def podman(self) -> bool:
+        """Whether it is Podman that answers in the Engine's place."""
+        return any(part.get("Name") == "Podman Engine" for part in self.version.get("Components") or ())
+
+    async def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """Create a container called ``name`` and return its id; raises SandboxUnavailable."""
+        made: Mapping[str, Any]
+        if not self.podman:
+            made = await self._call(_CREATING, lambda: self.api.create_container_from_config(dict(body), name=name))
+            return str(made["Id"])
+        specification = podman.specification(name, body, await self.filters.path(body))
+        made = await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification))
+        if warnings := made["Warnings"]:
+            # Its way to say that a part was left out.
+            raise SandboxUnavailable(_CREATING, f"Podman would not do all of it: {'; '.join(warnings)}", podman.FIX)
+        return str(made["Id"])
+
+    async def attach(self, name: str) -> anyio.abc.SocketStream:
+        """Connect to input and output; done before the start, or the first output would be lost.
+
+        Raises:
+            SandboxUnavailable: the Engine refused.
+        """
+
+        def attach() -> int:
+            attached = self.api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+            # The SDK hands out a file around the socket; taken off it, the connection is ours alone.
+            descriptor: int = attached._sock.detach()  # noqa: SLF001 - as the SDK's own docker.utils.socket does
+            return descriptor
+
+        descriptor = await self._call("Attaching to a container", attach)
+        return await anyio.abc.UNIXSocketStream.from_socket(descriptor)
+
+    async def start(self, name: str) -> None:
+        """Start it; raises SandboxUnavailable."""
+        await self._call("Starting a container", lambda: self.api.start(name))
+
+    async def inspect(self, name: str) -> Mapping[str, Any] | None:
+        """What the Engine knows of it; None when it is gone. Raises SandboxUnavailable."""
+
+        def inspect() -> Mapping[str, Any]:
+            if not self.podman:
+                found: Mapping[str, Any] = self.api.inspect_container(name)
+                return found
+            # In the Engine's words Podman does not say by which runtime.
+            found = self._ask("get", podman.INSPECT.format(name))
+            return {**found, "Image": f"sha256:{found['Image']}", "HostConfig": {"Runtime": found["OCIRuntime"]}}
+
+        return await self._call("Inspecting a container", lambda: _unless((_NOT_FOUND,), inspect))
+
+    async def ended(self, name: str) -> Mapping[str, Any] | None:
+        """The state of a container whose processes are gone, once the Engine has noticed; None when it is removed.
+
+        Raises:
+            SandboxUnavailable: the Engine does not answer.
+        """
+
+        def state() -> Mapping[str, Any]:
+            self.api.wait(name, timeout=CALL_SECONDS, condition="not-running")
+            found: Mapping[str, Any] = self.api.inspect_container(name)["State"]
+            return found
+
+        return await self._call("Looking at an ended container", lambda: _unless((_NOT_FOUND,), state))
+
+    async def kill(self, name: str) -> None:
+        """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxUnavailable."""
+
+        def kill() -> None:
+            try:
+                self.api.kill(name)
+            except APIError:
+                # Podman answers with its own failure where the Engine tells a conflict: what counts is the state.
+                if self.api.inspect_container(name)["State"]["Running"]:
+                    raise
+
+        await self._call("Killing a container", lambda: _unless((_NOT_FOUND, _CONFLICT), kill))
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove it, volumes included, and wait until it is gone; fine if it is.
+
+        Raises:
+            SandboxUnavailable: the Engine could not.
+        """
+
+        def remove() -> None:
+            _unless((_CONFLICT,), lambda: self.api.remove_container(name, v=True, force=True))
+            # A conflict is the Engine removing it itself (AutoRemove). Looked for again and again, because waiting for
+            # "removed" never ends when the removal was faster than the question.
+            for _ in range(int(CALL_SECONDS / _LOOK_SECONDS)):
+                self.api.inspect_container(name)
+                time.sleep(_LOOK_SECONDS)
+            raise TimeoutError(f"{name} is still there after {CALL_SECONDS} s")
+
+        await self._call("Removing a container", lambda: _unless((_NOT_FOUND,), remove))
+
+    async def labelled(self, label: str) -> list[Mapping[str, Any]]:
+        """Every container with this label, running or not. Raises SandboxUnavailable."""
+
+        def listed() -> list[Mapping[str, Any]]:
+            return list(self.api.containers(all=True, filters={"label": [label]}))
+
+        return await self._call("Listing containers", listed)
+
+    def _ask(self, method: str, path: str, **more: Any) -> Any:
+        """A call of Podman's own."""
+        answer = self.api.request(method, self.api.base_url + path, timeout=CALL_SECONDS, **more)
+        return self.api._result(answer, json=True)  # noqa: SLF001 - as each of the SDK's own calls does
+
+    def podman_info(self) -> Mapping[str, Any]:
+        """What Podman says of its host. Blocking; raises what the SDK raises."""
+        found: Mapping[str, Any] = self._ask("get", podman.INFO)["host"]
+        return found
+
+    async def _call(self, attempted: str, function: Callable[[], T]) -> T:
+        def call() -> T:
+            with translated(attempted):
+                return function()
+
+        return await anyio.to_thread.run_sync(call, limiter=self._threads)
+
+
+def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
+    """The function's value, or None where the Engine answers with one of these statuses."""
+    try:
+        return function()
+    except APIError as problem:
+        if problem.status_code in statuses:
+            return None
+        raise
+
+
+@contextmanager
+def translated(attempted: str) -> Iterator[None]:
+    """Turn whatever the SDK and its HTTP client raise into SandboxUnavailable with the command that helps."""
+    try:
+        yield
+    except ImageNotFound as problem:
+        raise SandboxUnavailable(attempted, _sentence(problem), "Build the image: glovebox setup --docker") from problem
+    except (DockerException, requests.RequestException, OSError) as problem:
+        raise SandboxUnavailable(attempted, _sentence(problem), _fix(problem)) from problem
+
+
+def _sentence(problem: Exception) -> str:
+    if isinstance(problem, APIError):
+        plain = problem.explanation
+    else:
+        # The kernel's own word for it, if there is one below the layers of the HTTP client.
+        plain = next(
+            (cause.strerror for cause in _chain(problem) if isinstance(cause, OSError) and cause.strerror), None
+        )
+    return str(plain or problem).strip().rstrip(".")[:_REASON_CHARACTERS]
+
+
+def _fix(problem: BaseException) -> str:
+    causes = list(_chain(problem))
+    if any(isinstance(cause, PermissionError) for cause in causes):
+        return "Let this user speak to the Engine (usermod -aG docker USER, then log in anew), or use rootless Docker."
+    if any(isinstance(cause, requests.Timeout | TimeoutError) for cause in causes):
+        return "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."
+    if any(isinstance(cause, FileNotFoundError) for cause in causes):
+        return "Install and start it: `apt-get install docker.io && systemctl start docker`"
+    if not isinstance(problem, APIError) and any(isinstance(cause, OSError) for cause in causes):
+        return "Start it: systemctl start docker"
+    return "See the Engine's log: journalctl -u docker"
+
+
+def _chain(problem: BaseException | None) -> Iterator[BaseException]:
+    while problem is not None:
+        yield problem
+        problem = problem.__cause__ or problem.__context__

@@ -1,0 +1,202 @@
+"""Building the docker driver's image (``glovebox setup --docker``). Packages come from the host's pip, checked by hash.
+
+The base image may come from a registry or from anywhere else (``docker import``): it is only asked for the version of
+its Python, and nothing is downloaded inside it.
+"""
+
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from docker.errors import APIError, ImageNotFound
+
+import docker
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker.engine import Client, host_from_environment, translated
+from glovebox_sandboxes.drivers.docker.image import content
+from glovebox_sandboxes.runtime import guest_tree
+
+DEFAULT_BASE = "python:3.12-slim"
+BUILD_SECONDS = 900
+"""For any one answer of the Engine during a build; compiling everything takes about 20 s on two cores."""
+_MINIMUM_PYTHON = (3, 11)
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+_GLIBC_MINORS = range(17, 29)
+"""glibc 2.17 to 2.28, in the words of wheels' platform tags (PEP 600): the newest the lock's files need."""
+_WORDS = 1_500
+"""Characters of another program's last words that are passed on."""
+_ATTEMPT = "Building the image of the docker driver"
+_OTHER_BASE = "Name an image that is on this machine: glovebox setup --docker --base IMAGE"
+_OTHER_STEP = "Run it again; if it fails again, the base image may lack something: try another with --base IMAGE."
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""
+
+
+async def build(base: str = DEFAULT_BASE, tell: Callable[[str], None] = _silent) -> str:
+    """Build the image this version needs, unless it is there; returns its id (``sha256:…``).
+
+    Args:
+        base: an image with CPython 3.11 or newer and glibc; pulled when it is not on this machine.
+        tell: hears one sentence per step.
+
+    Raises:
+        SandboxUnavailable: the Engine, the base or the packages cannot be had; it says what to do.
+    """
+    with translated(_ATTEMPT):
+        api = await anyio.to_thread.run_sync(
+            lambda: docker.APIClient(base_url=host_from_environment(), version="auto", timeout=BUILD_SECONDS)
+        )
+        with api:
+            found = await anyio.to_thread.run_sync(_find, api, content.tag())
+            if found is None:
+                runtime = await _runtime(api, base, tell)
+                tell(f"Building {content.tag()}")
+                with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
+                    guest = Path(scratch) / "guest"
+                    guest.mkdir()
+                    guest_tree.write(guest)
+                    recipe = _Recipe("guest.Dockerfile", content.tag(), {"RUNTIME": runtime}, guest)
+                    found = await anyio.to_thread.run_sync(_build, api, recipe)
+            return str(found["Id"])
+
+
+async def _runtime(api: Client, base: str, tell: Callable[[str], None]) -> str:
+    """Name of the image with everything but the guest; built if it is not there."""
+    tag = content.runtime_tag(base)
+    if await anyio.to_thread.run_sync(_find, api, tag) is None:
+        tell(f"Looking at the base image {base}")
+        series, machine = await anyio.to_thread.run_sync(_ask_base, api, base)
+        with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
+            tell(f"Installing the locked packages for Python {series} on {machine} (about 80 MiB the first time)")
+            packages = Path(scratch) / "packages"
+            await _install(packages, series, machine)
+            tell(f"Building {tag}")
+            await anyio.to_thread.run_sync(_build, api, _Recipe("Dockerfile", tag, {"BASE": base}, packages))
+    return tag
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """One build: a Dockerfile of ours, and the directory it copies in."""
+
+    dockerfile: str
+    tag: str
+    arguments: Mapping[str, str]
+    directory: Path
+
+
+def _find(api: Client, image: str) -> Mapping[str, Any] | None:
+    try:
+        found: Mapping[str, Any] = api.inspect_image(image)
+    except ImageNotFound:
+        return None
+    return found
+
+
+def _ask_base(api: Client, base: str) -> tuple[str, str]:
+    """Python's series ("3.12") and the machine ("x86_64") of the base; pulls it if it is not here."""
+    found = _find(api, base)
+    if found is None:
+        try:
+            with translated(f"Pulling {base}"):
+                api.pull(base)
+        except SandboxUnavailable as problem:
+            raise SandboxUnavailable(problem.attempted, problem.reason, _OTHER_BASE) from problem
+        found = api.inspect_image(base)
+    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    container = api.create_container_from_config(
+        {
+            "Image": found["Id"],
+            "Entrypoint": ["python3", "-I", "-c", program],
+            "Cmd": [],
+            "NetworkDisabled": True,
+            "HostConfig": {"NetworkMode": "none", "CapDrop": ["ALL"], "LogConfig": {"Type": "json-file"}},
+        }
+    )["Id"]
+    try:
+        api.start(container)
+        api.wait(container)
+        series = api.logs(container, stdout=True, stderr=False).decode(errors="replace").strip()
+    except APIError as problem:
+        words = str(problem.explanation)[:_WORDS]
+        raise SandboxUnavailable(_ATTEMPT, f"{base} cannot run python3: {words}", _OTHER_BASE) from problem
+    finally:
+        api.remove_container(container, force=True, v=True)
+    major, _, minor = series.partition(".")
+    machine = _MACHINES.get(found["Architecture"])
+    if machine is None or not minor.isdigit() or (int(major), int(minor)) < _MINIMUM_PYTHON:
+        raise SandboxUnavailable(
+            _ATTEMPT, f"{base} is {found['Architecture']} with Python {series!r}; 3.11 or newer is needed", _OTHER_BASE
+        )
+    return series, machine
+
+
+async def _install(target: Path, series: str, machine: str) -> None:
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS] + [f"manylinux2014_{machine}"]
+    # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be the pip we run.
+    command = [
+        sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
+        "--no-deps", "--target", str(target), "--only-binary=:all:", "--require-hashes",
+        "--requirement", str(content.LOCK),
+        "--implementation", "cp", "--python-version", series, *(f"--platform={name}" for name in platforms),
+    ]  # fmt: skip
+    done = await anyio.run_process(command, check=False)
+    if done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip()[-_WORDS:]
+        fix = f"If pip is missing: {sys.executable} -m ensurepip. Otherwise see that the package index can be reached."
+        raise SandboxUnavailable("Installing the locked packages", words, fix)
+
+
+def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
+    """Build and tag one image; what the Engine then knows of it."""
+    with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
+        with tarfile.open(fileobj=context, mode="w") as archive:
+            for path in (content.RECIPE / recipe.dockerfile, content.RECIPE / "finish.py", recipe.directory):
+                archive.add(path, arcname=path.name, filter=_as_root)
+        context.seek(0)
+        answers = api.build(
+            fileobj=context,
+            custom_context=True,
+            dockerfile=recipe.dockerfile,
+            tag=recipe.tag,
+            buildargs=dict(recipe.arguments),
+            network_mode="none",
+            rm=True,
+            forcerm=True,
+            decode=True,
+        )
+        _follow(answers)
+    # The stages before the last are only good for building the very same thing again.
+    api.prune_images(filters={"dangling": True, "label": ["dev.glovebox.stage=build"]})
+    built: Mapping[str, Any] = api.inspect_image(recipe.tag)
+    return built
+
+
+def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Owned by root, writable by nobody else, readable by the sandbox's user; the time of day leaves no trace."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mode = 0o755 if entry.isdir() else 0o644
+    entry.mtime = 0
+    return entry
+
+
+def _follow(answers: Iterable[Mapping[str, Any]]) -> None:
+    """Read the Engine's progress to the end.
+
+    Raises:
+        SandboxUnavailable: a step failed; with the step's last words.
+    """
+    words = ""
+    for answer in answers:
+        words = (words + str(answer.get("stream", "")))[-_WORDS:]
+        if "error" in answer:
+            raise SandboxUnavailable(_ATTEMPT, f"{answer['error']}; before it: {words}", _OTHER_STEP)

@@ -1,0 +1,333 @@
+"""What the docker driver asks the Engine for, as plain data. Pure: no SDK, no I/O, nothing of the server.
+
+The body is the Engine API's "Create a container" (https://docs.docker.com/reference/api/engine/), every field that
+could weaken the sandbox written out, so that neither the image's nor the daemon's defaults decide anything.
+"""
+
+import json
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from glovebox_sandboxes.contract.base import Level, Plan
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
+from glovebox_sandboxes.contract.spec import GUEST_UID, INPUT, ORIGINAL, OUTPUT, SCRATCH, WORKSPACE, Mount, SandboxSpec
+from glovebox_sandboxes.drivers import sentry
+from glovebox_sandboxes.runtime import guest_tree
+
+Runtime = Literal["runc", "crun", "runsc"]
+"""By which containers are started; with ``runsc``, gVisor's, they have a kernel of their own."""
+DRIVER: Mapping[Runtime, str] = {"runc": "docker", "crun": "docker", "runsc": "gvisor"}
+"""The word used in profiles, by the runtime."""
+LEVEL: Mapping[Runtime, Level] = {"runc": "container", "crun": "container", "runsc": "userspace-kernel"}
+PYTHON = "/usr/bin/python3"
+"""The interpreter inside our image."""
+PACKAGES = "/opt/packages"
+"""Where our image keeps the packages programs may import."""
+LABEL = "dev.glovebox."
+"""Prefix of every label on a container or image of ours."""
+MINIMUM_MEMORY = 32 * 1024 * 1024
+"""Bytes. The interpreter and the runtime's own start need about 20 MiB; the Engine reads 0 as "no limit"."""
+MINIMUM_PIDS = 4
+"""The guest, one program, and two to spare; the Engine reads 0 and -1 as "no limit"."""
+MINIMUM_TMPFS = 64 * 1024
+"""Bytes. tmpfs(5) reads ``size=0`` as "no limit"."""
+_BYTES_PER_INODE = 4096
+"""A tmpfs file costs at least a page; so a million empty files are refused by the same bound as their bytes."""
+_SHARED_MEMORY = 1024 * 1024
+"""Bytes of /dev/shm: room for the semaphores of multiprocessing, none for data, which belongs in /tmp."""
+_CPUS = 1
+"""Processors at one time: a program that needs more is not the small, interactive kind this is for."""
+_OPEN_FILES = 1024
+"""The usual soft limit of a login shell; a sandbox needs no more."""
+_CPU_ALLOWANCE = 10
+"""Seconds of processor time the guest may spend itself on start and preload; the program's own limit is exact."""
+
+# Moby's lists, and what later versions added; written out because the Engine's default differs between versions.
+# A path that does not exist on this kernel is skipped by the runtime.
+_MASKED_FILES = (
+    "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/timer_list",
+    "/proc/timer_stats",
+)  # fmt: skip
+_MASKED_DIRECTORIES = (
+    # The message queues: a file system in which anybody may make files, and whose system calls are refused anyway.
+    "/dev/mqueue",
+    "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/devices/virtual/powercap", "/sys/firmware",
+)  # fmt: skip
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+# Mount points that the runtime leaves writable. Those below /dev and /proc belong to root and are closed to the guest
+# by their modes; the masked files are /dev/null.
+_RUNTIME_WRITABLE = ("/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc", "/sys/fs/cgroup")  # noqa: S108 - inside
+
+_USER_NAMESPACE_WRITABLE = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
+"""No device can be made in a user namespace: there each is a mount of the host's, under its own name."""
+
+_SENTRY_GROUPS = ("cpu", "cpuacct", "cpuset", "devices", "job", "memory", "pids")
+"""With runsc, what its kernel shows below /sys/fs/cgroup: its own, of root's, and without effect on the host."""
+
+_HOST_CONTROL = (
+    "/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib/containerd", "/var/lib/docker", "/var/run",
+)  # fmt: skip
+"""Places of the host that name its devices, secrets and daemons: nothing in them, and nothing that holds them."""
+_SOCKETS = ("/run/docker.sock", "/run/containerd/containerd.sock", "/var/run/docker.sock")
+
+
+GROUPS_FIX = (
+    "Run the Engine or Podman as root, or delegate control groups v2 to its user (systemd: Delegate=memory pids cpu); "
+    'or let the profile accept limits per process: limits.enforce = "any".'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the plan has to know of this host; found by ``probe``."""
+
+    image: str
+    """``sha256:…`` of the local image's configuration, which fixes its contents."""
+    image_environment: tuple[str, ...] = ()
+    """Names of the variables the image sets; each is taken away or replaced."""
+    apparmor: bool = False
+    user_namespace: bool = False
+    """Whether the Engine itself maps users (rootless, or userns-remap)."""
+    socket: str = "/var/run/docker.sock"
+    """The Engine's own socket on the host."""
+    runtime: Runtime = "runc"
+    groups: bool = True
+    """Whether the Engine may make control groups; without root it may not on version 1."""
+    added: tuple[str, ...] = ("/etc/hostname",)
+    """Files that the Engine mounts into a container beside what it is asked for."""
+
+
+def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
+    """The plan for ``spec`` on ``host``.
+
+    Args:
+        spec: what to enforce.
+        host: what the probe found.
+        seccomp: Docker's form of the filter.
+
+    Raises:
+        UnsupportedSpec: a field's value would mean "no limit" to the Engine, or a mount could open the host.
+    """
+    _check_limits(spec)
+    if spec.require_cgroup and not host.groups:
+        raise UnsupportedSpec(
+            "limits.enforce",
+            "the Engine may make no control groups here, so limits hold per process only",
+            GROUPS_FIX,
+        )
+    for mount in spec.mounts:
+        _check_mount(mount, host.socket)
+    if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
+        raise UnsupportedSpec("mounts", "two mounts have the same target", "Give each its own.")
+    own_kernel = host.runtime == "runsc"
+    command = sentry.command if own_kernel else guest_tree.command
+    limits = spec.limits
+    outside = sentry.outside(limits) if own_kernel else limits
+    writable = {SCRATCH: limits.scratch_bytes}
+    if spec.inputs:
+        writable[INPUT] = limits.scratch_bytes
+    if spec.output:
+        writable[OUTPUT] = limits.output_bytes
+    if spec.overlay:
+        writable[WORKSPACE] = limits.workspace_bytes
+    env = guest_tree.ENVIRONMENT
+    # A name without "=" takes the image's variable away instead of leaving it empty.
+    stripped = sorted(set(host.image_environment) - set(env))
+    body: dict[str, Any] = {
+        "Image": host.image,
+        "Entrypoint": list(command(PYTHON, spec, packages=(PACKAGES,), hidden=_SOCKETS)),
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in sorted(env.items())] + stripped,
+        "User": f"{GUEST_UID}:{GUEST_UID}",
+        "WorkingDir": "/",
+        "Hostname": "sandbox",
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",
+        "Labels": {LABEL + key: value for key, value in sorted(spec.labels)},
+        "Tty": False,
+        # The container's input ends with our connection, and so, the guest being process 1, does the container.
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        # Together with NetworkMode none: the Engine sets up no network at all, and runc still makes an empty
+        # namespace with its loopback up.
+        "NetworkDisabled": True,
+        "HostConfig": {
+            "NetworkMode": "none",
+            "Runtime": host.runtime,
+            "AutoRemove": True,
+            "LogConfig": {"Type": "none", "Config": {}},
+            "Privileged": False,
+            "ReadonlyRootfs": True,
+            "CapAdd": [],
+            "CapDrop": ["ALL"],
+            "SecurityOpt": [
+                "no-new-privileges",
+                "seccomp=" + json.dumps(seccomp, sort_keys=True, separators=(",", ":")),
+                *(["apparmor=docker-default"] if host.apparmor else []),
+            ],
+            "IpcMode": "private",
+            "PidMode": "",
+            "UTSMode": "",
+            "UsernsMode": "",
+            "CgroupnsMode": "private",
+            "Init": False,
+            "Devices": [],
+            **(_groups(limits.memory_bytes, outside.pids) if host.groups else {}),
+            # The host's own programs first: a sandbox is what the kernel should give up in a shortage.
+            "OomScoreAdj": 500,
+            "ShmSize": _SHARED_MEMORY,
+            "Ulimits": [
+                # 1 and not 0: a core_pattern that is a pipe ignores 0, but the kernel gives up at 1, see core(5).
+                _ulimit("core", 1),
+                _ulimit("cpu", limits.cpu_seconds + _CPU_ALLOWANCE),
+                _ulimit("nofile", _OPEN_FILES),
+            ],
+            "Tmpfs": {target: _tmpfs(size) for target, size in sorted(writable.items())},
+            "Mounts": [_bind(mount) for mount in spec.mounts],
+            "MaskedPaths": sorted((*_MASKED_FILES, *_MASKED_DIRECTORIES)),
+            "ReadonlyPaths": list(READ_ONLY),
+        },
+    }
+    check_closed(body)
+    return Plan(
+        driver=DRIVER[host.runtime],
+        level=LEVEL[host.runtime],
+        spec=spec,
+        action=body,
+        expected=_expected(spec, host, tuple(writable)),
+        rlimits=("pids",) if own_kernel else () if host.groups else ("memory_bytes", "pids"),
+    )
+
+
+def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expected:
+    devices = _USER_NAMESPACE_WRITABLE if host.user_namespace else ()
+    linux = Expected(
+        uid=GUEST_UID,
+        interfaces=("lo",),
+        writable=tuple(sorted((*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *writable))),
+        # The image's own file system, what the Engine adds, and what the profile grants.
+        mounts=tuple(sorted(("/", *host.added, *(mount.target for mount in spec.mounts)))),
+        namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),
+        hidden=_SOCKETS,
+    )
+    if host.runtime != "runsc":
+        return linux
+    return replace(
+        linux,
+        writable=tuple(sorted((*linux.writable, *(f"/sys/fs/cgroup/{name}" for name in _SENTRY_GROUPS)))),
+        namespaces=sentry.NAMESPACES,
+        landlock=False,
+        system="gvisor",
+        unmeasured=sentry.UNMEASURED,
+    )
+
+
+def check_closed(body: Mapping[str, Any]) -> None:
+    """Look once more at a finished body, just before it is used: nothing in it may open the host.
+
+    Raises:
+        UnsupportedSpec: it would. Only a mistake in this driver, or a changed plan, comes to that.
+    """
+    host = body["HostConfig"]
+    found = {
+        "Privileged": host["Privileged"] is not False,
+        "CapAdd": bool(host["CapAdd"]) or host["CapDrop"] != ["ALL"],
+        "Devices": bool(host["Devices"]) or bool(host.get("DeviceRequests")) or bool(host.get("DeviceCgroupRules")),
+        "NetworkMode": host["NetworkMode"] != "none" or body["NetworkDisabled"] is not True,
+        "namespaces": (host["PidMode"], host["UTSMode"], host["UsernsMode"]) != ("", "", "")
+        or (host["IpcMode"], host["CgroupnsMode"]) != ("private", "private"),
+        "Binds": bool(host.get("Binds")) or bool(host.get("VolumesFrom")) or bool(body.get("Volumes")),
+        "Mounts": any(mount["Type"] != "bind" or mount["ReadOnly"] is not True for mount in host["Mounts"]),
+        "SecurityOpt": "no-new-privileges" not in host["SecurityOpt"]
+        or not any(option.startswith("seccomp={") for option in host["SecurityOpt"])
+        or any(option.endswith("unconfined") for option in host["SecurityOpt"]),
+        "ReadonlyRootfs": host["ReadonlyRootfs"] is not True,
+        "User": body["User"] != f"{GUEST_UID}:{GUEST_UID}",
+        "Image": not body["Image"].startswith("sha256:"),
+    }
+    opened = [field for field, wrong in found.items() if wrong]
+    if opened:
+        raise UnsupportedSpec(f"plan.{opened[0]}", "it would open the host to the sandbox", "Report this as a bug.")
+
+
+def check_source(source: str, socket: str) -> None:
+    """Look at one directory of the host that a sandbox is to see.
+
+    Args:
+        source: absolute path, without symbolic links where it counts.
+        socket: the Engine's.
+
+    Raises:
+        UnsupportedSpec: the host's devices, secrets or daemons are in it, or it is in one of their places.
+    """
+    for place in (*_HOST_CONTROL, socket):
+        if _holds(place, source) or _holds(source, place):
+            raise UnsupportedSpec(
+                "mounts.source",
+                f"{source} would show the sandbox the host's {place}",
+                "Choose a directory that holds the caller's files and nothing else.",
+            )
+
+
+def _check_limits(spec: SandboxSpec) -> None:
+    limits = spec.limits
+    least = {
+        "memory_bytes": (limits.memory_bytes, MINIMUM_MEMORY),
+        "pids": (limits.pids, MINIMUM_PIDS),
+        "cpu_seconds": (limits.cpu_seconds, 1),
+        "scratch_bytes": (limits.scratch_bytes, MINIMUM_TMPFS),
+        "output_bytes": (limits.output_bytes, MINIMUM_TMPFS if spec.output else 0),
+        "workspace_bytes": (limits.workspace_bytes, MINIMUM_TMPFS if spec.overlay else 0),
+    }
+    for field, (value, minimum) in least.items():
+        if value < minimum:
+            raise UnsupportedSpec(
+                f"limits.{field}",
+                f"{value} cannot be enforced by Docker, where small values mean no limit",
+                f"Use at least {minimum}.",
+            )
+
+
+def _check_mount(mount: Mount, socket: str) -> None:
+    for field, path in (("source", mount.source), ("target", mount.target)):
+        if not path.startswith("/") or path != posixpath.normpath(path) or "\0" in path:
+            raise UnsupportedSpec(f"mounts.{field}", f"{path!r} is not a plain absolute path", "Write it out in full.")
+    if mount.target not in (WORKSPACE, ORIGINAL):
+        raise UnsupportedSpec("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
+    check_source(mount.source, socket)
+
+
+def _holds(outer: str, inner: str) -> bool:
+    return outer in ("/", inner) or inner.startswith(outer + "/")
+
+
+def _ulimit(name: str, value: int) -> dict[str, Any]:
+    return {"Name": name, "Soft": value, "Hard": value}
+
+
+def _groups(memory: int, pids: int) -> dict[str, int]:
+    return {"Memory": memory, "MemorySwap": memory, "PidsLimit": pids, "NanoCpus": _CPUS * 1_000_000_000}
+
+
+def _tmpfs(size: int) -> str:
+    owner = f"uid={GUEST_UID},gid={GUEST_UID}"
+    return f"rw,nosuid,nodev,noexec,size={size},nr_inodes={size // _BYTES_PER_INODE},mode=0700,{owner}"
+
+
+def _bind(mount: Mount) -> dict[str, Any]:
+    # Not recursive: below Engine 25 only the top of a read-only bind is read-only, and a file system mounted
+    # somewhere inside it would stay writable.
+    return {
+        "Type": "bind",
+        "Source": mount.source,
+        "Target": mount.target,
+        "ReadOnly": True,
+        "BindOptions": {"Propagation": "rprivate", "NonRecursive": True},
+    }

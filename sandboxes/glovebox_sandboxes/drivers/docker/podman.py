@@ -1,0 +1,211 @@
+"""What Podman is asked for: the docker driver's plan in the words of Podman's own API. Pure, but for ``Filters``.
+
+Podman answers the Engine's API on its socket too, but of "Create a container" it takes a part and says nothing about
+the rest: cgroup namespace, masked paths, runtime, and without root every ulimit. So containers are made by its own call
+(https://docs.podman.io/en/latest/_static/api.html, "ContainerCreateLibpod"), which has a word for each, and all else
+goes by the Engine's. A part of the plan that has no word here is refused. Nothing of the server here.
+"""
+
+import hashlib
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.drivers.docker.plan import READ_ONLY
+
+CREATE = "/v4.0.0/libpod/containers/create"
+INSPECT = "/v4.0.0/libpod/containers/{}/json"
+INFO = "/v4.0.0/libpod/info"
+FIX = "See Podman's log: journalctl -u podman, or with --user"
+MINIMUM = (4, 3)
+"""The first whose containers can be without the variables it sets itself."""
+RUNTIMES = ("crun", "runc")
+"""Of the low-level runtimes Podman may be set up with, those that make what the plan says; others are other levels."""
+MOUNTS = ("/run/.containerenv",)
+"""What Podman mounts into each container beside what is asked: an empty file by which programs know where they are."""
+_PROCESSES = 16_384
+"""RLIMIT_NPROC: all sandboxes of a host are one user's, so it only has to be out of the way; the control group counts.
+Unless told, Podman asks for a million, which a service without CAP_SYS_RESOURCE may not."""
+_PERIOD = 100_000
+"""Microseconds in which NanoCpus are counted, as the Engine does."""
+
+# What the guest makes sure of itself, or what Podman has no other way to do. Refused when it is anything else.
+_SETTLED: Mapping[str, Any] = {"Cmd": [], "Tty": False, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True,
+                               "AttachStderr": True}  # fmt: skip
+_HOST_SETTLED: Mapping[str, Any] = {"AutoRemove": True, "LogConfig": {"Type": "none", "Config": {}}, "Init": False,
+                                    "Devices": [], "UTSMode": "", "UsernsMode": "",
+                                    # Podman's own, always.
+                                    "ReadonlyPaths": list(READ_ONLY)}  # fmt: skip
+_OTHERWISE = ("nr_inodes", "uid", "gid", "mode")
+"""Options of a tmpfs that Podman does not know, or not in combination with those."""
+
+
+def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[str, Any]:
+    """The body for ``CREATE``.
+
+    Args:
+        name: the container's.
+        body: the Engine's "Create a container", as the plan has it.
+        filter_path: file with the plan's seccomp document.
+
+    Raises:
+        UnsupportedSpec: a field has no counterpart.
+    """
+    top, host = dict(body), dict(body["HostConfig"])
+    del top["HostConfig"]
+    for settled, found in ((_SETTLED, top), (_HOST_SETTLED, host)):
+        for field, value in settled.items():
+            if found.pop(field, value) != value:
+                raise _unsupported(field)
+    variables = [entry.partition("=") for entry in top.pop("Env")]
+    spec: dict[str, Any] = {
+        "name": name,
+        "image": top.pop("Image").removeprefix("sha256:"),
+        "entrypoint": top.pop("Entrypoint"),
+        "command": [],
+        "env": {key: value for key, given, value in variables if given},
+        # All that the image and Podman itself would add; the plan's variables are set after it.
+        "unsetenvall": True,
+        "user": top.pop("User"),
+        "work_dir": top.pop("WorkingDir"),
+        "hostname": top.pop("Hostname"),
+        "healthconfig": top.pop("Healthcheck"),
+        "stop_signal": int(signal.Signals[top.pop("StopSignal")]),
+        "labels": top.pop("Labels"),
+        "stdin": top.pop("OpenStdin"),
+        "remove": True,
+        "log_configuration": {"driver": "none"},
+        # No files of Podman's making in /etc: its hosts file would name the host's own hosts.
+        "manage_password": False,
+        "use_image_hosts": True,
+        "use_image_resolve_conf": True,
+        "systemd": "false",
+        "image_volume_mode": "ignore",
+        "oci_runtime": host.pop("Runtime"),
+        "privileged": host.pop("Privileged"),
+        "read_only_filesystem": host.pop("ReadonlyRootfs"),
+        "cap_add": host.pop("CapAdd"),
+        "cap_drop": host.pop("CapDrop"),
+        **_security(host.pop("SecurityOpt"), filter_path),
+        "netns": {"nsmode": host.pop("NetworkMode")},
+        "ipcns": {"nsmode": host.pop("IpcMode")},
+        "pidns": {"nsmode": host.pop("PidMode") or "private"},
+        "utsns": {"nsmode": "private"},
+        "cgroupns": {"nsmode": host.pop("CgroupnsMode")},
+        "shm_size": host.pop("ShmSize"),
+        "oom_score_adj": host.pop("OomScoreAdj"),
+        "r_limits": [
+            *({"type": each["Name"], "soft": each["Soft"], "hard": each["Hard"]} for each in host.pop("Ulimits")),
+            {"type": "nproc", "soft": _PROCESSES, "hard": _PROCESSES},
+        ],
+        "mounts": [*(_tmpfs(*each) for each in host.pop("Tmpfs").items()), *map(_bind, host.pop("Mounts"))],
+        "mask": host.pop("MaskedPaths"),
+        **_resources(host),
+    }
+    if top.pop("NetworkDisabled") != (spec["netns"]["nsmode"] == "none"):
+        raise _unsupported("NetworkDisabled")
+    for field in (*top, *host):
+        raise _unsupported(field)
+    return spec
+
+
+def _unsupported(field: str) -> UnsupportedSpec:
+    return UnsupportedSpec(f"plan.{field}", "Podman has no counterpart for its value", "Report this as a bug.")
+
+
+def _security(options: list[str], filter_path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option in options:
+        name, _, value = option.partition("=")
+        if name == "no-new-privileges":
+            found["no_new_privileges"] = True
+        elif name == "seccomp":
+            found["seccomp_profile_path"] = filter_path if value.startswith("{") else value
+        else:
+            raise _unsupported(f"SecurityOpt {name}")
+    return found
+
+
+def _tmpfs(target: str, options: str) -> dict[str, Any]:
+    kept = [each for each in options.split(",") if each.partition("=")[0] not in _OTHERWISE]
+    # Podman makes it root's: so everybody may write there, and inside there is nobody but the guest's user. How many
+    # files there can be is bounded by the memory they take.
+    return {
+        "destination": target,
+        "type": "tmpfs",
+        "source": "tmpfs",
+        "options": [*kept, "mode=1777", "notmpcopyup"],
+    }
+
+
+def _bind(mount: Mapping[str, Any]) -> dict[str, Any]:
+    options = mount["BindOptions"]
+    return {
+        "destination": mount["Target"],
+        "type": "bind",
+        "source": mount["Source"],
+        "options": [
+            "bind" if options["NonRecursive"] else "rbind",
+            "ro" if mount["ReadOnly"] else "rw",
+            options["Propagation"],
+            "nosuid",
+            "nodev",
+        ],
+    }
+
+
+def _resources(host: dict[str, Any]) -> dict[str, Any]:
+    """Limits by control group; empty where the plan has none."""
+    if "Memory" not in host:
+        return {}
+    limits = {
+        "memory": {"limit": host.pop("Memory"), "swap": host.pop("MemorySwap")},
+        "pids": {"limit": host.pop("PidsLimit")},
+        "cpu": {"period": _PERIOD, "quota": host.pop("NanoCpus") * _PERIOD // 1_000_000_000},
+    }
+    return {"resource_limits": limits}
+
+
+class Filters:
+    """Seccomp documents as files, because Podman's API takes a path where the Engine's takes the text.
+
+    Written when a container first needs one, and gone with the driver; of a killed server the janitor removes them.
+    """
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.gettempdir()) / f"glovebox-filters-{secrets.token_hex(8)}"
+        self._made = False
+        self._lock = anyio.Lock()
+
+    async def path(self, body: Mapping[str, Any]) -> str:
+        """The file with the document in a plan's body; "" if there is none in it. Raises OSError."""
+        texts = [each.removeprefix("seccomp=") for each in body["HostConfig"]["SecurityOpt"] if "seccomp={" in each]
+        if not texts:
+            return ""
+        file = self.directory / f"{hashlib.sha256(texts[0].encode()).hexdigest()}.json"
+        async with self._lock:
+            await anyio.to_thread.run_sync(self._write, file, texts[0])
+        return str(file)
+
+    def remove(self) -> None:
+        """Remove them all."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _write(self, file: Path, text: str) -> None:
+        if file.exists():
+            return
+        # A name nobody could guess, and nobody else's directory: mkdir fails on whatever is there already. Readable by
+        # all, because Podman may be another user's; it is no secret.
+        self.directory.mkdir(mode=0o755, exist_ok=self._made)
+        self._made = True
+        file.write_text(text)
+        self.directory.chmod(0o755)
+        file.chmod(0o644)

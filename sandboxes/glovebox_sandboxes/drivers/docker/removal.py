@@ -1,0 +1,119 @@
+"""Removing containers, off the path of a call but without fail: a queue, its workers, and what they could not do.
+
+Nothing here may import a profile or the server.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.docker import usage
+from glovebox_sandboxes.drivers.docker.engine import Engine
+from glovebox_sandboxes.host.owner import is_orphan
+
+_WORKERS = 2
+"""Removals at one time: each costs the daemon about 50 ms of a processor, which the next start wants too."""
+_WAITING = 256
+"""Containers that wait for removal: more than any pool keeps ready. Past that, leaving a sandbox waits."""
+_TRIES = 3
+_RETRY_SECONDS = 0.5
+_SHUTDOWN_SECONDS = 30
+"""How long ``running`` waits at its end: a full queue takes about 10 s."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Remover:
+    """Takes names of containers, and sees to it that they are gone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[str, str]](_WAITING)
+        self._waiting: set[str] = set()
+        self._scopes: list[anyio.CancelScope] = []
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.leaked: dict[str, str] = {}
+        """Containers that could not be removed, and why; the next server's ``reap`` tries again."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work while the block runs, then until everything handed over is gone, at most 30 s."""
+        problem: Exception | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                for _ in range(_WORKERS):
+                    tasks.start_soon(self._work)
+                try:
+                    yield
+                except Exception as raised:  # noqa: BLE001 - raised below, as itself and not in the group's wrapping
+                    problem = raised
+                finally:
+                    # No await from here on: the block may be leaving because it was cancelled. The workers are
+                    # shielded and end with the queue; the task group waits for them.
+                    self._send.close()
+                    for scope in self._scopes:
+                        scope.deadline = anyio.current_time() + _SHUTDOWN_SECONDS
+        finally:
+            self._receive.close()
+            for name in sorted(self._waiting):
+                self._give_up(name, f"not done within {_SHUTDOWN_SECONDS} s of the server's end")
+        if problem is not None:
+            raise problem
+
+    def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run something beside the workers; it ends with them."""
+        if self._tasks is None:
+            raise RuntimeError("the driver is not running")
+        self._tasks.start_soon(function)
+
+    async def take(self, name: str, identifier: str) -> None:
+        """Hand over a container; returns at once unless the queue is full, also in a cancelled task.
+
+        Args:
+            name: its name, or its id.
+            identifier: its id; empty where the Engine did not tell it.
+        """
+        self._waiting.add(name)
+        with anyio.CancelScope(shield=True):
+            await self._send.send((name, identifier))
+
+    async def reap(self, label: str) -> None:
+        """Take over every container whose ``label`` names a server of this machine that is gone."""
+        for container in await self._engine.labelled(label):
+            labels: Mapping[str, str] = container.get("Labels") or {}
+            if is_orphan(labels.get(label, "")):
+                _log.info("removing a container whose server is gone", container=container["Id"])
+                await self.take(container["Id"], container["Id"])
+
+    async def _work(self) -> None:
+        with anyio.CancelScope(shield=True) as scope:
+            self._scopes.append(scope)
+            async for name, identifier in self._receive:
+                await self._remove(name)
+                # An Engine that is gone, or was killed in the middle of a start, leaves what was in it running.
+                if identifier and (killed := await anyio.to_thread.run_sync(usage.end, identifier)):
+                    _log.warning("the Engine left processes of a container", container=identifier, killed=killed)
+                self._waiting.discard(name)
+
+    async def _remove(self, name: str) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                await self._engine.remove(name)
+            except SandboxUnavailable as problem:
+                if left == 0:
+                    self._give_up(name, problem.reason)
+                else:
+                    await anyio.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    def _give_up(self, name: str, reason: str) -> None:
+        self.leaked[name] = reason
+        _log.error("a container could not be removed", container=name, reason=reason, fix=f"docker rm -f {name}")

@@ -1,0 +1,179 @@
+"""What the kernel accounts for one container, read from its control groups, v1 and v2.
+
+Also the one limit that runc lacks, and an end for what an Engine left in them.
+
+See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
+"""
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glovebox_sandboxes.host.cgroup import SOCKET_BYTES
+from glovebox_sandboxes.host.host_view import groups_of
+
+_NANOSECONDS = 1_000_000_000
+_MICROSECONDS = 1_000_000
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+"""UDP's as well, whatever its name. Without it v1 counts what lies in sockets nowhere; runc ignores the Engine's."""
+_PERIOD = 100_000
+"""Microseconds in which NanoCpus are counted: the Engine's."""
+_GROUPS = tuple(place + name for place in ("pids/", "") for name in ("docker/{}", "system.slice/docker-{}.scope"))
+"""Where the Engine puts a container's group, by itself or through systemd: on version 1, and on version 2."""
+_ROUNDS = 100
+"""Looks at a group whose processes are being killed: more than the generations of a fork bomb that its limit allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One reading; None where the kernel does not tell."""
+
+    out_of_memory: bool = False
+    memory_peak_bytes: int | None = None
+    cpu_seconds: float | None = None
+
+
+def groups(
+    pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+) -> dict[str, Path]:
+    """Directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
+
+    Args:
+        pid: its number as the Engine sees it; where we see other numbers it may be anyone's.
+        container: the container's id, which its groups are named after: others are left out.
+        root: where the control groups are mounted.
+        proc: where proc(5) is mounted.
+    """
+    found = groups_of(pid, proc)
+    return {each: root / each / path.lstrip("/") for each, path in found.items() if container in path}
+
+
+def started(pid: int, container: str, proc: Path = Path("/proc")) -> bool:
+    """Whether a container's shim or monitor, which has its id among its arguments, is the parent of a process.
+
+    Tells whose a number is where there are no control groups; arguments as for ``groups``.
+    """
+    try:
+        # Behind the name in parentheses, which may hold anything: state, parent. See proc_pid_stat(5).
+        parent = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]
+        return container.encode() in (proc / parent / "cmdline").read_bytes().split(b"\0")
+    except (OSError, IndexError):
+        return False
+
+
+def bound_sockets(directories: Mapping[str, Path]) -> bool:
+    """Bound what can lie in a container's sockets on v1, where memory's limit leaves it out; before its program runs.
+
+    Returns:
+        Whether this was done: not where it need not be, and not by a server that is not root.
+    """
+    memory = directories.get("memory")
+    try:
+        return memory is not None and (memory / _SOCKETS).write_text(str(SOCKET_BYTES)) > 0
+    except OSError:
+        return False
+
+
+def limits(
+    directories: Mapping[str, Path], host: Mapping[str, Any], *, bounded: bool
+) -> dict[str, tuple[object, object]]:
+    """The limits of a container's HostConfig, by name: as planned, and as the kernel holds them (None: unreadable).
+
+    Args:
+        directories: as from ``groups``.
+        host: the HostConfig.
+        bounded: what ``bound_sockets`` returned.
+    """
+    # A host of version 1 may have version 2 mounted beside it, without controllers.
+    unified = None if "memory" in directories else directories.get("")
+    places = {name: unified or directories.get(name) for name in ("memory", "pids", "cpu")}
+    files = ("memory.max", "pids.max", "cpu.max") if unified else ("memory.limit_in_bytes", "pids.max", "")
+    memory, pids = (_text(places[name], file) for name, file in zip(places, files[:2], strict=False))
+    if unified:
+        cpu = _text(unified, files[2])
+    else:
+        cpu = " ".join(_text(places["cpu"], f"cpu.cfs_{part}_us") or "" for part in ("quota", "period")).strip() or None
+    sockets = _text(directories.get("memory"), _SOCKETS)
+    return {
+        **({"limit sockets": (str(SOCKET_BYTES), sockets)} if bounded else {}),
+        "limit memory": (str(host["Memory"]), memory),
+        "limit pids": (str(host["PidsLimit"]), pids),
+        "limit cpu": (f"{host['NanoCpus'] * _PERIOD // _NANOSECONDS} {_PERIOD}", cpu),
+    }
+
+
+def end(container: str, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Kill what runs in the control groups of a container that was removed, and that its Engine has forgotten.
+
+    Args:
+        container: the container's id, which its groups are named after.
+        root: where the control groups are mounted.
+
+    Returns:
+        How many processes were killed: usually none. Nor where the groups are elsewhere or not ours to see.
+    """
+    killed: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = {pid for group in _GROUPS for pid in _processes(root / group.format(container))} - killed
+        if not found:
+            break
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+    return len(killed)
+
+
+def _processes(group: Path) -> set[int]:
+    try:
+        # 0 stands for what is outside of our own pid namespace.
+        return {int(pid) for pid in (group / "cgroup.procs").read_text().split()} - {0}
+    except OSError:
+        return set()
+
+
+def _text(directory: Path | None, file: str) -> str | None:
+    try:
+        return None if directory is None else (directory / file).read_text().strip()
+    except OSError:
+        return None
+
+
+def read(directories: Mapping[str, Path]) -> Usage | None:
+    """The present reading; None when the groups are gone."""
+    memory = directories.get("memory")
+    if memory is not None:
+        events = _fields(memory / "memory.oom_control")
+        peak = _number(memory / "memory.max_usage_in_bytes")
+        spent = _number(directories.get("cpuacct", memory) / "cpuacct.usage")
+        seconds = None if spent is None else spent / _NANOSECONDS
+    else:
+        unified = directories.get("")
+        if unified is None:
+            return None
+        events = _fields(unified / "memory.events")
+        peak = _number(unified / "memory.peak")
+        spent = _fields(unified / "cpu.stat").get("usage_usec")
+        seconds = None if spent is None else spent / _MICROSECONDS
+    if not events:
+        return None
+    return Usage(out_of_memory=events.get("oom_kill", 0) > 0, memory_peak_bytes=peak, cpu_seconds=seconds)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        return {}
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,40 @@
+"""What gVisor's kernel, the sentry, needs of the guest and cannot tell it, whoever starts it. Pure.
+
+Three things that Linux does for the guest it does not do: it has no Landlock, it lets any process of a user signal
+process 1, and runsc's own way to a seccomp filter inside answers every refusal with EPERM, where libc waits for ENOSYS.
+Nothing here may import a driver, a profile or the server.
+"""
+
+from dataclasses import replace
+
+from glovebox_sandboxes import seccomp
+from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
+from glovebox_sandboxes.runtime import guest_tree
+
+NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
+"""The sentry's own, not the host's: that they are is as true as that the kernel is the sentry."""
+UNMEASURED = ("CapAmb", "namespace cgroup")
+"""What its /proc does not tell; see ``Expected.unmeasured``."""
+
+_THREADS = 96
+"""Threads of runsc, gofer and sentry themselves on the host, measured with a margin: Go makes some as it needs them."""
+_THREADS_PER_TASK = 4
+"""Of the host's for one of the program's: systrap's stub for it and its address space, and the sentry's own."""
+
+
+def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...]) -> tuple[str, ...]:
+    """Argument vector of a guest that runs on the sentry; see ``guest_tree.command``."""
+    return guest_tree.command(
+        python,
+        spec,
+        packages=packages,
+        hidden=hidden,
+        landlock=False,
+        own_filter=seccomp.bpf_for_filtering(),
+        program_filter=seccomp.keep_from_process_1(),
+    )
+
+
+def outside(limits: Limits) -> Limits:
+    """What a control group around the sentry holds: all memory, and its threads beside those of the program."""
+    return replace(limits, pids=_THREADS + _THREADS_PER_TASK * limits.pids)

@@ -1,0 +1,333 @@
+"""Limits that hold for all processes of a sandbox together: one control group each, v1 or v2.
+
+A group exists before its sandbox and is gone after it. Groups whose server died are removed by ``host.janitor``.
+See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1/memory.html.
+"""
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.spec import Limits
+from glovebox_sandboxes.host.host_view import groups_of
+
+_CPU_PERIOD_US = 100_000
+CORES = 1.0
+"""Processors a sandbox may keep busy at one time: a call is one program, and its neighbours want theirs."""
+SOCKET_BYTES = 32 * 1024 * 1024
+"""On v1, what sockets of a sandbox may hold in flight: v1 counts that apart from memory, and without a limit not at all
+(cgroup-v1/memory.html, 2.7.2). What all sockets of a machine hold together has an end too, so one sandbox could have
+taken it from the host's own. v2 counts it as memory."""
+_REMOVE_TRIES = 100
+"""A group can be removed once its last process is reaped: polled every millisecond at first, for a second at most."""
+
+_SETTING_BYTES = 256
+"""Of one setting, read back: a few numbers."""
+_STATISTIC_BYTES = 4096
+"""Of one file of numbers; the longest has a dozen lines."""
+PREFIX = "glovebox-"
+"""On v2, of the names of servers' groups, which lie among everybody's."""
+SERVERS = f"{PREFIX}servers"
+"""On v2, the group into which a server moves that was alone in one of its own. It goes with the unit or container."""
+
+_CONTROLLERS = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """Where this host lets us make groups."""
+
+    version: int
+    """1 or 2."""
+    parents: tuple[Path, ...]
+    """Directories in which one group per sandbox is made: one on v2, one per controller on v1."""
+
+    @property
+    def mechanism(self) -> str:
+        """How the limits are called in capabilities and reports."""
+        return f"cgroup v{self.version}"
+
+
+def fix() -> str:
+    """What makes limits hold for all processes of a sandbox together."""
+    where = "Run the server as root, or in a systemd unit with Delegate=yes"
+    if os.geteuid() == 0:
+        where = "Control groups are absent or read-only here: start the container, or sandbox, with writable ones"
+    return f'{where} (docs/operations.md); or let the profile accept limits per process: limits.enforce = "any".'
+
+
+def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
+    """Find a place for our groups by making it; None where this process may not.
+
+    Args:
+        owner: names our parent group, so that what a dead server left can be told from what a living one uses.
+        root: the mount point of the control groups.
+    """
+    if (root / "cgroup.controllers").exists():
+        return _detect_v2(owner, root)
+    parents = tuple(root / controller / "glovebox" / owner for controller in _CONTROLLERS)
+    if not all((root / controller / "cgroup.procs").exists() for controller in _CONTROLLERS):
+        return None
+    return Hierarchy(version=1, parents=parents) if _make(parents) else None
+
+
+def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
+    """On v2 a group without processes of its own may hand controllers down; so may the root of all groups.
+
+    Tried in this order: the root, which only root may change and a container does not see; the group above our own (a
+    unit with DelegateSubgroup=); our own (a unit with Delegate=yes, a container's first process), out of which we move.
+    """
+    own = _own_group(root)
+    above = [] if own in (None, root) else [own.parent]
+    for base in [root] * (not (root / "cgroup.type").exists()) + above:
+        if _handed_down(base) and (found := _parent_in(base, owner)):
+            return found
+    return _parent_in(own, owner) if own and _moved_below(own) else None
+
+
+def _parent_in(base: Path, owner: str) -> Hierarchy | None:
+    parent = base / f"{PREFIX}{owner}"
+    if not _make((parent,)):
+        return None
+    if not _handed_down(parent):
+        parent.rmdir()
+        return None
+    return Hierarchy(version=2, parents=(parent,))
+
+
+def _handed_down(group: Path) -> bool:
+    """Whether groups below this one have the controllers that we need, now."""
+    control = group / "cgroup.subtree_control"
+    try:
+        if not set(_CONTROLLERS) <= set(control.read_text().split()):
+            # Not the right to write, or processes in the group, or controllers that it does not have itself.
+            control.write_text(" ".join(f"+{each}" for each in _CONTROLLERS))
+    except OSError:
+        return False
+    return True
+
+
+def _moved_below(own: Path) -> bool:
+    """Leave our group for one below it, so that it can hand controllers down; only where nobody else is in it."""
+    below = own / SERVERS
+    try:
+        if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
+            return False
+        below.mkdir(exist_ok=True)
+        (below / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return False
+    if _handed_down(own):
+        return True
+    with suppress(OSError):
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        below.rmdir()
+    return False
+
+
+def _own_group(root: Path) -> Path | None:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::/"):
+            return root / line[4:]
+    return None
+
+
+def _make(parents: tuple[Path, ...]) -> bool:
+    try:
+        for parent in parents:
+            parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def settings(version: int, limits: Limits) -> Mapping[str, str]:
+    """File name → content that enforces the limits; pure, part of the plan."""
+    quota = int(CORES * _CPU_PERIOD_US)
+    if version == 1:
+        return {
+            "memory.limit_in_bytes": str(limits.memory_bytes),
+            "memory.swappiness": "0",
+            "memory.kmem.tcp.limit_in_bytes": str(SOCKET_BYTES),  # UDP's as well, whatever its name
+            "pids.max": str(limits.pids),
+            "cpu.cfs_period_us": str(_CPU_PERIOD_US),
+            "cpu.cfs_quota_us": str(quota),
+        }
+    return {
+        "memory.max": str(limits.memory_bytes),
+        "memory.swap.max": "0",
+        "memory.oom.group": "0",
+        "pids.max": str(limits.pids),
+        "cpu.max": f"{quota} {_CPU_PERIOD_US}",
+    }
+
+
+class Cgroup:
+    """The control group of one sandbox."""
+
+    def __init__(self, hierarchy: Hierarchy, name: str, wanted: Mapping[str, str]) -> None:
+        """Make the group and set its limits.
+
+        Raises:
+            SandboxUnavailable: the kernel did not take them, or took something else.
+        """
+        # Text, and the system's own calls: a dozen paths a call would take longer to be made than what they lead to.
+        self._directories = tuple(f"{parent}/{name}" for parent in hierarchy.parents)
+        self._name = name
+        self._wanted = wanted
+        self._held: dict[str, str] = {}
+        try:
+            for directory in self._directories:
+                os.mkdir(directory)  # noqa: PTH102 - as above
+            for file, content in wanted.items():
+                self._set(file, content)
+        except OSError as problem:
+            self.remove_now()
+            raise SandboxUnavailable(
+                "Setting a sandbox's limits", f"the control group refused: {problem}", "Run `glovebox doctor`."
+            ) from problem
+
+    def _set(self, file: str, content: str) -> None:
+        try:
+            descriptor = os.open(self._place(file), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # Swap accounting may be compiled out; without swap there is nothing to limit.
+            if file in ("memory.swap.max", "memory.swappiness"):
+                return
+            raise
+        try:
+            os.write(descriptor, content.encode())
+            # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
+            held = os.pread(descriptor, _SETTING_BYTES, 0).decode()
+        finally:
+            os.close(descriptor)
+        if not _holds(held, content):
+            raise OSError(f"{file} is {held.strip()} after {content} was written")
+        self._held[file] = content
+
+    def _place(self, file: str) -> str:
+        """Where a file of the group is: each controller of v1 has a directory of its own, v2 has one for all."""
+        controller = file.partition(".")[0].replace("cpuacct", "cpu")
+        at = _CONTROLLERS.index(controller) if len(self._directories) > 1 else 0
+        return f"{self._directories[at]}/{file}"
+
+    def _read(self, file: str) -> str | None:
+        """What a file of the group says; None where this kernel has no such file."""
+        try:
+            descriptor = os.open(self._place(file), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.read(descriptor, _STATISTIC_BYTES).decode()
+        finally:
+            os.close(descriptor)
+
+    def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
+        """By name what was wanted, and what the kernel said when it was set; and whether a process is in the group.
+
+        None for what is not known. Made for ``outside.look``.
+        """
+        found: dict[str, tuple[object, object]] = {
+            f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
+        }
+        groups = groups_of(pid) if pid is not None else {}
+        controllers = ("",) if len(self._directories) == 1 else _CONTROLLERS
+        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in controllers)
+        found["in its control group"] = True, own if groups else None
+        return found
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """On v1, the files by which a thread enters the group itself, at no cost; v2 has no such way."""
+        return tuple(f"{directory}/tasks" for directory in self._directories) if len(self._directories) > 1 else ()
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """The files by which a process enters the group itself, with a 0, once it holds them open."""
+        return self.tasks or tuple(f"{directory}/cgroup.procs" for directory in self._directories)
+
+    def add(self, pid: int) -> None:
+        """Move a process into the group; its later children follow. Raises OSError."""
+        for directory in self._directories:
+            Path(directory, "cgroup.procs").write_text(str(pid))
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process of this group for its memory limit."""
+        for file in ("memory.events", "memory.oom_control"):
+            told = self._read(file)
+            if told is not None:
+                fields = dict(line.split() for line in told.splitlines())
+                return int(fields.get("oom_kill", "0")) > 0
+        return False
+
+    def memory_peak_bytes(self) -> int | None:
+        """Highest memory use so far; None where the kernel does not tell (v2 before 5.19)."""
+        told = self._read("memory.max_usage_in_bytes") or self._read("memory.peak")
+        return None if told is None else int(told)
+
+    def cpu_seconds(self) -> float | None:
+        """Processor time of all its processes so far; None on v1 unless it counts that in the same hierarchy."""
+        told = self._read("cpuacct.usage")
+        if told is not None:
+            return int(told) / 1e9
+        fields = dict(line.split() for line in (self._read("cpu.stat") or "").splitlines())
+        return int(fields["usage_usec"]) / 1e6 if "usage_usec" in fields else None
+
+    async def remove(self) -> None:
+        """Remove the group once its processes are gone; whatever still lives in it is killed.
+
+        Raises:
+            SandboxUnavailable: something in it does not die.
+        """
+        for attempt in range(_REMOVE_TRIES):
+            if self.remove_now():
+                return
+            self.kill()
+            await anyio.sleep(0.001 if attempt < _REMOVE_TRIES // 2 else 0.02)
+        raise SandboxUnavailable(
+            "Cleaning up after a sandbox", f"processes stay in {self._name}", "Look at them with `ps`."
+        )
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process in the group."""
+        for directory in self._directories:
+            kill_all(Path(directory))
+
+    def remove_now(self) -> bool:
+        """Remove the group if it is empty; whether it is gone."""
+        for directory in self._directories:
+            try:
+                os.rmdir(directory)  # noqa: PTH106 - as above
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        return True
+
+
+def kill_all(group: Path) -> None:
+    """Send SIGKILL to every process in one group; nothing happens where the group is gone."""
+    try:
+        listed = (group / "cgroup.procs").read_text().split()
+    except OSError:
+        return
+    for pid in map(int, listed):
+        # 0 is a process outside of our pid namespace, and to kill(2) it is our own process group. Ourselves: on v1 a
+        # whole process is listed while one of its threads is in the group, as the one is that starts a sandbox there.
+        if pid not in (0, os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _holds(found: str, wanted: str) -> bool:
+    """Whether the kernel took a setting; numbers of bytes it rounds to pages."""
+    if found.split() == wanted.split():
+        return True
+    page = os.sysconf("SC_PAGE_SIZE")
+    return found.strip().isdigit() and wanted.isdigit() and int(found) // page == int(wanted) // page

@@ -1,0 +1,204 @@
+"""A sandbox as the host's kernel sees it: its first process in proc(5). Reads only, decides nothing.
+
+The guest's word is believed because nothing untrusted ran before it was given. This view needs nobody's word: who it
+is on the host, what it may do, where it is, what it sees mounted. What cannot be read says why.
+
+Race-free by one open directory: every file is looked up in it, so all of them are the same process's, also if its
+number is given out again meanwhile. See proc_pid_status(5), proc_pid_mountinfo(5), namespaces(7).
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from _glovebox_guest import measure as inside
+from glovebox_sandboxes.contract.measure import NAMESPACES, MeasuredMount
+
+_T = TypeVar("_T")
+
+_UNMAPPED = 65534
+"""How the kernel shows, inside, a user or group of the host that has no number there (kernel.overflowuid)."""
+_MAX_BYTES = 1 << 20
+"""Of one file: a mount table of a few thousand lines; a longer one is not a sandbox's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zygote:
+    """What a zygote is in and under, and nothing that it forks may be left with."""
+
+    namespaces: Mapping[str, int]
+    """Inode numbers."""
+    filters: int | None
+    """Seccomp filters: what it forks has one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What was read; a part that is None could not be, and ``unread`` has the reason."""
+
+    uids: tuple[int, ...] | None = None
+    """Real, effective, saved and file system user, by the host's numbers; one where all are the same."""
+    gids: tuple[int, ...] | None = None
+    """The same of groups."""
+    groups: tuple[int, ...] | None = None
+    """Supplementary groups, by the host's numbers."""
+    inner_uids: tuple[int, ...] | None = None
+    """``uids`` by the numbers of its own user namespace, see user_namespaces(7)."""
+    inner_gids: tuple[int, ...] | None = None
+    inner_groups: tuple[int, ...] | None = None
+    capabilities: int | None = None
+    """Union of the five capability sets."""
+    no_new_privs: bool | None = None
+    seccomp: int | None = None
+    """Mode, see seccomp(2)."""
+    filters: int | None = None
+    """How many seccomp filters it is under; None before Linux 5.9."""
+    inner_pid: int | None = None
+    """Its number in the innermost pid namespace."""
+    namespaces: Mapping[str, int] | None = None
+    """Inode numbers."""
+    mounts: tuple[MeasuredMount, ...] | None = None
+    interfaces: tuple[str, ...] | None = None
+    zygote: "Zygote | None" = None
+    """What it was forked from, if it was."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Part → why it could not be read; ``""`` stands for all parts."""
+    compared: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """What else the driver read back, by name: as planned, and as found (None: it could not be read)."""
+
+    def why(self, part: str) -> str:
+        """The reason for which a part is None."""
+        return self.unread.get(part) or self.unread.get("") or "the kernel does not tell"
+
+
+def unseen(reason: str, compared: Mapping[str, tuple[Any, Any]] | None = None) -> Outside:
+    """A view in which no process could be looked at."""
+    return Outside(unread={"": reason}, compared=compared or {})
+
+
+def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """The one child of a process that has one thread and is our child itself; None if there is not exactly one.
+
+    Its number cannot mean another process while its parent lives and has not waited for it. None too where the mounted
+    proc(5) is that of another pid namespace, in which our numbers mean others.
+    """
+    try:
+        if (proc / "self").readlink().name != str(os.getpid()):
+            return None
+        listed = _read(f"{proc}/{pid}/task/{pid}/children").split()
+    except OSError:  # it has ended; or a kernel without CONFIG_PROC_CHILDREN
+        return None
+    return int(listed[0]) if len(listed) == 1 else None
+
+
+def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: Path = Path("/proc")) -> Outside:
+    """Look at one process.
+
+    Args:
+        pid: its number on the host.
+        compared: what the driver read itself.
+        proc: where proc(5) is mounted.
+    """
+    try:
+        place = os.open(proc / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as problem:
+        return unseen(f"its process cannot be looked at: {problem.strerror}", compared)
+    unread: dict[str, str] = {}
+
+    def tried(part: str, read: Callable[[], _T]) -> _T | None:
+        try:
+            return read()
+        except (OSError, ValueError, LookupError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "it is not in the form that was expected"
+            unread[part] = f"{part} cannot be read: {reason}"
+            return None
+
+    try:
+        status = tried("status", lambda: inside.status(_lines(place, "status"))) or {}
+        uids = tried("uids", lambda: _numbers(status["Uid"]))
+        gids = tried("gids", lambda: _numbers(status["Gid"]))
+        groups = tried("groups", lambda: _numbers(status["Groups"]))
+        users, all_groups = tried("uid_map", lambda: _map(place, "uid")), tried("gid_map", lambda: _map(place, "gid"))
+        return Outside(
+            uids=uids,
+            gids=gids,
+            groups=groups,
+            inner_uids=_inner(uids, users),
+            inner_gids=_inner(gids, all_groups),
+            inner_groups=_inner(groups, all_groups),
+            capabilities=tried("capabilities", lambda: _capabilities(status)),
+            no_new_privs=tried("no_new_privs", lambda: status["NoNewPrivs"] == "1"),
+            seccomp=tried("seccomp", lambda: int(status["Seccomp"])),
+            filters=tried("filters", lambda: int(status["Seccomp_filters"])),
+            inner_pid=tried("inner_pid", lambda: int(status["NSpid"].split()[-1])),
+            namespaces=tried("namespaces", lambda: _namespaces(place)),
+            mounts=tried("mounts", lambda: _mounts(place)),
+            interfaces=tried("interfaces", lambda: tuple(inside.interfaces(_lines(place, "net/dev")))),
+            unread=unread,
+            compared=compared or {},
+        )
+    finally:
+        os.close(place)
+
+
+def groups_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """Controller (on v2 ``""``) → path of the control group a process is in, see cgroups(7); empty if unreadable."""
+    try:
+        lines = _read(f"{proc}/{pid}/cgroup").splitlines()
+    except OSError:
+        return {}
+    # hierarchy:controllers:path
+    parts = (line.split(":", 2) for line in lines)
+    return {controller: path for _, controllers, path in parts for controller in controllers.split(",")}
+
+
+def _capabilities(status: dict[str, str]) -> int:
+    # Unlike the guest, whose gaps are in its own list: a set that is missing here is not an empty one.
+    if not status.keys() >= set(inside.CAPABILITIES):
+        raise LookupError
+    return inside.capabilities(status)
+
+
+def _map(place: int, kind: str) -> list[tuple[int, int, int]]:
+    """First number inside, first number here, and how many."""
+    lines = [[int(number) for number in line.split()] for line in _lines(place, f"{kind}_map")]
+    return [(first, here, count) for first, here, count in lines]
+
+
+def _inner(numbers: tuple[int, ...] | None, mapping: list[tuple[int, int, int]] | None) -> tuple[int, ...] | None:
+    if numbers is None or mapping is None:
+        return None
+    return tuple(
+        next((first + number - here for first, here, count in mapping if here <= number < here + count), _UNMAPPED)
+        for number in numbers
+    )
+
+
+def _namespaces(place: int) -> dict[str, int]:
+    return {name: inside.namespace_number(os.readlink(f"ns/{name}", dir_fd=place)) for name in NAMESPACES}
+
+
+def _mounts(place: int) -> tuple[MeasuredMount, ...]:
+    return tuple(MeasuredMount(**each) for each in inside.mounts(_lines(place, "mountinfo")))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(number) for number in text.split()}))
+
+
+def _lines(place: int, name: str) -> list[str]:
+    return _read(name, place).splitlines()
+
+
+def _read(name: str, place: int | None = None) -> str:
+    # By the system's own calls: for files this small, Python's take five times as long.
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+    try:
+        content = bytearray()
+        while len(content) < _MAX_BYTES and (part := os.read(descriptor, 1 << 16)):
+            content += part
+    finally:
+        os.close(descriptor)
+    return content.decode(errors="surrogateescape")

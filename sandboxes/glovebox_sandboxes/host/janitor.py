@@ -1,0 +1,99 @@
+"""Removes a server's control groups when the server is killed with SIGKILL and cannot do it itself.
+
+Everything else of a sandbox ends with the server: processes by PR_SET_PDEATHSIG, mounts and files with their namespace.
+The janitor is a process of its own that waits for its standard input to close, which the kernel does for a dead server.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from glovebox_sandboxes.host.cgroup import PREFIX, kill_all
+from glovebox_sandboxes.host.owner import is_orphan
+from glovebox_sandboxes.host.process import helper
+
+_REAP_TRIES = 100
+"""Looks at what a dead server left, five milliseconds apart: killed processes take a moment to leave their group."""
+
+_PROGRAM = """
+import os, sys, time
+sys.stdin.buffer.read()
+for parent in sys.argv[1:]:
+    for _ in range(400):
+        try:
+            for name in os.listdir(parent):
+                group = os.path.join(parent, name)
+                if os.path.isdir(group):
+                    try:
+                        for line in open(os.path.join(group, "cgroup.procs")):
+                            os.kill(int(line), 9)
+                        os.rmdir(group)
+                    except OSError:
+                        pass
+            os.rmdir(parent)
+            break
+        except FileNotFoundError:
+            break
+        except OSError:
+            time.sleep(0.005)
+"""
+
+
+class Janitor:
+    """One waiting process per server, started with the first sandbox."""
+
+    def __init__(self, parents: tuple[Path, ...]) -> None:
+        """Take the directories below which this server makes its groups."""
+        self._parents = parents
+        self._running: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Start it, once. Raises OSError."""
+        if self._running is None:
+            self._running = helper([sys.executable, "-I", "-S", "-c", _PROGRAM, *map(str, self._parents)])
+
+    async def stop(self) -> None:
+        """Let it do its work now, and wait for it; without a process there is nothing but empty groups."""
+        if self._running is None:
+            for parent in self._parents:
+                with suppress(OSError):
+                    parent.rmdir()
+            return
+        (pid, standard_input), self._running = self._running, None
+        os.close(standard_input)
+        await anyio.to_thread.run_sync(os.waitpid, pid, 0)
+
+
+def reap(parents: Iterable[Path]) -> None:
+    """Remove what servers left that were killed together with their janitor, or before they had one. Blocking.
+
+    Args:
+        parents: where the calling server makes its groups; those of others are beside them, named after their owner's
+            mark. Whose server cannot be judged from here, in another container for instance, is left alone.
+    """
+    for parent in parents:
+        for other in parent.parent.iterdir():
+            if is_orphan(other.name.removeprefix(PREFIX)):
+                _remove_all(other)
+
+
+def _remove_all(parent: Path) -> None:
+    for _ in range(_REAP_TRIES):
+        groups = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+        for group in groups:
+            kill_all(group)
+            with suppress(OSError):
+                group.rmdir()
+        try:
+            parent.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.005)
+        else:
+            return

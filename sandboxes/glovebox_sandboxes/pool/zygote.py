@@ -1,0 +1,91 @@
+"""A zygote on the host's side: orders out, sandboxes in. What it does is in ``_glovebox_guest.zygote``.
+
+It forks whatever it is asked to and is told nothing else. Nothing of a driver or of the server here.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.host.process import START_SECONDS, PipeStream, Process, Started
+
+IMPORT_SECONDS = 60.0
+"""For everything a profile preloads: half a second for pandas, on a machine that is not busy."""
+_MAX_WORDS = 4096
+
+
+class Zygote:
+    """One running zygote."""
+
+    def __init__(self, channel: PipeStream) -> None:
+        """Take the socket to a started one; ``ready`` must be awaited before anything else."""
+        self._channel = channel
+
+    async def ready(self) -> Mapping[str, int]:
+        """Wait until it has imported what it was to import; returns the inode numbers of its own namespaces.
+
+        Raises:
+            SandboxUnavailable: a module cannot be imported; says why.
+            anyio.EndOfStream: it ended without a word.
+        """
+        attempted = "Importing what a profile preloads"
+        fix = "Correct python.preload in the profile, or install the module in the sandboxes' Python."
+        try:
+            with anyio.fail_after(IMPORT_SECONDS):
+                words = (await self._channel.receive(_MAX_WORDS)).decode(errors="replace")
+        except TimeoutError:
+            raise SandboxUnavailable(attempted, f"it took longer than {IMPORT_SECONDS:.0f} seconds", fix) from None
+        try:
+            namespaces: Mapping[str, int] = json.loads(words)["namespaces"]
+        except (ValueError, TypeError, KeyError):
+            raise SandboxUnavailable(attempted, words, fix) from None
+        return namespaces
+
+    async def fork(self, detail: int, entrances: Sequence[str], uid: int | None = None) -> Process | None:
+        """Have it fork a sandbox; None if what it forked ended before it was one.
+
+        Args:
+            detail: descriptor that becomes its standard error.
+            entrances: files by which it enters its control groups.
+            uid: who it is to be, as the zygote counts users; None for the zygote's own.
+
+        Raises:
+            OSError: something could not be opened, or the zygote is gone.
+        """
+        with ExitStack() as held:
+            ours, theirs = socket.socketpair()
+            held.callback(theirs.close)
+            stream = PipeStream(os.dup(ours.fileno()), ours.detach())
+            try:
+                descriptors = [theirs.fileno(), detail]
+                for entrance in entrances:
+                    descriptors.append(os.open(entrance, os.O_WRONLY | os.O_CLOEXEC))
+                    held.callback(os.close, descriptors[-1])
+                await self._channel.send_descriptors(json.dumps({"uid": uid}).encode(), descriptors)
+                held.close()
+                with anyio.fail_after(START_SECONDS):
+                    pidfd = await stream.receive_descriptor()
+                if pidfd is None:
+                    await stream.aclose()
+                    return None
+                return _process(pidfd, stream)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as problem:
+                await stream.aclose()
+                raise BrokenPipeError(0, "the zygote is gone") from problem
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+                raise
+
+
+def _process(pidfd: int, stream: PipeStream) -> Process:
+    # proc(5), /proc/pid/fdinfo: the number the process has for us.
+    lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+    pid = next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+    return Process(Started(pid=pid, pidfd=pidfd, stream=stream), ours=False)

@@ -1,0 +1,1 @@
+"""The Python that runs inside sandboxes, and the guest as files."""

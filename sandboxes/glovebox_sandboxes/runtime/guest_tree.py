@@ -1,0 +1,108 @@
+"""The guest as files: what has to be in ``/guest`` of every sandbox, whichever driver puts it there."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import _glovebox_guest
+from glovebox_sandboxes.contract.spec import GUEST, INPUT, ORIGINAL, OUTPUT, WORKSPACE, SandboxSpec
+
+_PACKAGE = Path(_glovebox_guest.__file__).parent
+
+
+@functools.cache
+def files() -> Mapping[str, bytes]:
+    """Path below ``/guest`` → content."""
+    found = {
+        # A place to mount at, which is hidden while something is.
+        f"{ORIGINAL.removeprefix(GUEST + '/')}/README": b"The workspace, where the program has a copy of it.\n",
+    }
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        found[f"{_PACKAGE.name}/{path.relative_to(_PACKAGE)}"] = path.read_bytes()
+    return found
+
+
+@functools.cache
+def digest() -> str:
+    """``sha256:…`` over names and contents: which guest this server speaks to."""
+    summary = {name: hashlib.sha256(content).hexdigest() for name, content in files().items()}
+    return "sha256:" + hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
+
+
+def write(directory: Path) -> None:
+    """Write the guest's files below an existing directory."""
+    for name, content in files().items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def command(
+    python: str,
+    spec: SandboxSpec,
+    *,
+    packages: tuple[str, ...],
+    hidden: tuple[str, ...],
+    landlock: bool = True,
+    own_filter: bytes = b"",
+    program_filter: bytes = b"",
+    zygote: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """Argument vector that starts the guest inside a sandbox.
+
+    Args:
+        python: path of the interpreter inside.
+        spec: what the sandbox is for.
+        packages: directories inside that hold installed packages.
+        hidden: paths the guest must report when they exist.
+        landlock: whether the program is put under Landlock rules, or nothing runs; False only where the plan expects a
+            kernel that has none.
+        own_filter: a seccomp filter the guest puts on itself, where whoever starts it cannot.
+        program_filter: a further one for the program alone.
+        zygote: start what guests are forked from, with what each of them has to mount: see ``_glovebox_guest.zygote``.
+    """
+    config = {
+        "path": list(packages),
+        "hidden": list(hidden),
+        "preload": list(spec.preload),
+        "input": INPUT if spec.inputs else "",
+        "output": OUTPUT if spec.output else "",
+        "overlay": [ORIGINAL, WORKSPACE] if spec.overlay else [],
+        "proxy": spec.network == "egress",
+        "landlock": landlock,
+        "filter": own_filter.hex(),
+        "program_filter": program_filter.hex(),
+        "zygote": zygote,
+    }
+    # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
+    return (
+        python,
+        "-I",
+        "-S",
+        "-B",
+        "-X",
+        "utf8",
+        "-c",
+        _START.format(module="zygote" if zygote else "main"),
+        json.dumps(config, sort_keys=True, separators=(",", ":")),
+    )
+
+
+# Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself.
+_START = f"import sys; sys.path.insert(0, {GUEST!r}); from _glovebox_guest.{{module}} import main; main()"
+
+#: Environment of every guest, and so of every program: nothing of the host's.
+ENVIRONMENT: Mapping[str, str] = {
+    "HOME": "/tmp",  # noqa: S108 - inside the sandbox
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PATH": "/usr/bin:/bin",
+    "MPLBACKEND": "module://_glovebox_guest.program.figures",
+    "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108 - inside the sandbox
+    # One processor is what a sandbox may use; thread pools sized for the host's would only cost memory.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}

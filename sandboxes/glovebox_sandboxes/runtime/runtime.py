@@ -1,0 +1,346 @@
+"""The embedded runtime: a whole root directory with a Python, its standard library, the packages, and nothing else.
+
+Sandboxes of the bubblewrap driver see this tree as ``/``, read-only, instead of the host's directories: no shell, no
+other program, no file of the host. It is made of copies of the host's own interpreter and of the shared libraries that
+interpreter and packages need (what ldd(1) names), so it needs no download but the wheels.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from glovebox_sandboxes.contract.base import Missing
+from glovebox_sandboxes.host import permissions
+from glovebox_sandboxes.host.identity import changes_user
+from glovebox_sandboxes.runtime import guest_tree
+
+PACKAGES = "/opt/packages"
+"""Where the packages are, seen from inside."""
+LOCK = Path(__file__).parent / "requirements.lock"
+"""Exact versions and hashes of every package in the runtime."""
+_MOUNT_POINTS = ("dev", "etc", "guest", "input", "output", "proc", "tmp", "workspace")
+_FORMAT = 1
+"""Raised when the layout below changes, so that an older tree is built anew."""
+# Parts of the standard library that no program in a sandbox can use: tests, windows, installers.
+_LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages",
+             "dist-packages", "__pycache__", "config-*", "*.pyc")  # fmt: skip
+_ELF = b"\x7fELF"
+
+
+SETUP = "Run `glovebox setup`."
+
+
+class RuntimeProblem(Exception):  # noqa: N818 - it names what there is, and is told to a person as it stands
+    """The runtime could not be built; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """A built runtime."""
+
+    root: Path
+    """The directory that becomes ``/``."""
+    guest: Path
+    """The directory that becomes ``/guest``."""
+    python: str
+    """Path of the interpreter inside."""
+    version: str
+    digest: str
+    """Over interpreter, packages and guest: part of every plan."""
+
+
+def base_python() -> Path:
+    """The interpreter to build from: the distribution's own where it is new enough (it starts fastest), else ours."""
+    system = Path("/usr/bin/python3")
+    if system.exists():
+        name = system.resolve().name  # python3.11
+        major, _, minor = name.removeprefix("python").partition(".")
+        if major == "3" and minor.isdigit() and int(minor) >= sys.version_info.minor - 1 and int(minor) >= 11:  # noqa: PLR2004 - requires-python
+            return system.resolve()
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+def find(data: Path) -> Runtime | None:
+    """The runtime under the data directory, if there is one this version can use."""
+    try:
+        manifest = json.loads((data / "runtime" / "manifest.json").read_text())
+        if manifest["format"] != _FORMAT or manifest["lock"] != _lock_digest():
+            return None
+    except (OSError, ValueError, KeyError):
+        return None
+    guest = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
+    if not guest.is_dir():
+        return None
+    whole = hashlib.sha256((manifest["digest"] + guest_tree.digest()).encode()).hexdigest()
+    return Runtime(
+        root=data / "runtime" / "root",
+        guest=guest,
+        python=manifest["python"],
+        version=manifest["version"],
+        digest=f"sha256:{whole}",
+    )
+
+
+async def usable(data: Path) -> tuple[Runtime | None, Missing | None]:
+    """The runtime, with the guest of this version put beside it where only that is missing; or what is missing."""
+    lacking = _foreign(data)
+    if lacking is not None:
+        return None, lacking
+    try:
+        if find(data) is None and _manifest(data) is not None:
+            await build(data, lambda _: None)
+    except PermissionError:
+        return None, Missing(
+            what=f"the guest of this version is not in {data}, where this user may not write",
+            fix=f"Run `glovebox setup --data-dir {data}` as the user it belongs to, or choose another with --data-dir.",
+            fatal=True,
+        )
+    except (RuntimeProblem, OSError) as problem:
+        return None, Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True)
+    found = find(data)
+    if found is None:
+        return None, Missing(what="the sandbox's Python runtime is not built", fix=SETUP, fatal=True)
+    return found, None
+
+
+def _foreign(data: Path) -> Missing | None:
+    """Every sandbox runs what lies here, so nobody else may be able to change it; what is wrong where somebody can.
+
+    Nor can root's server be led to a place that somebody else can exchange for another.
+    """
+    for place in (data, data / "runtime", data / "runtime" / "root", *sorted(data.glob("guest-*"))):
+        found = permissions.flaw(place.stat()) if place.exists() else None
+        if found is not None:
+            return _changeable(place, *found)
+    above = permissions.flaw_above(data) if changes_user() else None
+    return None if above is None else _changeable(*above)
+
+
+def _changeable(place: Path, problem: str, command: str) -> Missing:
+    return Missing(
+        what=f"{place} {problem}, who could change what runs in every sandbox",
+        fix=f"Name another directory with --data-dir; or, if nothing was changed, run `{command} {place}`.",
+        fatal=True,
+    )
+
+
+async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
+    """Build what is missing of the runtime under ``data``; ``tell`` hears one sentence per step.
+
+    Raises:
+        RuntimeProblem: something is missing on this host, with the command that adds it; or others could change what
+            is there.
+    """
+    data = data.resolve()  # noqa: ASYNC240 - once, in a command
+    lacking = _foreign(data)
+    if lacking is not None:
+        raise RuntimeProblem(f"{lacking.what}. {lacking.fix}")
+    found = find(data)
+    if found is not None:
+        return found
+    previous = os.umask(0o022)  # the sandbox's user is another one and has to read it
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        manifest = _manifest(data)
+        if manifest is None:
+            await _build_root(data, tell)
+            manifest = _manifest(data)
+        await _build_guest(data, manifest or {}, tell)
+    finally:
+        os.umask(previous)
+    found = find(data)
+    if found is None:
+        raise RuntimeProblem(f"The runtime below {data} was built but cannot be read; remove it and run again.")
+    return found
+
+
+def _manifest(data: Path) -> dict[str, Any] | None:
+    try:
+        manifest: dict[str, Any] = json.loads((data / "runtime" / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if manifest.get("format") == _FORMAT and manifest.get("lock") == _lock_digest() else None
+
+
+def _lock_digest() -> str:
+    return hashlib.sha256(LOCK.read_bytes()).hexdigest()
+
+
+async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
+    python = base_python()
+    facts = json.loads(await _output([str(python), "-I", "-c", _FACTS]))
+    with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:
+        building = Path(scratch) / "runtime"
+        root = building / "root"
+        for name in (*_MOUNT_POINTS, "usr/bin", "usr/lib", "usr/lib64", "opt"):
+            (root / name).mkdir(parents=True)
+        for name in ("bin", "lib", "lib64"):
+            (root / name).symlink_to(f"usr/{name}")
+        (root / "etc/passwd").write_text("sandbox:x:65532:65532::/tmp:/nonexistent\n")
+        (root / "etc/group").write_text("sandbox:x:65532:\n")
+        tell(f"Copying Python {facts['version']} from {python}")
+        inside = root / "usr/bin" / f"python{facts['series']}"
+        shutil.copy2(python, inside)
+        (root / "usr/bin/python3").symlink_to(inside.name)
+        library = root / "usr/lib" / f"python{facts['series']}"
+        ignore = shutil.ignore_patterns(*_LEFT_OUT)
+        await anyio.to_thread.run_sync(lambda: shutil.copytree(facts["stdlib"], library, ignore=ignore))
+        if facts["dynload"] != f"{facts['stdlib']}/lib-dynload":
+            shutil.copytree(facts["dynload"], library / "lib-dynload", dirs_exist_ok=True)
+        tell("Installing numpy, pandas and matplotlib (about 80 MiB the first time)")
+        await _install(root / PACKAGES[1:], facts["series"])
+        tell("Copying the shared libraries they need")
+        await _copy_libraries(root)
+        tell("Compiling")
+        await _compile(python, [library, root / PACKAGES[1:]])
+        await _font_list(python, root)
+        for path in root.rglob("*"):
+            if not path.is_symlink() and path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
+                path.chmod(0o755)
+        manifest = {
+            "format": _FORMAT,
+            "lock": _lock_digest(),
+            "python": f"/usr/bin/python{facts['series']}",
+            "version": facts["version"],
+            "digest": _tree_digest(root),
+        }
+        (building / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        old = data / "runtime"
+        if old.exists():
+            old.rename(Path(scratch) / "old")
+        building.rename(old)
+
+
+_FACTS = (
+    "import json, sys, sysconfig, platform; p = sysconfig.get_paths(); "
+    "print(json.dumps({'version': platform.python_version(), 'series': '%d.%d' % sys.version_info[:2], "
+    "'stdlib': p['stdlib'], 'dynload': sysconfig.get_config_var('DESTSHARED')}))"
+)
+
+
+async def _build_guest(data: Path, manifest: dict[str, Any], tell: Callable[[str], None]) -> None:
+    target = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
+    tell("Installing the guest")
+    with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:
+        building = Path(scratch) / "guest"
+        building.mkdir()
+        guest_tree.write(building)
+        # Not what the manifest names: a file among data must not say which program of the host's is run.
+        await _compile(base_python(), [building])
+        try:
+            building.rename(target)
+        except OSError:
+            if not target.is_dir():  # another server was faster
+                raise
+
+
+async def _install(target: Path, series: str) -> None:
+    # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be the pip we run.
+    command = [
+        sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
+        "--target", str(target), "--python-version", series, "--only-binary=:all:", "--require-hashes",
+        "-r", str(LOCK),
+    ]  # fmt: skip
+    try:
+        await _output(command)
+    except RuntimeProblem as problem:
+        if "No module named pip" in str(problem):
+            raise RuntimeProblem(
+                f"Installing the runtime's packages needs pip for {sys.executable}: "
+                f"run `{sys.executable} -m ensurepip` or install the package python3-pip."
+            ) from None
+        raise
+    for extra in ("bin",):
+        shutil.rmtree(target / extra, ignore_errors=True)
+
+
+async def _copy_libraries(root: Path) -> None:
+    """Copy every library ldd(1) finds outside the tree, to the place the dynamic linker looks for it."""
+    programs = _programs(root)
+    found: set[Path] = set()
+    for batch in range(0, len(programs), 200):
+        # ldd ends with 1 if one of the files is not dynamic: what counts is what it names.
+        done = await anyio.run_process(["ldd", *programs[batch : batch + 200]], check=False)
+        for line in done.stdout.decode(errors="replace").splitlines():
+            path = line.partition("=>")[2] or line
+            name = path.strip().partition(" (")[0]
+            if name.startswith("/") and not name.startswith(str(root)):
+                found.add(Path(name.rstrip(":")))
+    for library in found:
+        if not library.is_file() or library.suffix == ".py":
+            continue
+        target = root / _merged(library)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(library, target)
+
+
+def _programs(root: Path) -> list[str]:
+    return [str(path) for path in root.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
+
+
+def _merged(path: Path) -> str:
+    """Debian's /lib is /usr/lib; so is the tree's."""
+    text = str(path)
+    return text[1:] if text.startswith("/usr/") else f"usr{text}" if text.startswith("/lib") else text[1:]
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == _ELF
+
+
+async def _compile(python: Path, directories: Iterable[Path]) -> None:
+    # unchecked-hash: the tree is read-only, so a compiled file is never stale and its source need not be looked at.
+    await _output(
+        [str(python), "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash",
+         *(str(directory) for directory in directories)], check=False
+    )  # fmt: skip
+
+
+async def _font_list(python: Path, root: Path) -> None:
+    """Let matplotlib write its list of fonts once, instead of in every sandbox."""
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import matplotlib, matplotlib.font_manager as f; "
+        "f._load_fontmanager(try_read_cache=False)"
+    )
+    cache = root / "opt/matplotlib"
+    cache.mkdir()
+    environment = {"MPLCONFIGDIR": str(cache), "HOME": str(cache), "PATH": "/nonexistent"}
+    await _output([str(python), "-I", "-c", program, str(root / PACKAGES[1:])], env=environment)
+
+
+def _tree_digest(root: Path) -> str:
+    """Over every path, mode, link target and content, in order."""
+    whole = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            content = str(path.readlink()).encode()
+        elif path.is_file():
+            content = hashlib.file_digest(path.open("rb"), "sha256").digest()
+        else:
+            content = b""
+        whole.update(f"{name}\0{stat.S_IMODE(path.lstat().st_mode):o}\0".encode("utf-8", "surrogateescape") + content)
+    return "sha256:" + whole.hexdigest()
+
+
+async def _output(command: list[str], *, check: bool = True, env: dict[str, str] | None = None) -> str:
+    """Standard output of a program of the host's that we trust; raises RuntimeProblem with its last words."""
+    try:
+        done = await anyio.run_process(command, check=False, env=env)
+    except OSError as problem:
+        raise RuntimeProblem(f"{command[0]} cannot be run: {problem.strerror}") from problem
+    if check and done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip()[-1500:]
+        raise RuntimeProblem(f"`{' '.join(command[:4])} …` failed: {words}")
+    return done.stdout.decode(errors="replace")

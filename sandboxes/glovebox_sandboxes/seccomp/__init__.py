@@ -1,0 +1,11 @@
+"""What a sandboxed program may ask of the kernel: one policy, two forms.
+
+``policy.json`` is the source, ``policy`` reads it, ``filters`` turns it into a BPF program and into Docker's document.
+Nothing here may import a driver, a profile or the server.
+"""
+
+from glovebox_sandboxes.seccomp.filters import bpf, bpf_for_filtering, bpf_for_zygote, docker_profile
+from glovebox_sandboxes.seccomp.policy import digest, load
+from glovebox_sandboxes.seccomp.process1 import keep_from_process_1
+
+__all__ = ["bpf", "bpf_for_filtering", "bpf_for_zygote", "digest", "docker_profile", "keep_from_process_1", "load"]

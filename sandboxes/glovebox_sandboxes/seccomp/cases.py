@@ -1,0 +1,81 @@
+"""What the filter must refuse and let through, as data: ``cases.json``, resolved to numbers for one machine.
+
+The unit tests run the cases under bubblewrap; a conformance suite can run the same ones under any driver. Hand
+:func:`payload` to ``attempt.py`` inside the sandbox and compare its answers. Nothing here may import a driver, a
+profile or the server.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from glovebox_sandboxes.seccomp.filters import number
+
+#: What the allowed neighbour of every case answers.
+ALLOWED = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One refused call and its nearest allowed neighbour."""
+
+    id: str
+    rule: str
+    """Id of the policy group that decides: a refusal, or an allowance whose conditions do not hold."""
+    call: str
+    answer: str
+    """Errno or signal name under the filter."""
+    without: tuple[str, ...]
+    """What it may answer without the filter: success, or the kernel's own reasons."""
+    attempt: Mapping[str, Any]
+    neighbour: Mapping[str, Any]
+
+
+def load_cases(machine: str) -> tuple[Case, ...]:
+    """The cases that exist on ``machine`` (as ``uname -m`` says it): old calls have no number on younger machines.
+
+    Raises:
+        SandboxUnavailable: libseccomp, which knows the numbers, is missing.
+    """
+    data = json.loads(resources.files(__package__).joinpath("cases.json").read_bytes())
+    return tuple(case for entry in data["cases"] if (case := _case(entry, machine)) is not None)
+
+
+def _case(entry: Mapping[str, Any], machine: str) -> Case | None:
+    if machine not in entry.get("machines", (machine,)):
+        return None
+    refused = entry.get("number") or number(entry["call"], machine)
+    allowed = number(entry["near"]["call"], machine)
+    if refused is None or allowed is None:
+        return None
+    return Case(
+        id=entry["id"],
+        rule=entry["rule"],
+        call=entry["call"],
+        answer=entry["answer"],
+        without=tuple(entry["without"]),
+        attempt={
+            "id": entry["id"],
+            "number": refused,
+            "args": entry["args"],
+            "abi": entry.get("abi", "native"),
+        },
+        neighbour={
+            "id": f"near {entry['id']}",
+            "number": allowed,
+            "args": entry["near"]["args"],
+            "abi": "native",
+        },
+    )
+
+
+def payload(cases: Iterable[Case]) -> str:
+    """The stdin of ``attempt.py`` for these cases: each attempt, then its neighbour."""
+    return json.dumps([attempt for case in cases for attempt in (case.attempt, case.neighbour)])
+
+
+def program() -> str:
+    """Source of ``attempt.py``, for ``python -I -c`` where the file itself is not mounted."""
+    return resources.files(__package__).joinpath("attempt.py").read_text()

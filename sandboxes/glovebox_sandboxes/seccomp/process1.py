@@ -1,0 +1,75 @@
+"""A filter for programs on kernels whose process 1 is not out of reach of the others: gVisor's.
+
+Linux keeps from a pid namespace's process 1 every signal of its own namespace that it does not handle
+(pid_namespaces(7)); gVisor does not, and has no Landlock to keep signals apart. So a program there may not name process
+1 to any call that signals. Nothing here may import a driver, a profile or the server.
+"""
+
+import errno
+import signal
+from functools import cache
+from typing import Any
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.seccomp.filters import exported, libseccomp
+
+_INT = 0xFFFF_FFFF
+"""The bits of an argument that the kernel reads as an int."""
+_EVERYBODY = -1 & _INT
+"""To F_SETOWN, the process group 1. To kill(2) it is everybody but process 1, in gVisor too."""
+_NAMES_A_PROCESS = {
+    "kill": (0,), "tkill": (0,), "tgkill": (0, 1), "rt_sigqueueinfo": (0,), "rt_tgsigqueueinfo": (0, 1),
+    "pidfd_open": (0,),
+}  # fmt: skip
+"""Calls that signal, or lead to it, and the arguments that say whom."""
+_F_SETOWN, _F_SETOWN_EX = 8, 15
+_FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
+_PR_SET_SECCOMP = 22
+_CLONE_PARENT = 0x8000
+_SIGNAL_BITS = 8
+"""clone(2): the lowest byte of the flags is what the parent gets when the child ends."""
+
+
+@cache
+def keep_from_process_1() -> bytes:
+    """The filter as an array of ``struct sock_filter``: EPERM for what is named here, everything else is let through.
+
+    Raises:
+        SandboxUnavailable: libseccomp is missing or refuses it.
+    """
+    library = libseccomp()
+    try:
+        rules = library.SyscallFilter(library.ALLOW)
+        rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
+        for name, comparison in _refused(library):
+            rules.add_rule(library.ERRNO(errno.EPERM), name, *comparison)
+        return exported(rules)
+    except OSError as error:
+        raise SandboxUnavailable(
+            "compile the filter that protects process 1",
+            f"libseccomp refused a rule ({error})",
+            "Update libseccomp2 to 2.5 or later",
+        ) from error
+
+
+def _refused(library: Any) -> list[tuple[str, list[Any]]]:
+    def whole(argument: int, value: int) -> Any:
+        return library.Arg(argument, library.MASKED_EQ, _INT, value)
+
+    def bits(value: int, mask: int) -> Any:
+        return library.Arg(0, library.MASKED_EQ, mask, value)
+
+    found = [(name, [whole(argument, 1)]) for name, arguments in _NAMES_A_PROCESS.items() for argument in arguments]
+    # Signals for what happens to a descriptor, sent to whom its owner is.
+    found += [("fcntl", [whole(1, _F_SETOWN), whole(2, owner)]) for owner in (1, _EVERYBODY)]
+    found += [("fcntl", [whole(1, _F_SETOWN_EX)]), ("ioctl", [whole(1, _FIOSETOWN)]), ("ioctl", [whole(1, _SIOCSPGRP)])]
+    # A child's last signal goes to its parent, which is process 1 for whoever says so, and for every orphan: so it is
+    # SIGCHLD or, as for threads, none. A filter cannot say "not equal" of some bits, but each other bit.
+    found.append(("clone", [bits(_CLONE_PARENT, _CLONE_PARENT)]))
+    others = [1 << bit for bit in range(_SIGNAL_BITS) if not signal.SIGCHLD >> bit & 1]
+    found += [("clone", [bits(bit, bit)]) for bit in others]
+    parts = [1 << bit for bit in range(_SIGNAL_BITS) if signal.SIGCHLD >> bit & 1]
+    found += [("clone", [bits(part, 0xFF)]) for part in parts]
+    # The next filter would be the program's own.
+    found.append(("prctl", [whole(0, _PR_SET_SECCOMP)]))
+    return found

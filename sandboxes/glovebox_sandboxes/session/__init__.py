@@ -1,0 +1,1 @@
+"""One job in one sandbox: the connection to its guest, what comes out, how it ended."""

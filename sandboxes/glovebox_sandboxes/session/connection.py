@@ -1,0 +1,390 @@
+"""The broker's end of the wire: drives the codec over a sandbox's channel. Every byte that comes is hostile."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Annotated, Any, Literal, Protocol
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from _glovebox_guest import wire
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.measure import Measured, parse
+
+_READ = 1024 * 1024
+"""Bytes taken from the channel at once."""
+_TURN_SECONDS = 0.002
+"""Longest that a guest which always has something to say keeps everybody else waiting."""
+_OUTBOX = 1024 * 1024
+"""Bytes on their way to the guest beyond which those who send more wait."""
+_GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("a name is not plain text")
+    return name
+
+
+_Name = Annotated[str, Field(max_length=255), AfterValidator(_printable)]
+
+
+class GuestSkipped(BaseModel):
+    """One thing in ``/output`` that the guest did not send."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(max_length=1024)
+    reason: str = Field(max_length=200)
+
+
+class GuestChanges(BaseModel):
+    """What the program changed in its workspace."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    created: list[_Name] = Field(max_length=50)
+    changed: list[_Name] = Field(max_length=50)
+    deleted: list[_Name] = Field(max_length=50)
+    counts: dict[Literal["created", "changed", "deleted"], int]
+    skipped: list[GuestSkipped] = Field(max_length=26)
+    patch: bool
+
+
+class GuestOutcome(BaseModel):
+    """Body of the ``outcome`` message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    stopped: str = Field(pattern="^(time|output|processor)?$")
+    status: int = Field(ge=-64, le=255)
+    wall_ms: float = Field(ge=0)
+    cpu_ms: float = Field(ge=0)
+    memory_peak_bytes: int = Field(ge=0)
+    skipped: list[GuestSkipped] = Field(max_length=64)
+    changes: GuestChanges | None = None
+    refused: str = Field(default="", max_length=300)
+    """Why the program was not started."""
+
+
+class Sink(Protocol):
+    """Takes one stream of the guest's. Called in order, one at a time; while it works, the guest waits."""
+
+    async def data(self, data: bytes) -> None:
+        """The next bytes."""
+
+    async def end(self) -> None:
+        """The stream is complete."""
+
+
+class Duplex(anyio.abc.ByteStream):
+    """A two-way stream the guest opened (egress), with flow control both ways."""
+
+    def __init__(self, link: "Link", stream: int, kind: str, meta: Mapping[str, Any]) -> None:
+        self.stream = stream
+        self.kind = kind
+        self.meta = meta
+        self._link = link
+        self.scope = anyio.CancelScope()
+        """Serving it happens in here: when the guest resets the stream there is nobody left to serve."""
+        # The codec's window bounds what is in here: a peer that sends more breaks the protocol. One array, because a
+        # window of tiny frames, each an object of its own, would take thirty times its bytes.
+        self._inbox = bytearray()
+        self._over = False
+        self._broken = False
+        self._came = anyio.Event()
+        self._credit = anyio.Event()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Bytes from the guest.
+
+        Raises:
+            anyio.EndOfStream: the guest has sent everything.
+            anyio.BrokenResourceError: the guest gave the stream up, so what came may not be everything.
+        """
+        while not self._inbox or self._broken:
+            if self._broken:
+                raise anyio.BrokenResourceError
+            if self._over:
+                raise anyio.EndOfStream
+            self._came = anyio.Event()
+            await self._came.wait()
+        data = bytes(self._inbox[:max_bytes])
+        del self._inbox[:max_bytes]
+        self._link.post(self._link.wire.consumed(self.stream, len(data)))
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes to the guest; waits for credit. Raises anyio.BrokenResourceError where the guest is gone."""
+        view = memoryview(data)
+        while view:
+            if not self._link.wire.is_open(self.stream):
+                raise anyio.BrokenResourceError
+            credit = self._link.wire.credit(self.stream)
+            if credit == 0:
+                self._credit = anyio.Event()
+                await self._credit.wait()
+                continue
+            await self._link.send(self._link.wire.data(self.stream, view[:credit]))
+            view = view[credit:]
+
+    async def send_eof(self) -> None:
+        """No more bytes to the guest."""
+        if self._link.wire.is_open(self.stream):
+            await self._link.send(self._link.wire.end(self.stream))
+
+    async def note(self, body: Mapping[str, Any]) -> None:
+        """Answer the guest's opening of this stream, once, before any bytes.
+
+        Raises:
+            anyio.BrokenResourceError: the guest has given the stream up.
+        """
+        if not self._link.wire.is_open(self.stream):
+            raise anyio.BrokenResourceError
+        await self._link.send(self._link.wire.note(self.stream, body))
+
+    async def reset(self, body: Mapping[str, Any]) -> None:
+        """End the stream at once, with the reason; nothing happens where it is over."""
+        self._link.post(self._link.wire.reset(self.stream, body))
+        self.on_over()
+
+    async def aclose(self) -> None:
+        """End the stream if it is still open."""
+        await self.reset({})
+
+    def on_data(self, data: bytes) -> None:
+        """Called by the link."""
+        self._inbox += data
+        self._came.set()
+
+    def on_credit(self) -> None:
+        """Called by the link."""
+        self._credit.set()
+
+    def on_over(self) -> None:
+        """Called by the link: nothing more will come."""
+        self._over = True
+        self._came.set()
+        self._credit.set()
+
+    def on_reset(self) -> None:
+        """Called by the link: the guest gave the stream up, and serving it ends."""
+        self._broken = True
+        self.on_over()
+        self.scope.cancel()
+
+
+Accept = Callable[[str, Mapping[str, Any]], Awaitable[Sink | None]]
+"""Takes kind and meta of a one-way stream; None refuses it."""
+Serve = Callable[[Duplex], Awaitable[None]]
+"""Serves one two-way stream; runs in a task of its own."""
+
+
+class Link:
+    """One conversation with one guest."""
+
+    def __init__(self, channel: anyio.abc.ByteStream) -> None:
+        self.wire = wire.Wire("host")
+        self._channel = channel
+        self._outbox = bytearray()
+        self._posted = anyio.Event()
+        self._sent = anyio.Event()
+        self._sinks: dict[int, Sink] = {}
+        self._duplexes: dict[int, Duplex] = {}
+        self._credit: dict[int, anyio.Event] = {}
+        self._queue: deque[wire.Event] = deque()
+        self._turn = 0.0
+
+    def post(self, frames: bytes) -> None:
+        """Send frames, whole and in order, without waiting.
+
+        What reads from the guest never waits for it: guest and host would wait for each other. Credit bounds the data
+        that is under way, and all else is a few bytes for each megabyte or stream of the guest's.
+        """
+        if frames:
+            self._outbox += frames
+            self._posted.set()
+
+    async def send(self, frames: bytes) -> None:
+        """Send frames, whole and in order, even if cancelled; waits while much is under way."""
+        self.post(frames)
+        while len(self._outbox) > _OUTBOX:
+            await self._sent.wait()
+
+    async def _write(self) -> None:
+        """The one task that writes to the channel, so that no other's cancellation can cut a frame in two.
+
+        A guest that takes nothing any more may have said its last word, which is still to be read: that is for the
+        reader to find out.
+        """
+        with suppress(*_GONE, OSError):
+            while True:
+                await self._posted.wait()
+                self._posted = anyio.Event()
+                frames = bytes(self._outbox)
+                self._outbox.clear()
+                self._sent.set()
+                self._sent = anyio.Event()
+                await self._channel.send(frames)
+
+    async def quiet(self) -> None:
+        """Return when a guest that was asked nothing has ended, or has spoken all the same: it is of no use then."""
+        with suppress(*_GONE):
+            await self._channel.receive(_READ)
+
+    async def ready(self) -> Measured:
+        """Wait until the guest is ready; returns what it measured.
+
+        Raises:
+            SandboxUnavailable: what came is not a measurement.
+            anyio.EndOfStream: the guest ended first.
+        """
+        event = await self._next()
+        if not isinstance(event, wire.Message):  # the codec lets nothing else come first
+            raise TypeError(event)
+        return parse(event.body)
+
+    async def run(
+        self,
+        job: Mapping[str, Any],
+        inputs: Sequence[tuple[str, bytes]],
+        accept: Accept,
+        serve: Serve | None,
+    ) -> GuestOutcome:
+        """Give the guest its job and carry its streams until the outcome.
+
+        Args:
+            job: body of the ``job`` message.
+            inputs: names below ``/input`` and contents.
+            accept: called for each one-way stream the guest opens.
+            serve: called for each two-way stream; None refuses them all.
+
+        Raises:
+            SandboxUnavailable: the guest broke the protocol.
+            anyio.EndOfStream: the guest ended without an outcome.
+            Exception: what ``accept`` or ``serve`` raise.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                self.post(self.wire.message("job", job))
+                tasks.start_soon(self._send_inputs, inputs)
+                body = await self._pump(accept, serve, tasks)
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as problems:
+            # Tasks fail together; what counts is what went wrong, and then that the guest is gone.
+            _, wrong = problems.split(_GONE)
+            raise anyio.EndOfStream if wrong is None else _first(wrong) from None
+        try:
+            return GuestOutcome.model_validate(body)
+        except ValidationError as problem:
+            raise _broken(f"its outcome is malformed: {problem.errors()[0]['msg']}") from None
+
+    async def _next(self) -> wire.Event:
+        while not self._queue:
+            # A channel may always have bytes at once: a flood must not keep the clock from running.
+            if monotonic() >= self._turn:
+                await anyio.lowlevel.checkpoint()
+                self._turn = monotonic() + _TURN_SECONDS
+            try:
+                self._queue.extend(self.wire.receive(await self._channel.receive(_READ)))
+            except wire.ProtocolError as problem:
+                raise _broken(str(problem)) from None
+        return self._queue.popleft()
+
+    async def _pump(self, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> Mapping[str, Any]:
+        while True:
+            event = await self._next()
+            if isinstance(event, wire.Message):
+                return event.body
+            if isinstance(event, wire.Open):
+                await self._opened(event, accept, serve, tasks)
+            elif isinstance(event, wire.Data):
+                await self._data(event)
+            elif isinstance(event, wire.Window):
+                self._more_credit(event.stream)
+            elif isinstance(event, wire.End | wire.Reset):
+                await self._over(event)
+
+    async def _opened(self, event: wire.Open, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
+        if not event.duplex:
+            sink = await accept(event.kind, event.meta)
+            if sink is None:
+                self.post(self.wire.reset(event.stream, {"reason": "refused"}))
+            else:
+                self._sinks[event.stream] = sink
+        elif serve is None:
+            reason = "This sandbox has no network."
+            self.post(self.wire.reset(event.stream, {"rule": "network.mode", "reason": reason, "hint": ""}))
+        else:
+            duplex = self._duplexes[event.stream] = Duplex(self, event.stream, event.kind, event.meta)
+            tasks.start_soon(self._serve, serve, duplex)
+
+    async def _serve(self, serve: Serve, duplex: Duplex) -> None:
+        try:
+            with duplex.scope:
+                await serve(duplex)
+        except _GONE:
+            pass  # the guest gave the stream up
+        finally:
+            self._duplexes.pop(duplex.stream, None)
+        await duplex.aclose()
+
+    async def _data(self, event: wire.Data) -> None:
+        sink = self._sinks.get(event.stream)
+        if sink is not None:
+            await sink.data(event.data)
+            self.post(self.wire.consumed(event.stream, len(event.data)))
+        elif (duplex := self._duplexes.get(event.stream)) is not None:
+            duplex.on_data(event.data)
+
+    async def _over(self, event: wire.End | wire.Reset) -> None:
+        sink = self._sinks.pop(event.stream, None)
+        if sink is not None and isinstance(event, wire.End):
+            await sink.end()
+        if isinstance(event, wire.Reset):
+            self._more_credit(event.stream)
+        duplex = self._duplexes.get(event.stream)
+        if duplex is not None and isinstance(event, wire.Reset):
+            duplex.on_reset()
+        elif duplex is not None:
+            duplex.on_over()
+
+    async def _send_inputs(self, inputs: Sequence[tuple[str, bytes]]) -> None:
+        for name, content in inputs:
+            stream, frames = self.wire.open("input", {"name": name})
+            await self.send(frames)
+            view = memoryview(content)
+            while view:
+                credit = self.wire.credit(stream)
+                if credit == 0:
+                    self._credit[stream] = anyio.Event()
+                    await self._credit[stream].wait()
+                    continue
+                await self.send(self.wire.data(stream, view[:credit]))
+                view = view[credit:]
+            await self.send(self.wire.end(stream))
+
+    def _more_credit(self, stream: int) -> None:
+        if stream in self._credit:
+            self._credit.pop(stream).set()
+        if stream in self._duplexes:
+            self._duplexes[stream].on_credit()
+
+
+def _first(problems: BaseExceptionGroup) -> BaseException:
+    """One exception of a group, however deep."""
+    problem: BaseException = problems
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem
+
+
+def _broken(reason: str) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "Talking to the guest", f"the sandbox broke the wire's protocol: {reason}", "The sandbox was killed; try again."
+    )

@@ -1,0 +1,282 @@
+"""One job in one sandbox: prove the isolation, run, bound everything that comes out, say how it ended.
+
+The same for every driver. Files and network connections are handed to the caller's callbacks as they come.
+"""
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from _glovebox_guest.measure import namespace_number
+from glovebox_sandboxes.contract.attestation import Attestation, attest
+from glovebox_sandboxes.contract.base import Facts, Plan, Sandbox
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.measure import NAMESPACES, Measured
+from glovebox_sandboxes.contract.outcome import PATCH, Changes, Ended, Job, Outcome, SkippedFile, Usage
+from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
+from glovebox_sandboxes.plural import counted
+from glovebox_sandboxes.session.capture import HeadAndTail
+from glovebox_sandboxes.session.connection import GuestOutcome, Link, Serve, Sink
+from glovebox_sandboxes.session.result import ResultReader
+
+READY_SECONDS = 30.0
+"""From start to ``ready``: well below a second, but for preloaded modules on a busy machine."""
+GRACE_SECONDS = 5.0
+"""After its wall time the guest stops the program and sends what there is; then the host ends the sandbox itself."""
+PRINTED_FACTOR = 256
+"""A program is stopped when it prints more than this many times what is kept of a stream."""
+
+_DIGITS = 3
+"""Of milliseconds: a clock shows more, and means nothing by it."""
+_SIGXCPU = 24
+_SIGKILL = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the caller wants of a running job."""
+
+    file: Callable[[str, int], Awaitable[Sink | None]]
+    """Takes name and size of an output file; None refuses it."""
+    serve: Serve | None = None
+    """Serves one egress stream; None where the profile grants no network."""
+    printed: Callable[[bytes], None] | None = None
+    """Hears standard output as it comes."""
+
+
+@functools.cache
+def host_namespaces() -> Mapping[str, int]:
+    """Inode numbers of the namespaces this process is in, see namespaces(7); it stays in them."""
+    return {name: namespace_number(str(Path(f"/proc/self/ns/{name}").readlink())) for name in NAMESPACES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proved:
+    """A sandbox whose guest is ready, and what was measured of it."""
+
+    sandbox: Sandbox
+    plan: Plan
+    link: Link
+    measured: Measured
+    attestation: Attestation
+    note: Any = None
+    """What the pool's user has to say of it: made ahead, so that a call for which it stood ready need not."""
+
+
+async def prove(sandbox: Sandbox, plan: Plan) -> Proved:
+    """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
+
+    Raises:
+        SandboxUnavailable: it did not get ready.
+    """
+    link = Link(sandbox.channel)
+    try:
+        with anyio.fail_after(READY_SECONDS):
+            measured = await link.ready()
+    except TimeoutError:
+        raise _unavailable(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
+    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await sandbox.kill()
+        facts = await sandbox.facts()
+        raise _unavailable(facts.detail or "the guest ended before it was ready") from None
+    attestation = attest(plan.expected, measured, await sandbox.outside(), host_namespaces())
+    return Proved(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
+
+
+async def run(proved: Proved, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks) -> Outcome:
+    """Run one job to its end, or until its time is up.
+
+    Raises:
+        SandboxUnavailable: the sandbox died under the program, or broke the protocol.
+        UnsupportedSpec: the workspace cannot be copied within the limits; the program was not started.
+    """
+    sandbox, link, plan = proved.sandbox, proved.link, proved.plan
+    limits = plan.spec.limits
+    wall = min(limits.wall_seconds, job.wall_seconds or limits.wall_seconds)
+    streams = _Streams(limits.stream_bytes, hooks, overlay=plan.spec.overlay)
+    told: GuestOutcome | None = None
+    died = False
+    started = anyio.current_time()
+    with anyio.move_on_after(wall + GRACE_SECONDS):
+        try:
+            told = await link.run(_job_body(plan, job, wall, len(inputs)), inputs, streams.accept, hooks.serve)
+        except anyio.EndOfStream:
+            died = True
+    elapsed = (anyio.current_time() - started) * 1000
+    if told is None:
+        await sandbox.kill()
+    facts = await sandbox.facts()
+    if died and not facts.out_of_memory:
+        raise _unavailable(facts.detail or "the sandbox ended without an outcome")
+    if told is not None and told.refused:
+        raise _too_large(told.refused)
+    ended, code, reason = _ending(plan, told, facts, wall, streams.result.value)
+    return Outcome(
+        ended=ended,
+        code=code,
+        reason=reason,
+        stdout=streams.stdout.captured(),
+        stderr=streams.stderr.captured(),
+        value=streams.result.value,
+        blobs=tuple(streams.result.blobs),
+        problems=tuple(streams.result.problems),
+        skipped=_skipped(told),
+        changes=_changes(told, plan),
+        usage=Usage(
+            wall_ms=round(told.wall_ms if told else elapsed, _DIGITS),
+            cpu_ms=_processor_ms(told, facts),
+            memory_peak_bytes=facts.memory_peak_bytes or (told.memory_peak_bytes if told else 0),
+        ),
+    )
+
+
+def _too_large(reason: str) -> UnsupportedSpec:
+    fix = 'Raise limits.workspace in the profile, serve a smaller directory (--workspace), or use workspace = "read".'
+    return UnsupportedSpec("files.workspace", f"the workspace cannot be copied: {reason}", fix)
+
+
+def _skipped(told: GuestOutcome | None) -> tuple[SkippedFile, ...]:
+    if told is None:
+        return ()
+    found = [SkippedFile(name=each.name, reason=each.reason) for each in told.skipped]
+    if told.changes is not None:
+        found += [SkippedFile(name=f"{WORKSPACE}/{each.name}", reason=each.reason) for each in told.changes.skipped]
+    return tuple(found)
+
+
+def _changes(told: GuestOutcome | None, plan: Plan) -> Changes | None:
+    if told is None or told.changes is None or not plan.spec.overlay:
+        return None
+    found = told.changes
+    return Changes(
+        created=tuple(found.created),
+        changed=tuple(found.changed),
+        deleted=tuple(found.deleted),
+        counts={str(kind): count for kind, count in found.counts.items()},
+        patch=found.patch,
+    )
+
+
+def _processor_ms(told: GuestOutcome | None, facts: Facts) -> float | None:
+    """By the guest, or where the host had to end it, by the kernel as far as that counts for the sandbox."""
+    if told is not None:
+        return round(told.cpu_ms, _DIGITS)
+    return None if facts.cpu_seconds is None else round(facts.cpu_seconds * 1000, _DIGITS)
+
+
+def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
+    limits = asdict(plan.spec.limits)
+    per_process = ("cpu_seconds", "output_bytes", "output_files", *plan.rlimits)
+    copied = ("workspace_bytes", "workspace_files") if plan.spec.overlay else ()
+    guest = {name: limits[name] for name in (*per_process, *copied)}
+    guest["wall_seconds"] = wall
+    guest["printed_bytes"] = limits["stream_bytes"] * PRINTED_FACTOR
+    return {"kind": job.kind, "payload": dict(job.payload), "inputs": inputs, "limits": guest}
+
+
+def _ending(
+    plan: Plan, told: GuestOutcome | None, facts: Facts, wall: float, value: Any
+) -> tuple[Ended, int | None, str]:
+    """How it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
+    limits = plan.spec.limits
+    if told is None:
+        return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(wall)
+    if told.stopped == "time":
+        return _timed_out(wall)
+    if told.stopped:
+        return "limit", None, _LIMITS[told.stopped](limits)
+    if told.status < 0:
+        return _signalled(limits, told, facts)
+    if _lacked_memory(plan, told, facts, value):
+        return _out_of_memory(limits, told.status)
+    return "exited", told.status, ""
+
+
+def _lacked_memory(plan: Plan, told: GuestOutcome, facts: Facts, value: Any) -> bool:
+    """Whether a program that ended by itself did so for want of memory."""
+    error = value.get("error") if isinstance(value, dict) else None
+    # A program can say so of itself as it likes. Where the limit holds per process there is no other witness.
+    witness = facts.out_of_memory or "memory_bytes" in plan.rlimits
+    if witness and told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
+        return True
+    # Where the kernel took what holds the program's memory (under gVisor), the program ends without a word.
+    return told.status != 0 and value is None and facts.out_of_memory
+
+
+# What is said of a program that was stopped for a limit, by the guest's word for it.
+_LIMITS: Mapping[str, Callable[[Limits], str]] = {
+    "processor": lambda limits: (
+        f"It used more than {counted(limits.cpu_seconds, 'second')} of processor time and was stopped."
+    ),
+    "output": lambda limits: (
+        f"It printed more than {limits.stream_bytes * PRINTED_FACTOR // 2**20} MiB and was stopped."
+    ),
+}
+
+
+def _signalled(limits: Limits, told: GuestOutcome, facts: Facts) -> tuple[Ended, int | None, str]:
+    spent = told.cpu_ms >= limits.cpu_seconds * 1000
+    if told.status == -_SIGXCPU or (told.status == -_SIGKILL and spent):
+        return "limit", None, _LIMITS["processor"](limits)
+    if told.status == -_SIGKILL and facts.out_of_memory:
+        return _out_of_memory(limits, None)
+    return "signalled", -told.status, f"It was ended by signal {-told.status}."
+
+
+def _out_of_memory(limits: Limits, status: int | None) -> tuple[Ended, int | None, str]:
+    return "out_of_memory", status, f"It needed more than the {limits.memory_bytes // 2**20} MiB of memory it may use."
+
+
+def _timed_out(wall: float) -> tuple[Ended, int | None, str]:
+    return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped."
+
+
+class _Streams:
+    """The guest's one-way streams by kind."""
+
+    def __init__(self, keep: int, hooks: Hooks, *, overlay: bool) -> None:
+        self.stdout = HeadAndTail(keep)
+        self.stderr = HeadAndTail(keep)
+        self.result = ResultReader()
+        self._hooks = hooks
+        self._overlay = overlay
+
+    async def accept(self, kind: str, meta: Mapping[str, Any]) -> Sink | None:
+        if kind == "stdout":
+            return _Feed(self._heard)
+        if kind == "stderr":
+            return _Feed(self.stderr.feed)
+        if kind == "result":
+            return _Feed(self.result.feed)
+        name, size = meta.get("name"), meta.get("bytes")
+        if kind == "patch" and self._overlay and type(size) is int:
+            return await self._hooks.file(PATCH, size)
+        if kind == "file" and isinstance(name, str) and type(size) is int:
+            return await self._hooks.file(name, size)
+        return None
+
+    def _heard(self, data: bytes) -> None:
+        self.stdout.feed(data)
+        if self._hooks.printed is not None:
+            self._hooks.printed(data)
+
+
+class _Feed:
+    """A sink that hands bytes to a function."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+
+    async def data(self, data: bytes) -> None:
+        self._take(data)
+
+    async def end(self) -> None:
+        return
+
+
+def _unavailable(reason: str) -> SandboxUnavailable:
+    return SandboxUnavailable("Running a job in a sandbox", reason, "Try again; if it persists, run `glovebox doctor`.")

@@ -1,0 +1,5 @@
+"""``python -I -m glovebox_server``: the command line, whatever lies in the current directory or on PYTHONPATH."""
+
+from glovebox_server.cli.main import main
+
+main(prog_name="glovebox")

@@ -1,0 +1,188 @@
+"""The composition root: everything a server needs, put together once, taken down in order."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
+from glovebox_profiles.model import Effect, Profile
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.pool import pool as pools
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.broker import preloads
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.broker import Broker, started
+from glovebox_server.broker.policy import decide
+from glovebox_server.broker.prewarm import prepare
+from glovebox_server.errors import AuditUnavailable, InvalidArguments
+from glovebox_server.receipts.keys import Signer
+from glovebox_server.receipts.ledger import Office
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.tools.base import Tool
+
+if TYPE_CHECKING:
+    from glovebox_server.mcp.manifest import Manifest
+
+_SWEEP_SECONDS = 300.0
+"""Between two looks for expired artifacts: they are unreadable at once, this only gives the disk back."""
+
+VERSION = installed_version("glovebox-mcp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App:
+    """A running Glovebox, whatever transport serves it."""
+
+    settings: Settings
+    tools: Mapping[str, Tool]
+    profiles: ProfileSet
+    broker: Broker
+    audit: AuditLog
+    artifacts: ArtifactStore
+    version: str = VERSION
+    ended: list[str]
+    """Whoever ends the server puts the reason here, for its last record."""
+
+    async def manifest(self) -> "Manifest":
+        """What a caller can know before a call; asks every driver."""
+        from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - brings the SDK, which a call from a script does without
+
+        return await capabilities.manifest(
+            tools=self.tools,
+            profiles=self.profiles,
+            drivers=self.broker.drivers,
+            workspace=self.broker.workspace,
+            version=self.version,
+        )
+
+
+def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, str]:
+    """What this server would say to a profile's example."""
+    tool = TOOLS.get(profile.tool)
+    if tool is None:
+        return "deny", "tool.unknown"
+    try:
+        decision = decide(tool, validated(tool, call), profile)
+    except InvalidArguments:
+        return "deny", "arguments"
+    return decision.effect, decision.rule
+
+
+def load_profiles(settings: Settings) -> ProfileSet:
+    """The shipped profiles, with the operator's in place of those of the same tool.
+
+    Raises:
+        ProfileError: one is wrong, or the directory that was set does not exist.
+    """
+    return load([SHIPPED, settings.profiles_dir], check_example=check_example)
+
+
+@asynccontextmanager
+async def opened(
+    settings: Settings, transport: str, tools_digest: str | None = None, *, ahead: bool = True
+) -> AsyncIterator[App]:
+    """A server's parts, for the length of the block.
+
+    Args:
+        settings: where things are.
+        transport: for the record: ``stdio``, ``http`` or ``cli``.
+        tools_digest: for the record: of the list of tools that is shown to clients.
+        ahead: whether sandboxes are prepared ahead, where profiles want it.
+
+    Raises:
+        ProfileError: a profile is wrong; nothing was started.
+        AuditUnavailable: the state directory cannot be written.
+        ArtifactsUnavailable: nor can the artifacts'.
+        KeyUnusable: others could read the key that signs receipts.
+    """
+    profiles = load_profiles(settings)
+    owner = new_owner()
+    server_id = f"g{owner.pid}-{owner.started}"
+    ended: list[str] = []
+    store = ArtifactStore(
+        settings.state_dir / "artifacts",
+        clock=lambda: datetime.now(UTC),
+        ttl=timedelta(hours=settings.artifact_hours),
+        max_bytes_total=settings.artifact_total_mib * 2**20,
+        max_bytes_owner=settings.artifact_total_mib * 2**20,
+    )
+    try:
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        reason = f"{settings.state_dir} cannot be made: {problem.strerror}"
+        fix = "Name another with --state-dir or GLOVEBOX_STATE_DIR."
+        raise AuditUnavailable("Opening the state directory", reason, fix) from problem
+    signer = Signer.load(settings.state_dir)
+    async with (
+        AuditLog.open(settings.state_dir / "audit", server_id) as audit,
+        store,
+        registry.opened(settings.data_dir, server_id) as available,
+        pools.opened(partial(_record, audit), started) as pool,
+        anyio.create_task_group() as tasks,
+    ):
+        await audit.append(
+            ServerStarted(
+                version=VERSION,
+                pid=os.getpid(),
+                transport=transport,
+                tools_digest=tools_digest,
+                receipt_key=signer.key_id,
+            )
+        )
+        for tool, profile in profiles.items():
+            source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
+            await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
+        if transport != "cli":
+            await preloads.check(profiles, available, settings.workspace.resolve(), settings.state_dir)
+        tasks.start_soon(_sweep, store)
+        broker = Broker(
+            tools=TOOLS,
+            profiles=profiles,
+            drivers=available,
+            pool=pool,
+            audit=audit,
+            receipts=Office(log=audit, signer=signer, version=VERSION, server_id=server_id),
+            artifacts=store,
+            workspace=settings.workspace.resolve(),
+            ahead=ahead,
+        )
+        app = App(
+            settings=settings,
+            tools=TOOLS,
+            profiles=profiles,
+            broker=broker,
+            audit=audit,
+            artifacts=store,
+            ended=ended,
+        )
+        try:
+            if ahead:
+                tasks.start_soon(prepare, profiles, available, pool, broker.workspace)
+            yield app
+        finally:
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await audit.append(ServerStopped(reason=ended[0] if ended else "done"))
+
+
+async def _sweep(store: ArtifactStore) -> None:
+    while True:
+        await anyio.sleep(_SWEEP_SECONDS)
+        await store.sweep()
+
+
+async def _record(audit: AuditLog, event: pools.PoolEvent) -> None:
+    # What calls need of the log they write themselves, and hear of it there.
+    with suppress(AuditUnavailable):
+        await audit.append(PoolChanged(**asdict(event)))

@@ -1,0 +1,242 @@
+"""Receiving one call's output files, chunk by chunk, until they are published or gone. No paths are made here.
+
+Every name and byte comes from untrusted code. Must never be imported here: the wire, or anything of MCP.
+"""
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, TypeVar
+
+from anyio import CancelScope, CapacityLimiter, to_thread
+
+from glovebox_sandboxes.contract.spec import Limits
+from glovebox_server.artifacts.disk import Disk, translated
+from glovebox_server.artifacts.media import Sniffer
+from glovebox_server.artifacts.names import CallNames, check_name, name_risks
+from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, new_id, uri_of
+from glovebox_server.broker.calls import ToolCall
+from glovebox_server.errors import Refused
+
+FLUSH_BYTES: Final = 256 * 1024
+"""What one file holds in memory before a worker thread hashes and writes it: few thread switches, little memory."""
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Runs blocking disk work in threads of its own and translates its failures."""
+
+    __slots__ = ("_limiter",)
+
+    def __init__(self, threads: int) -> None:
+        self._limiter = CapacityLimiter(threads)
+
+    async def run(self, attempted: str, work: Callable[[], T]) -> T:
+        """Run ``work`` to its end, also when the caller is cancelled meanwhile: a file is never written by two.
+
+        Raises:
+            ArtifactsUnavailable: The disk failed.
+        """
+        with translated(attempted):
+            return await to_thread.run_sync(work, limiter=self._limiter)
+
+
+class Sink:
+    """One file on its way in. Not for several tasks at once."""
+
+    __slots__ = (
+        "_buffer",
+        "_collection",
+        "_descriptor",
+        "_digest",
+        "_size",
+        "_sniffer",
+        "artifact",
+        "failed",
+        "name",
+        "uri",
+    )
+
+    def __init__(self, collection: "Collection", name: str, uri: str, descriptor: int) -> None:
+        self._collection = collection
+        self._descriptor = descriptor
+        self._buffer = bytearray()
+        self._digest = hashlib.sha256()
+        self._sniffer = Sniffer()
+        self._size = 0
+        self.name = name
+        self.uri = uri
+        self.failed: Refused | ArtifactsUnavailable | None = None
+        """Why a write failed; then every later one fails too, and so does the end."""
+        self.artifact: Artifact | None = None
+        """The record, once the file has ended without an error."""
+
+    async def write(self, chunk: bytes) -> None:
+        """Take the next bytes.
+
+        Args:
+            chunk: At most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
+
+        Raises:
+            Refused: Rule ``artifacts.bytes``; with this chunk the call's files would exceed ``limits.output_bytes``.
+            ArtifactsUnavailable: The disk is full or failed.
+        """
+        if self.failed:
+            raise self.failed
+        try:
+            self._collection.spend(len(chunk))
+            self._size += len(chunk)
+            self._buffer += chunk
+            if len(self._buffer) >= FLUSH_BYTES:
+                await self._collection.worker.run("keeping an output file", self._flush)
+        except (Refused, ArtifactsUnavailable) as error:
+            self.failed = error
+            raise
+
+    def _flush(self) -> None:
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        self._digest.update(data)
+        self._sniffer.feed(data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    def finish(self, owner: str, call_id: str, created: datetime, expires: datetime) -> Artifact:
+        """Write what is left to the disk and return the record. Blocking."""
+        self._flush()
+        os.fsync(self._descriptor)
+        content = self._sniffer.finish(self.name)
+        return Artifact(
+            uri=self.uri,
+            owner=owner,
+            call_id=call_id,
+            name=self.name,
+            sha256=self._digest.hexdigest(),
+            bytes=self._size,
+            media_type=content.media_type,
+            created=created,
+            expires=expires,
+            risks=name_risks(self.name) + content.risks,
+        )
+
+
+class Collection:
+    """All output files of one call: bounded in number and bytes, invisible until published, gone otherwise."""
+
+    def __init__(
+        self,
+        *,
+        disk: Disk,
+        worker: Worker,
+        call: ToolCall,
+        limits: Limits,
+        clock: Callable[[], datetime],
+        ttl: timedelta,
+    ) -> None:
+        self.worker = worker
+        self._disk = disk
+        self._call = call
+        self._limits = limits
+        self._clock = clock
+        self._ttl = ttl
+        self._names = CallNames()
+        self._attempts = 0
+        self._bytes_left = limits.output_bytes
+        self._sealed: list[Artifact] = []
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """The files that ended without an error and are not published yet, in the order of their ends."""
+        return tuple(self._sealed)
+
+    def spend(self, size: int) -> None:
+        """Count bytes against the call's limit.
+
+        Raises:
+            Refused: Rule ``artifacts.bytes``.
+        """
+        if size > self._bytes_left:
+            most = self._limits.output_bytes
+            reason = f"The output files of this call hold more than the {most} bytes its profile allows."
+            raise Refused("artifacts.bytes", reason, "Write less to /output: fewer, smaller or compressed files.")
+        self._bytes_left -= size
+
+    @asynccontextmanager
+    async def receive(self, name: str) -> AsyncIterator[Sink]:
+        """Receive one file: ``async with collection.receive(name) as sink``; leaving normally is its end.
+
+        Leaving by an exception or cancellation removes what was written. Several may be open at once.
+
+        Args:
+            name: The file's path relative to ``/output``, as the sandbox told it: anything.
+
+        Raises:
+            Refused: Rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or
+                ``artifacts.bytes`` from ``Sink.write``. The call's other files are not affected.
+            ArtifactsUnavailable: The disk is full or failed.
+        """
+        self._attempts += 1
+        if self._attempts > self._limits.output_files:
+            most = self._limits.output_files
+            reason = f"This call wrote more than the {most} output files its profile allows."
+            raise Refused("artifacts.count", reason, "Write fewer files to /output, for instance one archive.")
+        check_name(name)
+        self._names.add(name)
+        identifier = new_id()
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._drop, [identifier], [])
+            # Shielded: cancelled between the thread's end and ours, nobody would know the descriptor any more.
+            with CancelScope(shield=True):
+                descriptor = await self.worker.run("keeping an output file", partial(self._disk.create, identifier))
+            try:
+                sink = Sink(self, name, uri_of(identifier), descriptor)
+                yield sink
+                if sink.failed:  # the caller swallowed it, but a file with a hole is no file
+                    raise sink.failed
+                created = self._clock()
+                finish = partial(sink.finish, self._call.principal.id, self._call.id, created, created + self._ttl)
+                artifact = await self.worker.run("keeping an output file", finish)
+            finally:
+                os.close(descriptor)
+            undo.push_async_callback(self._drop, [identifier], [artifact.sha256])
+            await self.worker.run("keeping an output file", partial(self._disk.seal, artifact))
+            self._sealed.append(artifact)
+            sink.artifact = artifact
+            undo.pop_all()
+
+    async def publish(self) -> tuple[Artifact, ...]:
+        """Make the received files visible to their owner, all or none, and return them.
+
+        The audit records that announce them are written before this.
+
+        Raises:
+            Refused: Rule ``artifacts.full``; they do not fit beside what has not expired. They are gone then.
+            ArtifactsUnavailable: The disk failed. They are gone then.
+        """
+        artifacts = self.artifacts
+        if artifacts:
+            publish = partial(self._disk.publish, artifacts, self._clock())
+            with CancelScope(shield=True):  # else they could be visible and yet counted as not published
+                try:
+                    await self.worker.run("publishing output files", publish)
+                except BaseException:
+                    await self.discard()
+                    raise
+                self._sealed.clear()
+        return artifacts
+
+    async def discard(self) -> None:
+        """Remove the received files that were not published."""
+        gone = self.artifacts
+        self._sealed.clear()
+        if gone:
+            await self._drop([artifact.id for artifact in gone], [artifact.sha256 for artifact in gone])
+
+    async def _drop(self, identifiers: list[str], digests: list[str]) -> None:
+        with CancelScope(shield=True):
+            await self.worker.run("removing an output file", partial(self._disk.drop, identifiers, digests))

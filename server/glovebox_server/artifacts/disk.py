@@ -1,0 +1,335 @@
+"""The quarantine directory: everything the artifact store does to a disk. Blocking calls for a worker thread.
+
+    blobs/<sha256>                     content by digest
+    items/<id>/{content,record.json}   one artifact; content is a hard link to its blob
+    incoming/<process>/<id>/…          files being received by one server process, which holds a lock on the folder
+
+Several server processes share the directory. These facts keep them from harming each other:
+
+1. An artifact appears by renaming its finished folder into ``items`` and goes by renaming it out: whole or not at all.
+2. An artifact reads its own hard link, so a blob may be unlinked at any time; at worst equal content is stored twice.
+   The link count is the reference count: a blob with one link has no artifact.
+3. What changes ``items`` holds a ``flock`` on the root folder; the kernel lets go of it when a process dies.
+4. An ``incoming`` folder whose lock can be taken belongs to a dead process and is removed.
+
+Paths are made of digests and random ids only. Must never be imported here: names from a sandbox, or anything async.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, decode, encode, expired, is_id
+from glovebox_server.errors import Refused
+
+MAX_ARTIFACTS: Final = 4096
+"""Artifacts at one time: bounds the table in memory (about 1 KB each) and the time to list them (about 10 ms)."""
+LOCK_WAIT_SECONDS: Final = 5.0
+"""The lock is held for milliseconds; a process that holds it longer is stopped or stuck, and callers must know."""
+_LOCK_POLL_SECONDS: Final = 0.005
+_RECORD_BYTES: Final = 64 * 1024
+"""A record has a name of at most 512 bytes and a few sentences: far more than that is not a record."""
+_READ_BYTES: Final = 1024 * 1024
+_PRIVATE_DIR: Final = 0o700
+_PRIVATE_FILE: Final = 0o600
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: should something have put a FIFO there, opening it must fail the check behind it, not hang
+_OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_AN_ARTIFACT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@contextmanager
+def translated(attempted: str) -> Iterator[None]:
+    """Turn an ``OSError`` into ``ArtifactsUnavailable``, without the path that the former carries.
+
+    Args:
+        attempted: What the caller of the store wanted, e.g. ``keeping an output file``.
+
+    Raises:
+        ArtifactsUnavailable: Instead of any ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        fix = "Check the state directory's file system and permissions."
+        if error.errno in _FULL:
+            fix = "Free space on the file system of the state directory."
+        raise ArtifactsUnavailable(attempted, os.strerror(error.errno or errno.EIO), fix) from error
+
+
+class Disk:
+    """One process's view of the directory. Not thread-safe by itself; each method may run in any one thread."""
+
+    def __init__(self, root: Path, *, max_bytes_total: int, max_bytes_owner: int) -> None:
+        self._root = root
+        self._blobs = root / "blobs"
+        self._items = root / "items"
+        self._incoming = root / "incoming"
+        self._mine = self._incoming / secrets.token_hex(8)
+        self._mine_fd = -1
+        self._max_bytes_total = max_bytes_total
+        self._max_bytes_owner = max_bytes_owner
+        self._known: dict[str, Artifact] = {}  # records never change, so reading each once is enough
+
+    def start(self, now: datetime) -> None:
+        """Make or check the directory, clear away what crashes left, and begin to own an ``incoming`` folder."""
+        with translated("opening the artifact store"):
+            self._root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self._root, self._blobs, self._items, self._incoming):
+                _make_private(folder)
+            with self._exclusive():  # so that nobody takes the new folder for a dead process's before it is locked
+                self._mine.mkdir(mode=_PRIVATE_DIR)
+                self._mine_fd = os.open(self._mine, _FOLDER)
+                fcntl.flock(self._mine_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._clean(now)
+
+    def stop(self) -> None:
+        """Remove the ``incoming`` folder and let go of it."""
+        if self._mine_fd < 0:
+            return
+        shutil.rmtree(self._mine, ignore_errors=True)
+        os.close(self._mine_fd)
+        self._mine_fd = -1
+
+    def create(self, identifier: str) -> int:
+        """Return a descriptor to write a new file's content to. The caller closes it, then seals or drops the file."""
+        folder = self._mine / identifier
+        folder.mkdir(mode=_PRIVATE_DIR)
+        return os.open(folder / "content", _NEW, _PRIVATE_FILE)
+
+    def seal(self, artifact: Artifact) -> None:
+        """Make a received file durable together with its record; it is not visible yet."""
+        folder = self._mine / artifact.id
+        self._share(folder, artifact.sha256)
+        record = os.open(folder / "record.json", _NEW, _PRIVATE_FILE)
+        with os.fdopen(record, "wb") as file:
+            file.write(encode(artifact))
+            file.flush()
+            os.fsync(record)
+        _sync(folder)
+
+    def drop(self, identifiers: Iterable[str], digests: Iterable[str]) -> None:
+        """Remove received files that shall not be kept, and the blobs of those that were sealed."""
+        for identifier in identifiers:
+            shutil.rmtree(self._mine / identifier, ignore_errors=True)
+        for sha256 in digests:
+            _drop_unused(self._blobs / sha256)
+
+    def publish(self, artifacts: tuple[Artifact, ...], now: datetime) -> None:
+        """Make sealed files visible, all or none.
+
+        Raises:
+            Refused: Rule ``artifacts.full``; they do not fit beside what has not expired yet.
+        """
+        with self._exclusive():
+            if self._crowded(artifacts):
+                self._clean(now)
+            if problem := self._crowded(artifacts):
+                hint = "Write fewer or smaller files to /output, or try again when older artifacts have expired."
+                raise Refused("artifacts.full", problem, hint)
+            done: list[str] = []
+            try:
+                for artifact in artifacts:
+                    (self._mine / artifact.id).rename(self._items / artifact.id)
+                    done.append(artifact.id)
+                _sync(self._items)
+            except OSError:
+                self._remove(done)
+                raise
+
+    def load(self, identifier: str) -> Artifact | None:
+        """Return the record of a visible artifact whose content is in place, else None."""
+        folder = self._items / identifier
+        try:
+            record = os.open(folder / "record.json", _OLD)
+            with os.fdopen(record, "rb") as file:
+                artifact = decode(file.read(_RECORD_BYTES))
+            content = (folder / "content").lstat()
+        except ValueError:
+            return None
+        except OSError as error:
+            # Anything else, such as too many open files, says nothing about the artifact, which must not go for it.
+            if error.errno in _NOT_AN_ARTIFACT:
+                return None
+            raise
+        whole = stat.S_ISREG(content.st_mode) and content.st_size == artifact.bytes
+        return artifact if whole and artifact.id == identifier else None
+
+    def open(self, artifact: Artifact) -> int | None:
+        """Return a descriptor at the start of content that was just read and matches its digest; None when it is gone.
+
+        Raises:
+            ArtifactsUnavailable: The content is not what was stored.
+        """
+        try:
+            content = os.open(self._items / artifact.id / "content", _OLD)
+        except FileNotFoundError:
+            return None
+        try:
+            _verify(content, artifact)
+            os.lseek(content, 0, os.SEEK_SET)
+        except BaseException:
+            os.close(content)
+            raise
+        return content
+
+    def clean(self, now: datetime) -> int:
+        """Remove what expired and what crashes left; return how many artifacts went."""
+        with self._exclusive():
+            return self._clean(now)
+
+    def _clean(self, now: datetime) -> int:
+        for folder in self._incoming.iterdir():
+            if folder != self._mine and _abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        before = self._visible()
+        over = [artifact.id for artifact in before if expired(artifact, now)]
+        self._remove(over)
+        for blob in self._blobs.iterdir():
+            _drop_unused(blob)
+        return len(over)
+
+    def _visible(self) -> list[Artifact]:
+        with os.scandir(self._items) as entries:  # a third of the time of iterdir, on the way of every call
+            names = {entry.name for entry in entries}
+        known = {name: artifact for name, artifact in self._known.items() if name in names}
+        for name in names - known.keys():
+            artifact = self.load(name) if is_id(name) else None
+            if artifact is None:  # torn, edited, incomplete, or not ours
+                self._remove([name])
+            else:
+                known[name] = artifact
+        self._known = known
+        return list(known.values())
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._known.pop(name, None)
+            away = self._mine / f"gone-{secrets.token_hex(8)}"
+            away.mkdir(mode=_PRIVATE_DIR)
+            with suppress(FileNotFoundError):
+                (self._items / name).rename(away / "item")
+            shutil.rmtree(away, ignore_errors=True)
+
+    def _crowded(self, artifacts: tuple[Artifact, ...]) -> str | None:
+        # Every artifact counts in full, although equal content is stored once: otherwise the room that is left would
+        # tell one principal what another has stored.
+        visible = self._visible()
+        if len(visible) + len(artifacts) > MAX_ARTIFACTS:
+            return f"The artifact store already holds its {MAX_ARTIFACTS} files."
+        new = sum(artifact.bytes for artifact in artifacts)
+        if sum(artifact.bytes for artifact in visible) + new > self._max_bytes_total:
+            return f"The artifact store is full: {new} more bytes do not fit into its {self._max_bytes_total}."
+        owners = {artifact.owner for artifact in artifacts}
+        if sum(artifact.bytes for artifact in visible if artifact.owner in owners) + new > self._max_bytes_owner:
+            return f"Your artifacts may hold {self._max_bytes_owner} bytes together, and {new} more do not fit."
+        return None
+
+    def _share(self, folder: Path, sha256: str) -> None:
+        content, blob, spare = folder / "content", self._blobs / sha256, folder / "spare"
+        try:
+            os.link(content, blob, follow_symlinks=False)
+        except FileExistsError:
+            with suppress(FileNotFoundError):  # it went in this moment: then this content stays unshared
+                os.link(blob, spare, follow_symlinks=False)
+                known = os.open(spare, _OLD)
+                try:
+                    same = digest(known, at_most=content.lstat().st_size) == sha256
+                finally:
+                    os.close(known)
+                if same:
+                    spare.replace(content)
+                else:  # a damaged blob must not spread to new artifacts
+                    spare.unlink()
+                    os.link(content, spare, follow_symlinks=False)
+                    spare.replace(blob)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        # A descriptor of its own each time: flock belongs to the open file, so this also keeps threads apart.
+        root = os.open(self._root, _FOLDER)
+        try:
+            deadline = time.monotonic() + LOCK_WAIT_SECONDS
+            while not _locked(root):
+                if time.monotonic() > deadline:
+                    reason = f"another Glovebox process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
+                    raise ArtifactsUnavailable(
+                        "changing the artifact store", reason, "Look for a stopped server process."
+                    )
+                time.sleep(_LOCK_POLL_SECONDS)
+            yield
+        finally:
+            os.close(root)
+
+
+def _drop_unused(blob: Path) -> None:
+    with suppress(FileNotFoundError):
+        if blob.lstat().st_nlink == 1:
+            blob.unlink()
+
+
+def digest(descriptor: int, *, at_most: int) -> str:
+    """Return the sha256 of an open file as hex; empty when it is longer than ``at_most`` bytes."""
+    state, left = hashlib.sha256(), at_most
+    while chunk := os.read(descriptor, _READ_BYTES):
+        left -= len(chunk)
+        if left < 0:
+            return ""
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def _verify(content: int, artifact: Artifact) -> None:
+    regular = stat.S_ISREG(os.fstat(content).st_mode)
+    if not regular or digest(content, at_most=artifact.bytes) != artifact.sha256:
+        reason = "its content no longer matches its sha256 and was not handed out"
+        raise ArtifactsUnavailable("reading an artifact", reason, "Run the call again, and check the disk.")
+
+
+def _make_private(folder: Path) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir(mode=_PRIVATE_DIR)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        reason = "its directory is a link, belongs to someone else, or is open to others"
+        fix = "Make the state directory's artifacts folder yours alone (chmod -R go= and chown), or move it away."
+        raise ArtifactsUnavailable("opening the artifact store", reason, fix)
+
+
+def _locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _abandoned(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, _FOLDER)
+    except OSError:
+        return False
+    try:
+        return _locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

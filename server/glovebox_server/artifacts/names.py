@@ -1,0 +1,206 @@
+"""Which relative file names from a sandbox are accepted, and which of those deserve a warning. Pure: no I/O.
+
+A name is a label in a record and never a path on the host: the store files content under its hash. The rules keep a
+later copy to a real folder safe on Linux, macOS and Windows. Must never be imported here: what touches a disk.
+"""
+
+import re
+import unicodedata
+from typing import Final
+
+from glovebox_server.errors import Refused
+
+MAX_NAME_BYTES: Final = 512
+"""UTF-8 bytes of a whole name: an eighth of Linux's PATH_MAX, so a destination still fits before it."""
+MAX_SEGMENT_BYTES: Final = 140
+"""UTF-8 bytes between two slashes: ext4 and APFS stop at 255, some encrypted folders at 143."""
+MAX_DEPTH: Final = 8
+"""Segments in a name: plenty for results, too few for a tree that makes a later copy slow."""
+MAX_QUOTED: Final = 60
+"""Characters of a hostile name that an error message repeats."""
+
+# Letters and marks that show nothing: two names that look the same must be the same. All of category Cf is refused
+# anyway; these are categories Lo, Mn and So. https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt
+_INVISIBLE: Final = frozenset(
+    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0}
+    | {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
+)
+_REFUSED_CATEGORIES: Final = {
+    "Cc": "a control character",
+    "Cf": "an invisible formatting or text-direction character",
+    "Cn": "a character Unicode has not assigned",
+    "Co": "a private-use character",
+    "Cs": "half of a surrogate pair",
+    "Zl": "a line separator",
+    "Zp": "a paragraph separator",
+}
+# https://learn.microsoft.com/windows/win32/fileio/naming-a-file: reserved with any extension; ¹²³ are digits too.
+_WINDOWS_DEVICE: Final = re.compile(r"(?:con|prn|aux|nul|conin\$|conout\$|clock\$|(?:com|lpt)[0-9¹²³])", re.IGNORECASE)
+_WINDOWS_CHARACTERS: Final = frozenset('<>:"|?*')
+_HINT: Final = "Write the file under a plain relative name such as plots/result.png."
+
+
+def _who(reason: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, reason)
+
+
+# Whole segments, case-folded. Who loads it is the reason: a reviewer can check it.
+_LOADED_BY_NAME: Final = {
+    **_who("git runs or obeys what lies there", ".git", ".gitattributes", ".gitmodules", ".gitconfig", ".husky"),
+    **_who("editors run tasks and settings from it", ".vscode", ".idea", ".devcontainer", ".editorconfig", ".vim"),
+    **_who("agents start servers or take orders from it", ".mcp.json", "mcp.json", ".claude", ".cursor", ".codex"),
+    **_who("agents start servers or take orders from it", ".gemini", ".windsurf", ".cursorrules", "skill.md"),
+    **_who("agents read it as instructions", "claude.md", "claude.local.md", "agents.md", "gemini.md"),
+    **_who("agents read it as instructions", "copilot-instructions.md", "claude_desktop_config.json"),
+    **_who("the shell runs it on entering", ".envrc", ".env", ".bashrc", ".profile", ".zshrc", ".bash_profile"),
+    **_who("Python runs it at start", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "python311._pth"),
+    **_who("test and task runners import it", "conftest.py", "noxfile.py", "fabfile.py", "dodo.py", "tasks.py"),
+    **_who("build tools run or obey it", "makefile", "gnumakefile", "justfile", "taskfile.yml", "taskfile.yaml"),
+    **_who("build tools run or obey it", "setup.py", "setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini"),
+    **_who("build tools run or obey it", "cmakelists.txt", "meson.build", "configure", "sconstruct", "build.rs"),
+    **_who("build tools run or obey it", "cargo.toml", "package.json", "gruntfile.js", "gulpfile.js", "rakefile"),
+    **_who("build tools run or obey it", "gemfile", "build.gradle", "build.gradle.kts", "pom.xml", "jenkinsfile"),
+    **_who("container tools run or obey it", "dockerfile", "containerfile", "vagrantfile", "docker-compose.yml"),
+    **_who("container tools run or obey it", "docker-compose.yaml", "compose.yml", "compose.yaml", "procfile"),
+    **_who("the desktop acts on it when a folder is opened", "autorun.inf", "desktop.ini"),
+}
+# Endings, case-folded, of names that some program runs, imports or installs.
+_RUN_BY_ENDING: Final = {
+    **_who("Python runs lines of it at start", ".pth", "._pth"),
+    **_who("it is code that a program may import or run", ".py", ".pyc", ".pyo", ".pyw", ".pyd", ".so", ".dylib"),
+    **_who("it is code that a program may import or run", ".js", ".cjs", ".mjs", ".ts", ".rb", ".pl", ".php", ".lua"),
+    **_who("it is code that a program may import or run", ".sh", ".bash", ".zsh", ".fish", ".r", ".rprofile", ".mk"),
+    **_who("Windows runs it on a double click", ".exe", ".dll", ".com", ".scr", ".bat", ".cmd", ".ps1", ".vbs", ".hta"),
+    **_who("Windows runs it on a double click", ".msi", ".reg", ".lnk", ".url", ".wsf", ".jse", ".cpl", ".chm"),
+    **_who("the desktop starts programs from it", ".desktop", ".service", ".appimage", ".command", ".app", ".webloc"),
+    **_who("it installs or runs code", ".whl", ".egg", ".jar", ".war", ".deb", ".rpm", ".apk", ".dmg", ".pkg", ".vsix"),
+    **_who("loading it runs code (pickle)", ".pkl", ".pickle", ".joblib", ".pt", ".ckpt", ".dill", ".rds", ".rdata"),
+    **_who("it can hold macros", ".xlsm", ".xlsb", ".xltm", ".docm", ".dotm", ".pptm", ".xla", ".xlam", ".odb"),
+    **_who("it holds code and active output", ".ipynb"),
+    **_who("a browser runs scripts in it", ".html", ".htm", ".xhtml", ".shtml", ".mht", ".mhtml", ".svg", ".svgz"),
+}
+_CONFIG_SCRIPT: Final = re.compile(r".+\.config\.(?:c|m)?(?:js|ts)")
+_SHORT_NAME: Final = re.compile(r"[^.]{1,6}~[0-9]+(?:\..{0,3})?")
+_SHELL_CHARACTERS: Final = frozenset("$`;&!'{}[]#%^=")
+
+
+def quoted(name: str) -> str:
+    """Return a hostile name as bounded printable ASCII, for messages and logs.
+
+    Args:
+        name: Any string, lone surrogates included.
+    """
+    shown = ascii(name[:MAX_QUOTED])
+    return shown if len(name) <= MAX_QUOTED else f"{shown}…"
+
+
+def _refused(name: str, reason: str, hint: str = _HINT) -> Refused:
+    return Refused("artifacts.name", f"The output file {quoted(name)} was not kept: {reason}.", hint)
+
+
+def check_name(name: str) -> None:
+    """Accept a safe relative name or refuse it.
+
+    Args:
+        name: Path relative to ``/output`` with ``/`` between segments, as the sandbox told it.
+
+    Raises:
+        Refused: Rule ``artifacts.name``; the reason says what is wrong with the name, the hint how to name it.
+    """
+    if len(name) > MAX_NAME_BYTES:  # before anything that costs time per character
+        raise _refused(name, f"its name is longer than {MAX_NAME_BYTES} bytes")
+    for character in name:
+        if what := _REFUSED_CATEGORIES.get(unicodedata.category(character)):
+            raise _refused(name, f"its name contains {what}")
+        if ord(character) in _INVISIBLE or (character.isspace() and character != " "):
+            raise _refused(name, "its name contains an invisible character or an unusual space")
+        if character == "\\" or character in _WINDOWS_CHARACTERS:
+            raise _refused(name, f"its name contains {character}, which is special on some systems")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise _refused(name, f"its name is longer than {MAX_NAME_BYTES} bytes")
+    if unicodedata.normalize("NFC", name) != name:
+        fix = 'Use the composed spelling: unicodedata.normalize("NFC", name).'
+        raise _refused(name, "its name is not in Unicode normal form NFC", fix)
+    segments = name.split("/")
+    if len(segments) > MAX_DEPTH:
+        raise _refused(name, f"it lies deeper than {MAX_DEPTH} folders")
+    for segment in segments:
+        _check_segment(name, segment)
+
+
+def _check_segment(name: str, segment: str) -> None:
+    if segment == "":
+        raise _refused(name, "its name is empty, absolute, or has an empty part between slashes")
+    if segment in {".", ".."}:
+        raise _refused(name, "its name contains . or .. as a part")
+    if len(segment.encode()) > MAX_SEGMENT_BYTES:
+        raise _refused(name, f"a part of its name is longer than {MAX_SEGMENT_BYTES} bytes")
+    if segment.strip(" ") != segment or segment.endswith("."):
+        raise _refused(name, "a part of its name begins or ends with a space, or ends with a dot")
+    if _WINDOWS_DEVICE.fullmatch(segment.split(".", 1)[0].rstrip(" ")):
+        raise _refused(name, "a part of its name is a device on Windows")
+
+
+def name_risks(name: str) -> tuple[str, ...]:
+    """Say why a file of this name must not reach a real folder unseen; empty when there is no reason.
+
+    Args:
+        name: A name that ``check_name`` accepted.
+    """
+    # File systems that ignore case may treat compatibility forms alike too: look at what they would make of it.
+    segments = _folded(name).split("/")
+    risks: list[str] = []
+    for segment in segments:
+        if reason := _LOADED_BY_NAME.get(segment):
+            risks.append(f"{quoted(segment)}: {reason}")
+        elif segment.startswith("."):
+            risks.append(f"{quoted(segment)} is hidden, and programs load hidden files without being asked")
+        if segment.startswith(("-", "~")):
+            risks.append(f"{quoted(segment)} begins with {segment[0]}, which command lines read as an instruction")
+        if _SHORT_NAME.fullmatch(segment):
+            risks.append(f"{quoted(segment)} may be the short name of another file on Windows")
+    ending = "." + segments[-1].rsplit(".", 1)[-1] if "." in segments[-1] else ""
+    if reason := _RUN_BY_ENDING.get(ending):
+        risks.append(f"{quoted(ending)}: {reason}")
+    if _CONFIG_SCRIPT.fullmatch(segments[-1]):
+        risks.append("JavaScript tools run *.config.js files")
+    if any(character in _SHELL_CHARACTERS for character in name):
+        risks.append("its name contains characters that a shell interprets")
+    return tuple(risks)
+
+
+def _folded(name: str) -> str:
+    # Case folding can undo normalization and the reverse, hence twice: Unicode 3.13, D146.
+    # Upper case first: some file systems compare that, and the dotless i is an I only there.
+    once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name)).upper().casefold()
+    return unicodedata.normalize("NFKC", once).casefold()
+
+
+class CallNames:
+    """The names of one call, so that no two of them are the same file somewhere. Bounded by the call's file limit."""
+
+    __slots__ = ("_files", "_folders")
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """Take one more name.
+
+        Args:
+            name: A name that ``check_name`` accepted.
+
+        Raises:
+            Refused: Rule ``artifacts.name``; an earlier file of this call has the same name, or one that differs
+                only in case or compatibility form, or one name is a file here and a folder there.
+        """
+        parts = _folded(name).split("/")
+        key, folders = "/".join(parts), {"/".join(parts[:end]) for end in range(1, len(parts))}
+        fix = "Give each file of a call a name of its own."
+        if key in self._files:
+            raise _refused(name, "an earlier file of this call has this name, at most spelled differently", fix)
+        if key in self._folders or folders & self._files:
+            raise _refused(name, "this call uses the same name for a file and for a folder", fix)
+        self._files.add(key)
+        self._folders |= folders

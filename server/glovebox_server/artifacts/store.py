@@ -1,0 +1,160 @@
+"""The artifact store: quarantine for files from sandboxes, owned by a principal, read back by no one else.
+
+What happens on the disk is in ``disk``, how files arrive in ``collect``. Must never be imported here: MCP, transports,
+drivers.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from anyio import CancelScope
+
+from glovebox_sandboxes.contract.spec import Limits
+from glovebox_server.artifacts.collect import Collection, Worker
+from glovebox_server.artifacts.disk import Disk
+from glovebox_server.artifacts.record import Artifact, expired, id_of, unknown
+from glovebox_server.broker.calls import Principal, ToolCall
+from glovebox_server.errors import Refused
+
+CHUNK_BYTES: Final = 256 * 1024
+"""What a reader gets at once: few thread switches, little memory, several wire frames."""
+_THREADS: Final = 4
+"""Disk work at one time: enough for a disk to be busy, too few for a stuck one to take the server's other threads."""
+
+
+class Reader:
+    """An open artifact whose content was just read and matches its digest."""
+
+    __slots__ = ("_descriptor", "_worker", "artifact")
+
+    def __init__(self, artifact: Artifact, descriptor: int, worker: Worker) -> None:
+        self.artifact = artifact
+        self._descriptor = descriptor
+        self._worker = worker
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Give the content in pieces of at most ``CHUNK_BYTES``; once."""
+        while chunk := await self._worker.run("reading an artifact", partial(os.read, self._descriptor, CHUNK_BYTES)):
+            yield chunk
+
+    async def read(self, at_most: int) -> bytes:
+        """Give the whole content.
+
+        Args:
+            at_most: The most bytes the caller can use, e.g. of one MCP message.
+
+        Raises:
+            Refused: Rule ``artifacts.too_large``; there are more.
+        """
+        if self.artifact.bytes > at_most:
+            reason = f"The artifact holds {self.artifact.bytes} bytes, and at most {at_most} can be read at once."
+            hint = "Name it in `inputs` of a run_python call and read the part you need there."
+            raise Refused("artifacts.too_large", reason, hint)
+        return b"".join([chunk async for chunk in self.chunks()])
+
+
+class ArtifactStore:
+    """Collected files of all calls: ``async with ArtifactStore(…) as store``. Processes may share a directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        clock: Callable[[], datetime],
+        ttl: timedelta,
+        max_bytes_total: int,
+        max_bytes_owner: int,
+    ) -> None:
+        """Nothing is touched before the store is entered.
+
+        Args:
+            directory: The quarantine, on a local file system with hard links; made with mode 0700 where missing.
+            clock: The time, with a time zone.
+            ttl: How long an artifact lives.
+            max_bytes_total: Of all artifacts together, equal content counted each time.
+            max_bytes_owner: Of one principal's artifacts, so that one cannot fill the store for all.
+        """
+        self._disk = Disk(directory, max_bytes_total=max_bytes_total, max_bytes_owner=max_bytes_owner)
+        self._worker = Worker(_THREADS)
+        self._clock = clock
+        self._ttl = ttl
+
+    async def __aenter__(self) -> Self:
+        """Check the directory and clear away what crashed processes left.
+
+        Raises:
+            ArtifactsUnavailable: The directory cannot be made, or others have access to it.
+        """
+        try:
+            with CancelScope(shield=True):
+                await self._worker.run("opening the artifact store", partial(self._disk.start, self._clock()))
+        except BaseException:
+            self._disk.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with CancelScope(shield=True):
+            await self._worker.run("closing the artifact store", self._disk.stop)
+
+    @asynccontextmanager
+    async def collect(self, call: ToolCall, limits: Limits) -> AsyncIterator[Collection]:
+        """Receive one call's files. What was not published on leaving is removed.
+
+        Args:
+            call: Its principal owns the artifacts.
+            limits: ``output_bytes`` and ``output_files`` bound them, whatever the sandbox did.
+        """
+        collection = Collection(
+            disk=self._disk, worker=self._worker, call=call, limits=limits, clock=self._clock, ttl=self._ttl
+        )
+        try:
+            yield collection
+        finally:
+            await collection.discard()
+
+    @asynccontextmanager
+    async def open(self, uri: str, principal: Principal) -> AsyncIterator[Reader]:
+        """Open an artifact for its owner; its whole content has been checked before the first byte is given.
+
+        Args:
+            uri: An address, as the caller sent it: anything.
+            principal: Who asks.
+
+        Raises:
+            Refused: Rule ``artifacts.unknown``, in the same words whether it never existed, expired or is another's.
+            ArtifactsUnavailable: The content no longer matches its digest, or the disk failed.
+        """
+        identifier = id_of(uri)
+        if identifier is None:
+            raise unknown()
+        artifact = await self._worker.run("reading an artifact", partial(self._disk.load, identifier))
+        if artifact is None or artifact.owner != principal.id or expired(artifact, self._clock()):
+            raise unknown()
+        with CancelScope(shield=True):  # as in collect: the descriptor must not get lost
+            descriptor = await self._worker.run("reading an artifact", partial(self._disk.open, artifact))
+        if descriptor is None:  # swept away in this moment
+            raise unknown()
+        try:
+            yield Reader(artifact, descriptor, self._worker)
+        finally:
+            os.close(descriptor)
+
+    async def sweep(self) -> int:
+        """Remove expired artifacts and what crashed processes left; to be called every few minutes.
+
+        Returns:
+            How many artifacts were removed.
+
+        Raises:
+            ArtifactsUnavailable: The disk failed.
+        """
+        return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))

@@ -1,0 +1,414 @@
+"""What is recorded: one frozen dataclass per event, and the table from kind to class. Plain data, no I/O.
+
+Optional fields that are None are left out of the record. Digests are ``sha256:`` and hex unless a field says otherwise.
+No event may carry a secret, a host path or an environment variable: records reach clients.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from glovebox_server.audit import chain
+from glovebox_server.broker.calls import Decision, Effect, ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Anything that can be recorded. Subclasses have a ``kind`` that never changes its meaning."""
+
+    kind: ClassVar[str]
+    """Stable name, written into the record."""
+    ends_call: ClassVar[bool] = False
+    """Whether this is the last record of its call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEvent(Event):
+    """Anything that belongs to one call."""
+
+    call_id: str
+    """The call; stands at the top of the record, not in its data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStarted(Event):
+    """A server process opened the log and is about to accept calls."""
+
+    kind: ClassVar[str] = "server.started"
+
+    version: str
+    """Version of Glovebox."""
+    pid: int
+    """Process id on the host."""
+    transport: str
+    """``stdio``, ``http`` or ``cli``."""
+    tools_digest: str | None = None
+    """Digest of ``tools/list`` as clients get it: a change of names, schemas or descriptions changes it."""
+    receipt_key: str | None = None
+    """Id of the key that signs receipts from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStopped(Event):
+    """A server process ends in good order. Missing after a crash."""
+
+    kind: ClassVar[str] = "server.stopped"
+
+    reason: str
+    """Why, in a few words: ``stdin closed``, ``SIGTERM``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileLoaded(Event):
+    """A profile is in force from now on."""
+
+    kind: ClassVar[str] = "profile.loaded"
+
+    tool: str
+    """The tool it governs."""
+    digest: str
+    """Digest of the profile."""
+    source: str
+    """``shipped`` or ``operator``."""
+    unsafe: tuple[str, ...] = ()
+    """Its keys that weaken isolation, each with the reason given: ``key: because``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolChanged(Event):
+    """Sandboxes of a plan are prepared ahead of their calls, or no longer."""
+
+    kind: ClassVar[str] = "pool.changed"
+
+    what: str
+    """``opened``, ``limited`` (by the host's memory), ``failed``, ``recovered`` or ``cleared``."""
+    driver: str
+    """The driver that prepares them."""
+    plan_digest: str
+    """Digest of their plan."""
+    ready: int
+    """How many wait."""
+    most: int
+    """How many may."""
+    reason: str = ""
+    """Why, where that is not plain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One artifact of an earlier call that this call was given."""
+
+    name: str
+    """Its name below ``/input``."""
+    uri: str
+    """Its address."""
+    sha256: str
+    """Hex digest of the content."""
+    bytes: int
+    """Size of the content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDecided(CallEvent):
+    """Policy decided about a call. On disk before anything starts."""
+
+    kind: ClassVar[str] = "call.decided"
+
+    principal: str
+    """Id of the caller."""
+    transport: str
+    """How the call arrived: ``stdio``, ``http``, ``sse`` or ``cli``."""
+    client: str | None = None
+    """What the client calls itself; self-reported."""
+    tool: str
+    """Name of the tool."""
+    effect: Effect
+    """``allow``, ``deny`` or ``ask``."""
+    rule: str
+    """Id of the rule that decided."""
+    reason: str
+    """One sentence, as the caller saw it."""
+    profile_digest: str
+    """Digest of the profile in force; empty when there is none."""
+    arguments_digest: str
+    """Digest of the canonical JSON of the arguments."""
+    arguments_bytes: int
+    """Length of that JSON in bytes."""
+    arguments: Mapping[str, Any] | None = None
+    """The arguments themselves, only where the profile keeps them."""
+    inputs: tuple[Input, ...] | None = None
+    """``name``, ``uri``, ``sha256`` and ``bytes`` of each artifact that goes in."""
+
+    @classmethod
+    def of(
+        cls, call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs: tuple[Input, ...] = ()
+    ) -> "CallDecided":
+        """Make the event for one decision; ``keep_arguments`` is the profile's choice.
+
+        Raises:
+            ValueError: the arguments are not JSON.
+        """
+        arguments = dict(call.arguments)
+        return cls(
+            call_id=call.id,
+            principal=call.principal.id,
+            transport=call.principal.transport,
+            client=call.principal.client,
+            tool=call.tool,
+            effect=decision.effect,
+            rule=decision.rule,
+            reason=decision.reason,
+            profile_digest=decision.profile_digest,
+            arguments_digest=chain.digest(arguments),
+            arguments_bytes=len(chain.canonical(arguments)),
+            arguments=arguments if keep_arguments else None,
+            inputs=inputs or None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStarted(CallEvent):
+    """A sandbox stands, was measured and compared with its plan. On disk before the job goes in."""
+
+    kind: ClassVar[str] = "sandbox.started"
+
+    sandbox_id: str
+    """Id of the sandbox, unique."""
+    driver: str
+    """Which driver made it."""
+    level: str
+    """Strength class reached on this host: ``namespaces``, ``container``, ``userspace-kernel``, ``microvm``."""
+    plan_digest: str
+    """Digest of the plan that was executed."""
+    measured: Mapping[str, Any]
+    """The isolation as the guest measured it from inside."""
+    fields: tuple[Mapping[str, Any], ...] = ()
+    """Field by field what was planned, measured ``inside``, seen from ``outside``, and the ``verdict``."""
+    host: Mapping[str, str] | None = None
+    """Versions and digests of what the isolation is made with, as the host sees them."""
+    verified: bool
+    """Whether no field differs; where one does, no job was given to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressDecided(CallEvent):
+    """Egress policy decided about one connection out of a sandbox. On disk before anything is dialled."""
+
+    kind: ClassVar[str] = "egress.decided"
+
+    scheme: str
+    """``http`` or ``https``."""
+    host: str
+    """Host as asked for, after strict parsing."""
+    port: int
+    """TCP port."""
+    method: str | None = None
+    """HTTP method, where the broker sees it."""
+    path: str | None = None
+    """Path without its query, where the broker sees it."""
+    effect: Literal["allow", "deny"]
+    """``allow`` or ``deny``."""
+    rule: str
+    """Id of the rule that decided."""
+    address: str | None = None
+    """The checked address that was dialled; absent when denied before resolving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactCollected(CallEvent):
+    """An output file passed its checks and lies in quarantine."""
+
+    kind: ClassVar[str] = "artifact.collected"
+
+    name: str
+    """File name inside ``/output``."""
+    uri: str
+    """Its address, ``artifact://…``."""
+    sha256: str
+    """Hex digest of the content."""
+    bytes: int
+    """Size in bytes."""
+    media_type: str
+    """Media type as found by content and name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactRefused(CallEvent):
+    """An output file failed a check and was dropped."""
+
+    kind: ClassVar[str] = "artifact.refused"
+
+    name: str
+    """File name inside ``/output``; bytes that are no UTF-8 appear as backslash escapes."""
+    reason: str
+    """Which check, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One thing a call gave back, by digest and size."""
+
+    name: str
+    """``stdout``, ``stderr``, ``value`` or ``image:0``, ``image:1`` and so on."""
+    digest: str
+    """Digest of the bytes that were kept."""
+    bytes: int
+    """How many bytes the program produced, dropped ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFinished(CallEvent):
+    """The program ended, in whatever way; nothing of it runs, and its sandbox is gone or about to be."""
+
+    kind: ClassVar[str] = "call.finished"
+    ends_call: ClassVar[bool] = True
+
+    ended: Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
+    """``exited``, ``signalled``, ``timed_out``, ``out_of_memory`` or ``limit``."""
+    exit_code: int | None = None
+    """Exit code, where it exited."""
+    elapsed_ms: float
+    """Milliseconds from receiving the call to its outcome."""
+    usage: Mapping[str, Any]
+    """Resources used, as the driver measured them; for a call with a network also ``egress_…``, sums over its
+    connections. Keys carry their unit."""
+    outputs: tuple[Output, ...] = ()
+    """``name``, ``digest`` and ``bytes`` of each output."""
+    kept: Mapping[str, str] | None = None
+    """Outputs by name, only where the profile keeps them; up to 128 Ki characters of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCancelled(CallEvent):
+    """The call was stopped from outside; its sandbox is gone."""
+
+    kind: ClassVar[str] = "call.cancelled"
+    ends_call: ClassVar[bool] = True
+
+    by: str
+    """Who: ``client``, ``stream closed``, ``server stopping``."""
+    elapsed_ms: float
+    """Milliseconds from receiving the call to the sandbox's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFailed(CallEvent):
+    """Glovebox itself failed the call; nothing can be said about the program."""
+
+    kind: ClassVar[str] = "call.failed"
+    ends_call: ClassVar[bool] = True
+
+    error: str
+    """Class of the failure, e.g. ``SandboxUnavailable`` or ``UnsupportedSpec``."""
+    reason: str
+    """What was attempted and why it failed, without host paths."""
+    elapsed_ms: float
+    """Milliseconds from receiving the call to the failure."""
+
+
+LossCause = Literal["log", "server"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLost(CallEvent):
+    """A call is over, and its own last record is not in the log: how it ended is not known.
+
+    Its caller got an error or nothing, never a result. It has no receipt.
+    """
+
+    kind: ClassVar[str] = "call.lost"
+    ends_call: ClassVar[bool] = True
+
+    cause: LossCause
+    """``log``: its last record could not be written, and this one comes with the next that could; ``server``: its
+    server process was gone, as found by the next one that started."""
+    reason: str
+    """The same in a sentence."""
+    run_by: str
+    """Id of the server process that ran it."""
+    decided: str
+    """When policy allowed it: the time of its ``call.decided``."""
+    last: str
+    """Kind of its last record before this one: so far it had come for certain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptSigned(CallEvent):
+    """The receipt of a call that policy allowed, written with the call's last record and right after it.
+
+    Clients do not hear it as an event: results name it, and ``receipt://…`` gives it.
+    """
+
+    kind: ClassVar[str] = "receipt.signed"
+
+    digest: str
+    """Digest of the receipt: of the canonical JSON of ``envelope``."""
+    key: str
+    """Id of the key that signed it."""
+    envelope: Mapping[str, Any]
+    """The receipt itself, see docs/receipts.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapRecorded(Event):
+    """The log itself found bytes after its last whole record, left by a crash or a full disk. Written by the log only.
+
+    The bytes stay where they are, right before this record; none of them was ever acknowledged.
+    """
+
+    kind: ClassVar[str] = "log.gap"
+
+    bytes: int
+    """How many, the line feed that ends them included."""
+    digest: str
+    """Digest of exactly these bytes."""
+
+
+#: Every event by its kind. docs/audit.md is checked against it.
+EVENTS: Mapping[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        ServerStarted,
+        ServerStopped,
+        ProfileLoaded,
+        PoolChanged,
+        CallDecided,
+        SandboxStarted,
+        EgressDecided,
+        ArtifactCollected,
+        ArtifactRefused,
+        CallFinished,
+        CallCancelled,
+        CallFailed,
+        CallLost,
+        ReceiptSigned,
+        GapRecorded,
+    )
+}
+
+
+def draft(event: Event) -> chain.Draft:
+    """Turn an event into what the chain takes.
+
+    Raises:
+        ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
+    """
+    call_id = event.call_id if isinstance(event, CallEvent) else None
+    if call_id is not None and not chain.is_name(call_id):
+        raise ValueError("the call id is not a name")
+    encoded = chain.canonical(_data(event))
+    # 1,024 bytes hold every other field of a record at its longest.
+    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
+        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
+    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded)
+
+
+def _data(item: Event | Output | Input) -> dict[str, Any]:
+    pairs = ((field.name, getattr(item, field.name)) for field in fields(item) if field.name != "call_id")
+    data = {name: value for name, value in pairs if value is not None}
+    if isinstance(item, CallFinished):
+        data["outputs"] = [_data(output) for output in item.outputs]
+    if isinstance(item, CallDecided) and item.inputs:
+        data["inputs"] = [_data(each) for each in item.inputs]
+    return data

@@ -1,0 +1,1 @@
+"""One call from its raw arguments to its answer."""

@@ -1,0 +1,90 @@
+"""How many calls may be under way: per caller, in all, and of one kind. Refuses with a reason instead of piling up.
+
+Must not import MCP or a transport; the broker knows nothing of it.
+"""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from glovebox_server.errors import Refused
+
+#: Sandboxes at work at one time, over all callers. Each may use a profile's whole memory limit, so more would trade
+#: every caller's speed, and on a small host its memory, for nothing; the others wait their turn.
+RUNNING = 16
+
+#: Calls of one principal under way or waiting. An agent platform with a few hundred clients on one token fits;
+#: beyond it waiting would outlast every client's patience.
+PER_PRINCIPAL = 256
+
+#: Longest wait for a turn, in seconds. Clients give up at 60 (the SDKs' default), so an answer at 45 is still read.
+WAIT_SECONDS = 45.0
+
+#: A call this old (seconds) whose twin arrives is taken for one its client has given up on and tries again.
+RETRY_AGE_SECONDS = 10.0
+
+#: Twins of that age that may be under way: the first try and one retry.
+RETRIES = 2
+
+_LATER = "Wait for one of them to end, or cancel it, then call again."
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _UnderWay:
+    principal: str
+    fingerprint: bytes
+    since: float
+
+
+class Admission:
+    """Keeps the count of calls under way. One per server."""
+
+    def __init__(self, running: int = RUNNING, per_principal: int = PER_PRINCIPAL) -> None:
+        """Take the bounds; the defaults are the ones the documentation promises."""
+        self._turns = anyio.CapacityLimiter(running)
+        self._per_principal = per_principal
+        self._calls: set[_UnderWay] = set()
+
+    @asynccontextmanager
+    async def enter(self, principal: str, tool: str, arguments: Mapping[str, Any]) -> AsyncIterator[None]:
+        """Hold one place for a call, waiting for a turn in order of arrival.
+
+        Raises:
+            Refused: the caller has too many calls under way, keeps repeating one that is still running, or no turn
+                came within ``WAIT_SECONDS``. Nothing was started.
+        """
+        call = _UnderWay(principal=principal, fingerprint=_fingerprint(tool, arguments), since=anyio.current_time())
+        self._check(call)
+        self._calls.add(call)
+        try:
+            with anyio.move_on_after(WAIT_SECONDS) as wait:
+                await self._turns.acquire_on_behalf_of(call)
+            if wait.cancelled_caught:
+                reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
+                raise Refused("busy.waiting", reason, "Nothing was started; call again later.")
+            try:
+                yield
+            finally:
+                self._turns.release_on_behalf_of(call)
+        finally:
+            self._calls.discard(call)
+
+    def _check(self, call: _UnderWay) -> None:
+        mine = [other for other in self._calls if other.principal == call.principal]
+        if len(mine) >= self._per_principal:
+            raise Refused("busy.calls", f"The server is busy: {len(mine)} calls of yours are under way.", _LATER)
+        old = call.since - RETRY_AGE_SECONDS
+        twins = sum(other.fingerprint == call.fingerprint and other.since <= old for other in mine)
+        if twins >= RETRIES:
+            reason = f"The server is busy: this same call is already running {twins} times for you."
+            raise Refused("busy.retries", reason, _LATER)
+
+
+def _fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:
+    text = json.dumps([tool, dict(arguments)], sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()

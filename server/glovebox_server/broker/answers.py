@@ -1,0 +1,85 @@
+"""From what came of a call to what its caller gets: complete as text and as structured data. Pure."""
+
+from dataclasses import asdict
+from typing import Any
+
+from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
+from glovebox_server.audit.chain import Head
+from glovebox_server.broker.calls import CallResult, Content, Decision, Text, ToolCall
+from glovebox_server.broker.collector import Delivered
+from glovebox_server.receipts.ledger import Receipt
+from glovebox_server.tools.base import Isolation, Tool
+
+
+def refused(call: ToolCall, decision: Decision, head: Head) -> CallResult:
+    """The result of a call that policy did not let through."""
+    refusal = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
+    return CallResult(
+        structured={"call_id": call.id, "refused": refusal, "error": None, "profile_digest": decision.profile_digest},
+        content=(Text(text=f"Refused ({decision.rule}): {decision.reason} {decision.hint}".strip()),),
+        failed=True,
+        meta=_meta(call, decision, None, head),
+    )
+
+
+def answered(
+    tool: Tool,
+    call: ToolCall,
+    outcome: Outcome,
+    delivered: Delivered,
+    *,
+    decision: Decision,
+    isolation: Isolation,
+    head: Head,
+    elapsed_ms: float,
+    receipt: Receipt,
+) -> CallResult:
+    """The result of a call that ran."""
+    answer = tool.answer(outcome, call.arguments)
+    structured: dict[str, Any] = {
+        "call_id": call.id,
+        "error": None,
+        **answer.fields,
+        "isolation": isolation.model_dump(),
+        "profile_digest": decision.profile_digest,
+        "elapsed_ms": elapsed_ms,
+    }
+    content: list[Content] = list(answer.content)
+    if tool.kind == "python":
+        structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
+        structured["images"] = [asdict(link) for link in delivered.figures]
+        structured["changes"] = _changes(outcome.changes, delivered)
+        notes = [f"{each.name}: not collected, {each.reason}" for each in delivered.skipped]
+        structured["notes"] = [*structured.get("notes", ()), *notes]
+        content += [Text(text=f"[{note}]") for note in notes]
+    content += [*delivered.shown, *delivered.figures, *delivered.artifacts]
+    return CallResult(
+        structured=structured,
+        content=tuple(content),
+        failed=answer.failed,
+        meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
+    )
+
+
+def _changes(changes: Changes | None, delivered: Delivered) -> dict[str, Any] | None:
+    if changes is None:
+        return None
+    # The guest sends the patch before any file of the program's, so a file of that name is the patch or was refused.
+    uris = [link.uri for link in delivered.artifacts if link.name == PATCH and changes.patch]
+    return {
+        "created": changes.created,
+        "changed": changes.changed,
+        "deleted": changes.deleted,
+        "patch_uri": uris[0] if uris else None,
+    }
+
+
+def _meta(call: ToolCall, decision: Decision, isolation: Isolation | None, head: Head) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "call_id": call.id,
+        "profile_digest": decision.profile_digest,
+        "audit": {"seq": head.seq, "hash": head.hash},
+    }
+    if isolation is not None:
+        meta["isolation"] = isolation.model_dump()
+    return meta

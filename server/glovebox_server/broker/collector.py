@@ -1,0 +1,223 @@
+"""From what a sandbox put out to artifacts: every file checked and recorded, or recorded as refused."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from glovebox_sandboxes.contract.outcome import Blob, Outcome, SkippedFile
+from glovebox_sandboxes.session.result import IMAGE_TYPES
+from glovebox_server.artifacts.collect import Collection
+from glovebox_server.artifacts.collect import Sink as FileSink
+from glovebox_server.artifacts.names import quoted
+from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
+from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
+from glovebox_server.audit.log import Appends
+from glovebox_server.broker.calls import Image, Link, ToolCall
+from glovebox_server.errors import Refused
+
+MAX_INLINE_BYTES = 128 * 1024
+"""An image file of this size is also shown; larger ones are links, because messages are capped at 256 KiB."""
+MAX_INLINE = 4
+"""Image files shown in one result."""
+MAX_REFUSED = 128
+"""Refused files that get a record and a note of their own; the rest are counted, so that no flood fills the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """What a call's caller gets beside the program's own words."""
+
+    artifacts: tuple[Link, ...]
+    figures: tuple[Link, ...]
+    """Pictures the job returned, which are artifacts too."""
+    shown: tuple[Image, ...]
+    skipped: tuple[SkippedFile, ...]
+
+
+class Collector:
+    """Collects the files of one call: ``async with Collector(…) as collector``; leaving drops what is not complete."""
+
+    def __init__(self, collection: Collection, audit: Appends, call: ToolCall) -> None:
+        self._collection = collection
+        self._audit = audit
+        self._call = call
+        self._skipped: list[SkippedFile] = []
+        self._uncounted = 0
+        self._open: set[_Receiving] = set()
+        self._images: dict[str, bytes] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for receiving in tuple(self._open):
+            await receiving.drop(_INCOMPLETE)
+
+    async def accept(self, name: str, size: int) -> "_Receiving | None":
+        """Take one file the guest announces; None refuses it. Its size is only what the guest says."""
+        receiving = _Receiving(self, name, keep=size <= MAX_INLINE_BYTES)
+        return receiving if await receiving.begin(self._collection) else None
+
+    def hold(self, receiving: "_Receiving") -> None:
+        """Remember a file that has begun, until ``release``."""
+        self._open.add(receiving)
+
+    def release(self, receiving: "_Receiving") -> None:
+        """Forget a file that has ended, one way or the other."""
+        self._open.discard(receiving)
+
+    async def refuse(self, name: str, refusal: Refused) -> None:
+        """Record that a file is not an artifact."""
+        if len(self._skipped) == MAX_REFUSED:
+            self._uncounted += 1
+            return
+        await self._refused(quoted(name), refusal.reason)
+
+    async def _refused(self, name: str, reason: str) -> None:
+        self._skipped.append(SkippedFile(name=name, reason=reason))
+        await self._record(name, reason)
+
+    def saw(self, uri: str, content: bytes) -> None:
+        """Keep a small picture, to be shown."""
+        if len(self._images) < MAX_INLINE and any(content.startswith(magic) for magic in IMAGE_TYPES.values()):
+            self._images[uri] = content
+
+    async def deliver(self, outcome: Outcome, *, keep_pictures: bool) -> Delivered:
+        """Record what was collected, then make it visible to the caller.
+
+        Args:
+            outcome: what came of the job.
+            keep_pictures: whether pictures the job returned become artifacts beside its files.
+
+        Raises:
+            ArtifactsUnavailable: the store failed.
+            AuditUnavailable: a record could not be written; nothing is visible.
+        """
+        for receiving in sorted(self._open, key=lambda each: each.name):
+            await receiving.drop(_INCOMPLETE)
+            await self.refuse(receiving.name, _INCOMPLETE)
+        for skipped in outcome.skipped:
+            await self._record(quoted(skipped.name), skipped.reason)
+        figures = await self._keep(outcome.blobs) if keep_pictures else ()
+        links = {artifact.name: _link(artifact) for artifact in await self._publish()}
+        if self._uncounted:
+            await self._refused("…", f"and {self._uncounted} more")
+        shown = [Image(data=blob.data, media_type=blob.media_type) for blob in outcome.blobs]
+        shown += [
+            Image(data=self._images[link.uri], media_type=link.media_type)
+            for link in links.values()
+            if link.uri in self._images and link.media_type in IMAGE_TYPES
+        ]
+        return Delivered(
+            artifacts=tuple(link for name, link in links.items() if name not in figures),
+            figures=tuple(links[name] for name in figures if name in links),
+            shown=tuple(shown),
+            skipped=tuple(self._skipped),
+        )
+
+    async def _keep(self, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
+        """Put pictures beside the files; returns their names. A file of that name wins."""
+        names = []
+        for number, blob in enumerate(blobs, 1):
+            name = f"figure-{number}.{blob.media_type.partition('/')[2]}"
+            receiving = _Receiving(self, name, keep=False)
+            if await receiving.begin(self._collection):
+                await receiving.data(blob.data)
+                await receiving.end()
+                names.append(name)
+        return tuple(names)
+
+    async def _publish(self) -> tuple[Artifact, ...]:
+        found = self._collection.artifacts
+        for artifact in found:
+            await self._audit.append(
+                ArtifactCollected(
+                    call_id=self._call.id,
+                    name=artifact.name,
+                    uri=artifact.uri,
+                    sha256=artifact.sha256,
+                    bytes=artifact.bytes,
+                    media_type=artifact.media_type,
+                )
+            )
+        try:
+            return await self._collection.publish()
+        except Refused as refusal:
+            for artifact in found:
+                await self.refuse(artifact.name, refusal)
+            return ()
+
+    async def _record(self, name: str, reason: str) -> None:
+        await self._audit.append(ArtifactRefused(call_id=self._call.id, name=name, reason=reason))
+
+
+_INCOMPLETE = Refused("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
+
+
+def _link(artifact: Artifact) -> Link:
+    return Link(
+        uri=artifact.uri,
+        name=artifact.name,
+        media_type=artifact.media_type,
+        bytes=artifact.bytes,
+        sha256=artifact.sha256,
+    )
+
+
+class _Receiving:
+    """One file on its way from the guest to the store. What is refused is recorded and the rest of it thrown away."""
+
+    def __init__(self, collector: Collector, name: str, *, keep: bool) -> None:
+        self.name = name
+        self._collector = collector
+        self._stack = AsyncExitStack()
+        self._sink: FileSink | None = None
+        self._kept: bytearray | None = bytearray() if keep else None
+
+    async def begin(self, collection: Collection) -> bool:
+        try:
+            self._sink = await self._stack.enter_async_context(collection.receive(self.name))
+        except Refused as refusal:
+            await self._collector.refuse(self.name, refusal)
+            return False
+        self._collector.hold(self)
+        return True
+
+    async def data(self, data: bytes) -> None:
+        if self._sink is None:
+            return
+        try:
+            await self._sink.write(data)
+        except Refused as refusal:
+            await self.drop(refusal)
+            await self._collector.refuse(self.name, refusal)
+            return
+        except ArtifactsUnavailable as problem:
+            await self.drop(problem)
+            raise
+        if self._kept is not None:
+            self._kept += data
+            if len(self._kept) > MAX_INLINE_BYTES:
+                self._kept = None
+
+    async def end(self) -> None:
+        if self._sink is None:
+            return
+        sink, self._sink = self._sink, None
+        self._collector.release(self)
+        try:
+            await self._stack.aclose()
+        except Refused as refusal:
+            await self._collector.refuse(self.name, refusal)
+            return
+        if self._kept is not None:
+            self._collector.saw(sink.uri, bytes(self._kept))
+
+    async def drop(self, problem: Exception) -> None:
+        """Leave the store's block by an exception, so that it removes what it had."""
+        self._sink = None
+        self._collector.release(self)
+        await self._stack.__aexit__(type(problem), problem, problem.__traceback__)

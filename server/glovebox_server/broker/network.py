@@ -1,0 +1,50 @@
+"""A call's way out, as its profile grants it, with one audit record per connection."""
+
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.session.connection import Duplex, Serve
+from glovebox_server.audit.events import EgressDecided
+from glovebox_server.audit.log import Appends
+from glovebox_server.broker.calls import ToolCall
+from glovebox_server.egress.events import EgressAttempt
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.serve import serve
+
+
+def gate_for(profile: Profile, audit: Appends, call: ToolCall) -> EgressGate | None:
+    """The gate for one call; None where its profile grants no network."""
+    if profile.network.mode == "none":
+        return None
+
+    async def record(attempt: EgressAttempt) -> None:
+        target = attempt.target
+        await audit.append(
+            EgressDecided(
+                call_id=call.id,
+                scheme=target.scheme if target else "unreadable",
+                host=target.host if target else attempt.asked,
+                port=target.port if target else 0,
+                method=target.method if target else None,
+                path=target.path if target else None,
+                effect=attempt.decision.effect,
+                rule=attempt.decision.rule,
+                address=attempt.addresses[0] if attempt.addresses else None,
+            )
+        )
+
+    limits = EgressLimits(
+        connections=profile.network.max_connections,
+        hops=profile.network.max_redirects,
+        body_bytes=profile.network.max_bytes,
+        tunnel_received_bytes=profile.network.max_bytes,
+    )
+    return EgressGate(rules=profile.network.allow, on_decision=record, limits=limits)
+
+
+def serve_with(gate: EgressGate) -> Serve:
+    """What the link calls for each stream the guest opens towards the network."""
+
+    async def served(stream: Duplex) -> None:
+        await serve(gate, stream)
+
+    return served

@@ -1,0 +1,65 @@
+"""What policy says about a call, before anything starts. Pure: a profile, a tool and arguments in, a decision out.
+
+Rules are asked in a fixed order and the first that objects decides. Nothing here can allow what the profile does not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from glovebox_profiles.egress import decide_url
+from glovebox_profiles.features import named
+from glovebox_profiles.model import Profile, digest
+from glovebox_sandboxes.plural import counted
+from glovebox_server.broker.calls import Decision
+from glovebox_server.tools.base import Tool
+
+
+def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, profile_digest: str = "") -> Decision:
+    """Decide one call.
+
+    Args:
+        tool: what is to be run.
+        arguments: as its argument model read them.
+        profile: the one in force for the tool; None where there is none.
+        profile_digest: the profile's digest, if it is known already.
+    """
+    if profile is None:
+        return Decision(
+            effect="deny",
+            rule="profile.missing",
+            reason=f"There is no profile for {tool.name}, so it may do nothing.",
+            hint="The operator can add one to the profile directory.",
+            profile_digest="",
+        )
+    objection = _objection(tool, arguments, profile)
+    effect, rule, reason, hint = objection or ("allow", "allow", "The profile allows it.", "")
+    return Decision(
+        effect=effect,  # type: ignore[arg-type]  # one of the three words below
+        rule=rule,
+        reason=reason,
+        hint=hint,
+        profile_digest=profile_digest or digest(profile),
+    )
+
+
+def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tuple[str, str, str, str] | None:
+    """The first rule that does not let the call through: effect, rule, reason, hint."""
+    wall = profile.limits.wall_seconds
+    timeout = arguments.get("timeout_seconds")
+    if timeout is not None and timeout > wall:
+        reason = f"timeout_seconds is {timeout:g}, and this tool's calls may take {counted(wall, 'second')}."
+        return "deny", "limits.wall_seconds", reason, f"Ask for at most {wall:g}, or leave timeout_seconds out."
+    if arguments.get("inputs") and not profile.files.inputs:
+        reason = "This tool's profile takes no artifacts as inputs."
+        return "deny", "files.inputs", reason, "Call it without inputs."
+    if tool.kind == "fetch":
+        if profile.network.mode == "none":
+            return "deny", "network.mode", "This tool's profile grants no network.", "The operator can grant it."
+        egress = decide_url(arguments["method"], arguments["url"], profile.network.allow)
+        if egress.effect == "deny":
+            return "deny", "network.allow", egress.reason, egress.hint
+    if profile.approval == "ask":
+        asking = named("approval", "ask")
+        reason = f"This tool's profile wants a person to approve each call; {asking.reason}."
+        return "ask", "approval.ask", reason, asking.instead
+    return None

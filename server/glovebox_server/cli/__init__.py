@@ -1,0 +1,1 @@
+"""The command line: words, exit codes and what each command does."""

@@ -1,0 +1,224 @@
+"""What ``glovebox audit tail | show | verify | head`` do: from a directory to a console and an exit code.
+
+Argument parsing is the command line's business. Text from records is shown with every control and direction character
+escaped: a record may quote a hostile program, and a terminal obeys what it prints.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+from rich.text import Text
+
+from glovebox_sandboxes.plural import counted
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.read import Line
+from glovebox_server.audit.verify import VerifyReport
+from glovebox_server.audit.verify import verify as verify_log
+from glovebox_server.errors import AuditUnavailable
+
+#: Exit codes, the same as those of ``glovebox call``.
+OK = 0
+FAILED = 1
+BAD_ARGUMENTS = 2
+UNAVAILABLE = 4
+
+#: Longest line of ``tail``; ``show`` has everything.
+_LINE = 400
+
+
+def tail(
+    directory: Path, console: Console, *, count: int, follow: bool, as_json: bool, everything: bool = False
+) -> int:
+    """Show the last ``count`` records and, with ``follow``, every new one until interrupted.
+
+    A person sees the records of calls, and what is no record; ``everything`` adds the servers' own, which JSON has.
+    """
+    wanted = _any if everything or as_json else _of_a_call
+    try:
+        count = _reach(directory, count, wanted)
+        if follow:
+            anyio.run(_follow, directory, console, count, wanted, as_json)
+        else:
+            found = [line for line in read.tail(directory, count) if wanted(line)]
+            _show_lines(console, found, as_json=as_json)
+            if count and not found:
+                console.print(Text("No record of a call. `glovebox audit tail --all` shows the servers' own."))
+    except AuditUnavailable as error:
+        return _unavailable(console, error, as_json=as_json)
+    except KeyboardInterrupt:
+        return OK
+    return OK
+
+
+async def _follow(directory: Path, console: Console, count: int, wanted: "_Wanted", as_json: bool) -> None:
+    async for line in read.follow(directory, count):
+        if wanted(line):
+            _show_lines(console, [line], as_json=as_json)
+
+
+_Wanted = Callable[[Line], bool]
+
+
+def _any(_: Line) -> bool:
+    return True
+
+
+def _of_a_call(line: Line) -> bool:
+    """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
+    kind = line.record.kind if line.record else ""
+    return not kind.startswith(("server.", "profile.", "pool."))
+
+
+def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
+    """How many of the last lines hold ``count`` that are wanted; all that ``read.tail`` gives where there are fewer."""
+    wide = count
+    while True:
+        lines = read.tail(directory, wide)
+        places = [place for place, line in enumerate(reversed(lines), 1) if wanted(line)]
+        if len(places) >= count:
+            return places[count - 1] if count > 0 else 0
+        if len(lines) < wide:
+            return len(lines)
+        wide *= 4
+
+
+def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> int:
+    """Show every record of one call; 1 when there is none."""
+    if not chain.is_name(call_id):
+        console.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
+        return BAD_ARGUMENTS
+    found = 0
+    try:
+        for record in read.records_of(directory, call_id):
+            found += 1
+            if as_json:
+                _json(console, _fields(record))
+                continue
+            console.print(Text(f"{record.seq}  {record.time}  {record.kind}", style="bold"))
+            # A receipt is signed text in base64: nothing in it can be read here.
+            told = {"envelope": f"`glovebox receipt show {call_id}`"} if "envelope" in record.data else {}
+            for row in _rows({**record.data, **told}):
+                console.print(row, soft_wrap=True)
+    except AuditUnavailable as error:
+        return _unavailable(console, error, as_json=as_json)
+    if not found and not as_json:
+        console.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
+    return OK if found else FAILED
+
+
+def verify(directory: Path, console: Console, *, anchor: str | None, as_json: bool) -> int:
+    """Check the whole log, against ``SEQ:HASH`` too if given; 1 when it is not what was written."""
+    try:
+        known = None if anchor is None else chain.parse_anchor(anchor)
+        report = verify_log(directory, known)
+    except ValueError as error:
+        console.print(Text(str(error)))
+        return BAD_ARGUMENTS
+    except AuditUnavailable as error:
+        return _unavailable(console, error, as_json=as_json)
+    if as_json:
+        _json(console, asdict(report))
+    else:
+        _show_report(console, report, anchored=known is not None)
+    return OK if report.ok else FAILED
+
+
+def head(directory: Path, console: Console, *, as_json: bool) -> int:
+    """Print the anchor of the last record, ``SEQ:HASH``: keep it where the log's writer cannot change it."""
+    try:
+        last = read.head(directory)
+    except AuditUnavailable as error:
+        return _unavailable(console, error, as_json=as_json)
+    if as_json:
+        _json(console, {"anchor": f"{last.seq}:{last.hash}", **asdict(last)})
+    else:
+        console.out(f"{last.seq}:{last.hash}", highlight=False)
+    return OK
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with every character a terminal might obey or hide written as an escape."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def _json(console: Console, value: object) -> None:
+    # ASCII only: JSON allows control and direction characters above U+007F as they are, terminals act on them.
+    console.out(json.dumps(value, ensure_ascii=True, sort_keys=True), highlight=False)
+
+
+def _fields(record: chain.Record) -> object:
+    return json.loads(record.line)
+
+
+def _show_lines(console: Console, lines: Iterable[Line], *, as_json: bool) -> None:
+    for line in lines:
+        record = line.record
+        if as_json:
+            _json(console, {"unreadable": str(line.error)} if record is None else _fields(record))
+        elif record is None:
+            console.print(Text(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red"))
+        else:
+            text = Text(f"{record.seq:>7} {record.time} ")
+            text.append(record.kind, style="bold")
+            text.append(f" {record.call_id or record.server} ", style="cyan")
+            text.append(_brief(record.data))
+            console.print(text, soft_wrap=True)
+
+
+def _brief(data: Mapping[str, object]) -> str:
+    parts = (f"{key}={_cell(value)}" for key, value in data.items() if not isinstance(value, dict | list))
+    return printable(" ".join(parts))[:_LINE]
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _rows(data: Mapping[str, object], indent: str = "  ") -> Iterator[Text]:
+    """One line per fact, nothing cut and nothing broken: a digest is there to be copied, a list to be compared."""
+    names = {key: printable(key) for key in data}
+    width = max(map(len, names.values()), default=0)
+    for key, value in data.items():
+        nested = isinstance(value, dict | list) and len(value) > 0
+        row = Text(f"{indent}{names[key]}".ljust(0 if nested else len(indent) + width + 2), style="cyan")
+        if isinstance(value, dict) and nested:
+            yield row
+            yield from _rows(value, indent + "  ")
+        elif isinstance(value, list) and nested:
+            yield row
+            yield from (Text(f"{indent}  {printable(_item(each))}") for each in value)
+        else:
+            yield row.append(printable(_cell(value)), style="default")
+
+
+def _item(value: object) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{key}={_cell(each)}" for key, each in value.items())
+    return _cell(value)
+
+
+def _show_report(console: Console, report: VerifyReport, *, anchored: bool) -> None:
+    for problem in report.problems:
+        place = "head.json" if problem.line is None else f"line {problem.line}"
+        console.print(Text(f"{place}: {problem.kind}: {printable(problem.detail)}", style="red"))
+    if report.omitted:
+        console.print(Text(f"and {counted(report.omitted, 'more problem')}", style="red"))
+    verdict = "whole" if report.ok else "NOT what was written"
+    against = "with the anchor" if anchored else "without an anchor, so a log put back as a whole is not seen"
+    found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
+    console.print(Text(f"{found}, the log is {verdict} ({against})."))
+    console.print(Text(f"head {report.head.seq}:{report.head.hash}"))
+
+
+def _unavailable(console: Console, error: AuditUnavailable, *, as_json: bool) -> int:
+    if as_json:
+        _json(console, {"attempted": error.attempted, "fix": error.fix, "reason": error.reason})
+    else:
+        console.print(Text(printable(str(error))))
+    return UNAVAILABLE

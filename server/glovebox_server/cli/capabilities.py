@@ -1,0 +1,70 @@
+"""``glovebox capabilities``: the manifest as JSON, or as a page a person can read."""
+
+import json
+import os
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_sandboxes.drivers import registry
+from glovebox_server.app import VERSION, load_profiles
+from glovebox_server.cli.exits import OK
+from glovebox_server.mcp.manifest import Manifest, manifest
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+
+
+async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
+    """Print the manifest of this host and these profiles; see ``glovebox capabilities``.
+
+    Raises:
+        ProfileError: a profile is wrong.
+    """
+    found = await _find(settings)
+    if as_json:
+        out.file.write(json.dumps(found.as_json(), indent=2) + "\n")
+    else:
+        _print(out, found)
+    return OK
+
+
+async def _find(settings: Settings) -> Manifest:
+    profiles = load_profiles(settings)
+    async with registry.opened(settings.data_dir, f"capabilities{os.getpid()}") as available:
+        return await manifest(
+            tools=TOOLS,
+            profiles=profiles,
+            drivers=available,
+            workspace=settings.workspace.resolve(),
+            version=VERSION,
+        )
+
+
+def _print(out: Console, found: Manifest) -> None:
+    out.print(Text(f"Glovebox {found.glovebox}, tools {found.tools_digest}, profiles {found.profiles_digest}"))
+    table = _table("driver", "level", "usable", "version", "limits by")
+    for each in found.drivers:
+        usable = "yes, experimental" if each.usable and each.experimental else "yes" if each.usable else "no"
+        table.add_row(each.name, each.level, usable, each.version, ", ".join(dict.fromkeys(each.limits.values())))
+    _section(out, table)
+    table = _table("tool", "driver", "network", "workspace", "files out, in", "why it does not run here")
+    for tool in found.tools:
+        files = f"{'yes' if tool.output else 'no'}, {'yes' if tool.inputs else 'no'}"
+        table.add_row(tool.name, tool.driver or "none", tool.network, tool.workspace, files, tool.refused)
+    _section(out, table)
+    out.print(Text("\nnot simply there", style="bold"))
+    for feature in found.features:
+        out.print(Text(f'{feature.key} = "{feature.value}": {feature.status}: {feature.reason}. {feature.instead}'))
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _section(out: Console, table: Table) -> None:
+    out.print()
+    out.print(table, markup=False)

@@ -1,0 +1,243 @@
+"""What the commands of the command line do, apart from words and options. Each returns an exit code."""
+
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.text import Text as Plain
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.plural import counted
+from glovebox_sandboxes.runtime import guest_gc, runtime
+from glovebox_server import app as apps
+from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.calls import CallResult, Image, Link, Principal, Text, ToolCall
+from glovebox_server.cli.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
+from glovebox_server.cli.saving import CannotSave, save
+from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused
+from glovebox_server.ids import new_call_id
+from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.transport import strict_json
+
+_UNAVAILABLE = (SandboxUnavailable, UnsupportedSpec, AuditUnavailable, ArtifactsUnavailable, SecretUnusable)
+
+
+class _Told:
+    """A listener for a terminal: what happens now, on one line of standard error."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def progress(self, message: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(message, style="dim", markup=False, highlight=False)
+
+    def printed(self, text: str) -> None:
+        """The result shows it in full a moment later."""
+
+    def ended_by(self) -> str:
+        return "client"
+
+
+def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments: str, as_json: bool) -> int:
+    """Make one call; see ``glovebox call``."""
+
+    async def make() -> int:
+        # What would stand ready after one call is of no use to anybody, and its end would be waited for.
+        async with apps.opened(settings, "cli", ahead=False) as app:
+            wanted = app.tools.get(tool)
+            if wanted is None:
+                raise InvalidArguments(tool, (f"unknown tool; there are {', '.join(sorted(app.tools))}",))
+            try:
+                raw = strict_json.check_shape(arguments)
+            except ValueError as problem:
+                raise InvalidArguments("--args", (f"must be one JSON object: {problem}",)) from None
+            if not isinstance(raw, dict):
+                raise InvalidArguments("--args", ("must be one JSON object",))
+            request = ToolCall(
+                id=new_call_id(),
+                principal=Principal(id=f"local:{os.getuid()}", transport="cli"),
+                session=None,
+                tool=tool,
+                arguments=validated(wanted, raw),
+                received=datetime.now(UTC),
+            )
+            result = await app.broker.call(request, _Told(err))
+        _show(result, out, as_json=as_json)
+        if "refused" in result.structured:
+            return REFUSED
+        return FAILED if result.failed else OK
+
+    return _run(make, err, as_json=as_json)
+
+
+def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
+    if as_json:
+        out.file.write(json.dumps(result.structured, indent=2) + "\n")
+        return
+    for item in result.content:
+        match item:
+            case Text():
+                # Untrusted text: no markup, and nothing that could redraw the terminal.
+                out.print(Plain(item.text.replace("\x1b", "␛").replace("\r", "␍")), highlight=False)
+            case Image():
+                out.print(f"[{item.media_type}, {len(item.data)} bytes]", style="cyan", markup=False)
+            case Link():
+                out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan", markup=False)
+
+
+def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -> int:
+    """Build what sandboxes need; see ``glovebox setup``."""
+
+    async def make() -> int:
+        with err.status("Preparing") as status:
+
+            def tell(step: str) -> None:
+                status.update(step)
+                if not err.is_terminal:
+                    err.print(step, markup=False, highlight=False)
+
+            built = await runtime.build(settings.data_dir, tell)
+            if removed := guest_gc.remove(settings.data_dir, built.guest):
+                tell(f"Removed {counted(removed, 'guest')} of other versions")
+            if docker:
+                from glovebox_sandboxes.drivers.docker.image import build  # noqa: PLC0415 - needs the Engine
+
+                await build.build(base or build.DEFAULT_BASE, tell)
+        err.print(f"Ready: Python {built.version} in {settings.data_dir}", style="green", markup=False, highlight=False)
+        return OK
+
+    return _run(make, err, as_json=False)
+
+
+def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
+    """Say what this host can enforce; see ``glovebox doctor``."""
+    from glovebox_server.cli import doctor as looking  # noqa: PLC0415 - brings every driver
+
+    return _run(lambda: looking.run(settings, out, as_json=as_json), out, as_json=as_json)
+
+
+def prove(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
+    """Try every claim on this host; see ``glovebox doctor --prove``."""
+    from glovebox_server.prove import scorecard  # noqa: PLC0415 - brings every driver and the cases
+
+    return _run(lambda: scorecard.run(settings, out, err, names=names, as_json=as_json), err, as_json=as_json)
+
+
+def capabilities(settings: Settings, out: Console, err: Console, *, as_json: bool) -> int:
+    """Say what a caller can have; see ``glovebox capabilities``."""
+    from glovebox_server.cli import capabilities as card  # noqa: PLC0415 - brings every driver and the SDK
+
+    return _run(lambda: card.run(settings, out, as_json=as_json), err, as_json=as_json)
+
+
+def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None) -> int:
+    """Write an artifact's content; see ``glovebox artifact``."""
+
+    async def make() -> int:
+        principal = Principal(id=f"local:{os.getuid()}", transport="cli")
+        async with apps.opened(settings, "cli", ahead=False) as app, app.artifacts.open(uri, principal) as reader:
+            await save(reader.chunks(), output)
+        return OK
+
+    return _run(make, err, as_json=False)
+
+
+def serve(
+    settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
+) -> int:
+    """Serve until the clients or a signal end it; see ``glovebox serve``."""
+    from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
+    from glovebox_server.transport import serve as transports  # noqa: PLC0415 - brings the SDK
+
+    async def make() -> int:
+        tools_digest = catalogue.digest(catalogue.listed(TOOLS.values()))
+        async with apps.opened(settings, transport, tools_digest) as app:
+            if transport == "stdio":
+                app.ended.append(await transports.serve_stdio(app))
+            else:
+                options = _given(settings, "state_dir")
+                served = transports.serve_http(
+                    app,
+                    host=host,
+                    port=port,
+                    allowed_hosts=allowed_hosts,
+                    on_ready=lambda url: transports.announced(url, allowed_hosts, options),
+                )
+                app.ended.append(await served)
+        return OK
+
+    return _run(make, err, as_json=False, also=(transports.CannotListen,))
+
+
+def client_config(settings: Settings, out: Console, *, transport: str, host: str, port: int) -> int:
+    """Print what to paste into clients; see ``glovebox client-config``."""
+    from glovebox_server.transport import tokens  # noqa: PLC0415 - only here
+
+    arguments = ["--workspace", str(settings.workspace.absolute())]
+    arguments += _given(settings, "profiles_dir", "data_dir", "state_dir")
+    try:
+        text = tokens.client_configuration(
+            settings.state_dir, transport=transport, host=host, port=port, arguments=arguments
+        )
+    except tokens.TokensUnusable as problem:
+        _fail(out, problem, as_json=False)
+        return UNAVAILABLE
+    out.print(text, markup=False, highlight=False)
+    return OK
+
+
+def _given(settings: Settings, *names: str) -> list[str]:
+    """Those of these directories that are not the default, as options with absolute paths."""
+    found = [name for name in names if name in settings.model_fields_set]
+    return [word for name in found for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))]
+
+
+def _run(
+    make: Callable[[], Awaitable[int]], err: Console, *, as_json: bool, also: tuple[type[Exception], ...] = ()
+) -> int:
+    """Run a command; every failure of ours is one paragraph with what to do, and an exit code."""
+    try:
+        return anyio.run(make)
+    except Exception as raised:
+        problem = _first(raised)
+        match problem:
+            case Refused():
+                _fail(err, problem, as_json=as_json)
+                return REFUSED
+            case InvalidArguments() | ProfileError():
+                _fail(err, problem, as_json=as_json)
+                return USAGE
+            case CannotSave():
+                _fail(err, problem, as_json=as_json)
+                return USAGE if problem.named_wrongly else UNAVAILABLE
+            case _ if isinstance(problem, (*_UNAVAILABLE, runtime.RuntimeProblem, *also)):
+                _fail(err, problem, as_json=as_json)
+                return UNAVAILABLE
+        raise
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _fail(err: Console, problem: BaseException, *, as_json: bool) -> None:
+    err.print(str(problem), style="red", markup=False, highlight=False)
+    if as_json:
+        body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": str(problem)}}
+        if isinstance(problem, Refused):
+            refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
+            body = {"error": None, "refused": refusal}
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")

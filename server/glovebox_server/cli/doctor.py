@@ -1,0 +1,131 @@
+"""``glovebox doctor``: what this host can enforce, what is missing, whether the profiles load. Looks, changes nothing.
+
+What is looked for lives with each driver; here are words and an exit code.
+"""
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_sandboxes.contract.base import Capabilities
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.host import host_info
+from glovebox_sandboxes.runtime import runtime
+from glovebox_server import app as apps
+from glovebox_server.cli.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.settings import Settings
+
+_WIDEST = 100
+"""Columns; longer lines are hard to read, however wide the terminal."""
+_LABEL = 12
+"""Columns for what a line is about, its indent included."""
+_COMMAND = re.compile(r"`[^`]+`")
+_JOINT = "\N{NO-BREAK SPACE}"
+"""Stands for the spaces of a command while its sentence is laid out."""
+
+
+async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
+    """Look and print; see ``glovebox doctor``.
+
+    Returns:
+        ``USAGE`` where a profile is wrong, because then nothing starts at all; else ``UNAVAILABLE`` where no driver is
+        usable, else ``OK``.
+    """
+    async with registry.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
+        found = [(await available.get(name)).capabilities for name in registry.NAMES]
+    problem, loaded = _profiles(settings)
+    advice = _advice(settings, found)
+    if as_json:
+        reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
+        body = {"host": host_info.facts(), "drivers": reports, "profiles": {"error": problem}, "advice": advice}
+        out.file.write(json.dumps(body, indent=2) + "\n")
+    else:
+        width = min(out.width, _WIDEST) if out.is_terminal else None
+        _host(out, width)
+        for each in found:
+            _block(out, each, width)
+        out.print(Text.assemble(("profiles", "bold"), ": ", ("wrong", "red") if problem else ("fine", "green")))
+        _line(out, "problem" if problem else "loaded", problem or loaded, width)
+        if advice:
+            out.print()
+            for line in _laid_out(advice, width, ""):
+                out.print(Text(line), soft_wrap=True)
+    if problem:
+        return USAGE
+    return OK if any(each.usable for each in found) else UNAVAILABLE
+
+
+def _profiles(settings: Settings) -> tuple[str | None, str]:
+    """What is wrong with a profile, None for nothing; and which ones there are."""
+    try:
+        found = apps.load_profiles(settings)
+    except ProfileError as problem:
+        return str(problem), ""
+    own = [tool for tool, _ in found.items() if found.source(tool).parent != SHIPPED]
+    shipped = [tool for tool, _ in found.items() if tool not in own]
+    parts = [f"{', '.join(tools)} ({whose})" for tools, whose in ((shipped, "shipped"), (own, "yours")) if tools]
+    return None, "; ".join(parts)
+
+
+def _advice(settings: Settings, found: Sequence[Capabilities]) -> str | None:
+    """The one thing a person has to do before the first call, or may not know they could do."""
+    used = [each.driver for each in found if each.usable]
+    if runtime.find(settings.data_dir.resolve()) is not None:
+        return None
+    if not used:
+        return None  # each driver says what it lacks
+    return f"`glovebox setup` was not run here, so calls can only use {', '.join(used)}. Run it for the others."
+
+
+def _host(out: Console, width: int | None) -> None:
+    """Where this is: what the drivers find follows from it."""
+    facts = host_info.facts()
+    out.print(Text.assemble(("here", "bold"), f": {facts['system'] or 'Linux'}, kernel {facts['kernel']}"))
+    _line(out, "as", "root" if facts["root"] else "a normal user", width)
+    _line(out, "inside", ", ".join(facts["inside"]) or "nothing that can be seen", width)
+    _line(out, "groups", f"control groups {facts['control_groups']}", width)
+    out.print()
+
+
+def _block(out: Console, found: Capabilities, width: int | None) -> None:
+    """Everything of one driver."""
+    usable = ("usable", "green") if found.usable else ("not usable", "red")
+    out.print(Text.assemble((found.driver, "bold"), ": ", usable))
+    _line(out, "level", found.level, width)
+    if found.version:
+        _line(out, "version", found.version, width)
+    if found.usable:
+        _line(out, "limits by", ", ".join(dict.fromkeys(found.limits.values())), width)
+    for missing in found.missing:
+        _line(out, "missing", missing.what, width)
+        _line(out, "", f"→ {missing.fix}", width)
+    out.print()
+
+
+def _line(out: Console, label: str, words: str, width: int | None) -> None:
+    lines = _laid_out(words, width and width - _LABEL, " " * _LABEL)
+    out.print(Text(f"  {label}".ljust(_LABEL) + next(lines, "")), soft_wrap=True)
+    for line in lines:
+        out.print(Text(line), soft_wrap=True)
+
+
+def _laid_out(words: str, width: int | None, indent: str) -> Iterator[str]:
+    """Lines of so many columns; an address or a command in backticks is never broken, so that it can be copied.
+
+    Args:
+        words: one paragraph; nothing of it is left out.
+        width: columns after the indent; None for one line.
+        indent: before every line but the first.
+    """
+    joined = _COMMAND.sub(lambda command: command[0].replace(" ", _JOINT), words)
+    lines = [joined] if width is None else textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(lines):
+        yield (indent if number else "") + line.replace(_JOINT, " ")

@@ -1,0 +1,218 @@
+"""What ``glovebox profiles`` prints, and its exit codes: 0 fine, 1 a widening, 2 an error in a profile or a name.
+
+Everything from a file is printed as plain text, never as terminal markup. Never import ``server``.
+"""
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_profiles.diff import Change, diff, diff_sets
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.explain import explain, render
+from glovebox_profiles.load.loader import SHIPPED, CheckExample, ProfileSet, load, profile_files, read
+from glovebox_profiles.model import Profile, effective
+from glovebox_sandboxes.plural import counted
+
+OK, WIDENED, WRONG = 0, 1, 2
+
+_STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
+
+
+def list_profiles(profiles: ProfileSet, console: Console, *, as_json: bool = False) -> int:
+    """Print one line per tool: risk, isolation, network, approval, digest and the file that is in force."""
+    rows = [
+        {
+            "tool": tool,
+            "risk": profile.risk,
+            "isolation": list(profile.isolation),
+            "network": profile.network.mode,
+            "approval": profile.approval,
+            "digest": profiles.digest_for(tool),
+            "source": str(profiles.source(tool)),
+            "shipped": profiles.source(tool).parent == SHIPPED,
+        }
+        for tool, profile in profiles.items()
+    ]
+    if as_json:
+        return _json(console, {"digest": profiles.digest, "profiles": rows})
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("tool", "risk", "isolation", "network", "approval", "from"):
+        table.add_column(title, overflow="fold")
+    for tool, profile in profiles.items():
+        network = f"{len(profile.network.allow)} rules" if profile.network.allow else "none"
+        source = profiles.source(tool)
+        where = "shipped" if source.parent == SHIPPED else str(source)
+        cells = (tool, profile.risk, ", ".join(profile.isolation), network, profile.approval, where)
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    return OK
+
+
+def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = False) -> int:
+    """Print the effective profile, every default filled in: as TOML that loads to the same digest, or as JSON."""
+    profile = _find(profiles, tool, console, as_json=as_json)
+    if profile is None:
+        return WRONG
+    if as_json:
+        described = {"digest": profiles.digest_for(tool), "source": str(profiles.source(tool))}
+        return _json(console, {**described, "profile": effective(profile)})
+    _say(console, f"# from {profiles.source(tool)}\n# {profiles.digest_for(tool)}\n{to_toml(profile)}")
+    return OK
+
+
+def explain_tool(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = False) -> int:
+    """Print in plain words what one tool may do."""
+    profile = _find(profiles, tool, console, as_json=as_json)
+    if profile is None:
+        return WRONG
+    if as_json:
+        return _json(console, {"tool": tool, "sections": [asdict(section) for section in explain(profile)]})
+    _say(console, render(profile))
+    return OK
+
+
+def check(paths: Sequence[Path], console: Console, *, check_example: CheckExample | None, as_json: bool = False) -> int:
+    """Load each file, and each file of each directory; print ``path:line`` and the problem of every one that fails."""
+    checked: list[Path] = []
+    errors: list[ProfileError] = []
+    for path in paths:
+        try:
+            files = _existing(path)
+        except ProfileError as error:
+            errors.append(error)
+            continue
+        for file in files:
+            checked.append(file)
+            try:
+                read(file, check_example=check_example)
+            except ProfileError as error:
+                errors.append(error)
+    if as_json:
+        _json(console, {"checked": [str(path) for path in checked], "errors": [_described(each) for each in errors]})
+        return WRONG if errors else OK
+    for each in errors:
+        _say(console, str(each), "red")
+    _say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
+    return WRONG if errors else OK
+
+
+def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, as_json: bool = False) -> int:
+    """Print what changes from ``a`` to ``b``, two files or two directories; 1 if anything widens.
+
+    Directories are compared as they would be in force, over the shipped profiles: taking a narrow file out of one
+    brings the shipped one back, and that can be a widening.
+    """
+    try:
+        changes = _changes(a, b, shipped)
+    except ProfileError as error:
+        _fail(console, error, as_json=as_json)
+        return WRONG
+    widened = any(change.direction == "widening" for found in changes.values() for change in found)
+    if as_json:
+        tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
+        _json(console, {"widening": widened, "tools": tools})
+        return WIDENED if widened else OK
+    for tool, found in changes.items():
+        _say(console, tool, "bold")
+        for change in found:
+            _say(console, f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
+    _say(console, "Something widens." if widened else "Nothing widens.")
+    return WIDENED if widened else OK
+
+
+def to_toml(profile: Profile) -> str:
+    """Write the effective profile as TOML, one dotted key a line."""
+    lines: list[str] = []
+
+    def write(prefix: str, values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                write(f"{prefix}{key}.", value)
+            else:
+                lines.append(f"{prefix}{key} = {_toml(value)}")
+
+    write("", effective(profile))
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{_quoted(key)} = {_toml(each)}" for key, each in value.items() if each is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """Write a TOML string; what a terminal would act on or not show is escaped."""
+    plain = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)
+
+
+def _changes(a: Path, b: Path, shipped: Path) -> dict[str, tuple[Change, ...]]:
+    for path in (a, b):
+        _existing(path)
+    if a.is_dir() and b.is_dir():
+        return diff_sets(load([shipped, a], check_example=None), load([shipped, b], check_example=None))
+    if a.is_dir() or b.is_dir():
+        raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
+    before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
+    if before.tool != after.tool:
+        raise ProfileError(
+            b, None, "tool", f'is "{after.tool}", and "{before.tool}" in {a}', "Name two versions of one profile."
+        )
+    found = diff(before, after)
+    return {after.tool: found} if found else {}
+
+
+def _existing(path: Path) -> tuple[Path, ...]:
+    """Return the profile files a path stands for; a mistyped path is an error here, not an empty directory."""
+    if path.is_dir():
+        return profile_files(path)
+    if not path.exists():
+        raise ProfileError(path, None, "", "does not exist", "Name a profile or a directory of profiles.")
+    return (path,)
+
+
+def _find(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool) -> Profile | None:
+    if tool in profiles:
+        return profiles[tool]
+    close = difflib.get_close_matches(tool, profiles, n=1)
+    hint = f'Did you mean "{close[0]}"?' if close else f"There are: {', '.join(profiles)}."
+    error = {"tool": tool, "problem": "there is no profile for this tool, so every call of it is refused", "hint": hint}
+    if as_json:
+        _json(console, {"errors": [error]})
+    else:
+        _say(console, f"{tool}: {error['problem']}. {hint}", "red")
+    return None
+
+
+def _fail(console: Console, error: ProfileError, *, as_json: bool) -> None:
+    if as_json:
+        _json(console, {"errors": [_described(error)]})
+    else:
+        _say(console, str(error), "red")
+
+
+def _described(error: ProfileError) -> dict[str, Any]:
+    return {
+        "path": str(error.path), "line": error.line, "key": error.key, "problem": error.problem, "hint": error.hint
+    }  # fmt: skip
+
+
+def _json(console: Console, value: dict[str, Any]) -> int:
+    _say(console, json.dumps(value, indent=2))
+    return OK
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)

@@ -1,0 +1,143 @@
+"""The ``request`` exchange: the sandbox names a method and a URL, the host does all the rest.
+
+The sandbox never speaks HTTP to anybody: what is sent is built here from parsed parts, so method and path rules always
+hold. Redirects are followed here too, and each one is decided as if it had been asked for.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from urllib.parse import urljoin
+
+from glovebox_profiles.egress import EgressTarget, parse_url
+from glovebox_profiles.egress.errors import InvalidTarget, quoted
+from glovebox_server.egress.dial import Unreachable, secure, within
+from glovebox_server.egress.events import Body, Denied, EgressAttempt, End, Failed, Head, Hop, SendRequestEvent
+from glovebox_server.egress.gate import DeniedError, EgressGate
+from glovebox_server.egress.headers import request_headers, returned_headers
+from glovebox_server.egress.http1 import REDIRECTS, Clock, Exchange, PeerFailed
+
+
+async def request(
+    gate: EgressGate,
+    method: str,
+    url: str,
+    headers: Sequence[tuple[str, str]] = (),
+    body: bytes = b"",
+    *,
+    send: SendRequestEvent,
+) -> None:
+    """Make one HTTP request and hand its events to ``send`` as they come.
+
+    The last event is ``End``, ``Denied`` or ``Failed``. Awaiting ``send`` is the back-pressure; what it takes counts
+    towards ``request_seconds``.
+
+    Args:
+        gate: The call's way out.
+        method: Upper case.
+        url: As the sandbox wrote it.
+        headers: As the sandbox wrote them; only harmless ones are passed on.
+        body: For POST, PUT and PATCH.
+        send: Takes each event.
+
+    Raises:
+        Exception: Only what ``gate``'s ``on_decision`` or ``send`` raise.
+    """
+    asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, send=send, clock=Clock(gate.limits))
+    try:
+        while await asked.hop():
+            pass
+    except DeniedError as refused:
+        await send(Denied(decision=refused.decision, hops=tuple(asked.hops)))
+    except (PeerFailed, Unreachable) as failed:
+        if asked.answered:
+            await send(End(truncated=str(failed)))
+        else:
+            await send(Failed(reason=str(failed), hops=tuple(asked.hops)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """One request and how far its redirects have come."""
+
+    gate: EgressGate
+    method: str
+    url: str
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    send: SendRequestEvent
+    clock: Clock
+    hops: list[Hop] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    answered: bool = False
+
+    async def hop(self) -> bool:
+        """Ask one server; return whether it redirected to a place that is to be asked next."""
+        gate = self.gate
+        attempt = EgressAttempt(kind="request", asked=quoted(self.url), hop=len(self.hops))
+        try:
+            target = parse_url(self.method, self.url)
+            attempt = replace(attempt, target=target)
+            headers, dropped = request_headers(self.headers, self.method, self.body, gate.limits)
+            self._check_redirect(target)
+        except InvalidTarget as error:
+            await gate.refuse(attempt, error)
+        attempt = await gate.allow(attempt)
+        self.seen.add(target.url)
+        async with gate.dialled(attempt, self.clock.deadline) as socket:
+            stream = socket
+            if target.scheme == "https":
+                left = within(gate.limits.connect_seconds, self.clock.deadline)
+                stream = await secure(socket, target.host, gate.tls, left)
+            exchange = Exchange(stream, self.clock, gate.limits)
+            await exchange.send(target, headers, self.body)
+            status, received = await exchange.head()
+            location = [value for name, value in received if name == "location"]
+            if status in REDIRECTS and location and self.method in {"GET", "HEAD"}:
+                if len(location) > 1:
+                    raise PeerFailed("The server redirected to several places at once.")
+                self.hops.append(Hop(status=status, url=target.url))
+                self.url = _join(target.url, location[0])
+                return True
+            head = Head(
+                status=status,
+                headers=returned_headers(received),
+                url=target.url,
+                hops=tuple(self.hops),
+                dropped=dropped,
+            )
+            await self._answer(head, exchange)
+            return False
+
+    async def _answer(self, head: Head, exchange: Exchange) -> None:
+        self.answered = True
+        await self.send(head)
+        async with aclosing(exchange.body()) as pieces:
+            async for piece in pieces:
+                await self.send(Body(data=piece))
+        await self.send(End(truncated=None))
+
+    def _check_redirect(self, target: EgressTarget) -> None:
+        """Refuse what no rule can make right about a redirect."""
+        if not self.hops:
+            return
+        most = self.gate.limits.hops
+        if len(self.hops) > most:
+            why = f"The request was redirected more than {most} times, now to {quoted(target.url)}."
+        elif target.url in self.seen:
+            why = "The redirects lead back to a URL that was already asked."
+        elif target.scheme == "http" and self.hops[-1].url.startswith("https:"):
+            why = "A redirect leads from https to http."
+        else:
+            return
+        raise InvalidTarget("egress.redirect", why, "Ask for the final URL directly.")
+
+
+def _join(base: str, location: str) -> str:
+    """Resolve a ``Location``. ``urljoin`` drops control characters, so a location that has any is left as it is."""
+    if any(not "\x21" <= character <= "\x7e" for character in location):
+        return location
+    try:
+        return urljoin(base, location)
+    except ValueError:
+        return location

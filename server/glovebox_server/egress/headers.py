@@ -1,0 +1,87 @@
+"""Which headers cross between sandbox and network. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from glovebox_profiles.egress.errors import InvalidTarget, quoted
+from glovebox_server.egress.decode import ACCEPTED
+from glovebox_server.egress.limits import EgressLimits
+
+#: What a sandbox may say about what it wants. Nothing that authenticates (an allowed host is a way out to
+#: whoever has a key there), nothing about framing, routing or connection.
+_PASSED = frozenset(
+    {
+        "accept",
+        "accept-language",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-range",
+        "if-unmodified-since",
+        "range",
+        "user-agent",
+    }
+)
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+#: Not handed back: framing and encoding are undone, the connection is ours, and a sandbox keeps no cookies.
+_KEPT = frozenset(
+    {
+        "alt-svc",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-connection",
+        "set-cookie",
+        "set-cookie2",
+        "strict-transport-security",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
+_USER_AGENT = "Glovebox"
+
+
+def request_headers(
+    headers: Sequence[tuple[str, str]], method: str, body: bytes, limits: EgressLimits
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Return the headers to send and the names of those that were left out.
+
+    Raises:
+        InvalidTarget: Rule ``egress.header`` or ``egress.body``: too much, said twice, or not plain text.
+    """
+    if body and method not in _WITH_BODY:
+        raise InvalidTarget("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")
+    if len(body) > limits.request_body_bytes:
+        raise InvalidTarget(
+            "egress.body", "The request's body is too large.", f"{limits.request_body_bytes} bytes are the limit."
+        )
+    if sum(len(name) + len(value) for name, value in headers) > limits.request_header_bytes:
+        raise InvalidTarget(
+            "egress.header", "The request's headers are too large.", f"{limits.request_header_bytes} bytes in all."
+        )
+    passed: dict[str, str] = {}
+    dropped: dict[str, None] = {}
+    for written, value in headers:
+        name = written.lower()
+        if name not in _PASSED and not (name == "content-type" and method in _WITH_BODY):
+            dropped[quoted(name)] = None
+        elif name in passed or not _VALUE.fullmatch(value):
+            raise InvalidTarget(
+                "egress.header", f"The header {name} is said twice or is not plain text.", "Printable ASCII, once."
+            )
+        else:
+            passed[name] = value
+    passed.setdefault("user-agent", _USER_AGENT)
+    passed.setdefault("accept", "*/*")
+    # A part of a compressed body cannot be decoded.
+    passed["accept-encoding"] = "identity" if "range" in passed else ACCEPTED
+    return tuple(passed.items()), tuple(dropped)
+
+
+def returned_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return the response headers that a sandbox sees."""
+    return tuple((name, value) for name, value in headers if name not in _KEPT)

@@ -1,0 +1,163 @@
+"""One HTTP/1.1 request and its response over one connection that is used for nothing else.
+
+h11 (sans-I/O) reads and writes the protocol; this module gives it bytes, deadlines and bounds. The host builds the
+request from parsed parts, and no second response is ever read from the connection, so smuggling has no one to hit.
+"""
+
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+
+import anyio
+import h11
+from anyio.abc import ByteStream
+
+from glovebox_profiles.egress import EgressTarget
+from glovebox_server.egress.decode import BodyError, Decoder
+from glovebox_server.egress.limits import READ_BYTES, EgressLimits
+
+#: Statuses whose ``Location`` a GET or HEAD may follow (RFC 9110 section 15.4); 300 and 304 are answers.
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class PeerFailed(Exception):  # noqa: N818 - says who; our own failures are errors
+    """The peer sent nothing, nonsense or too much; the text is one sentence for the caller."""
+
+
+class Clock:
+    """The time one request has left, handed out wait by wait."""
+
+    def __init__(self, limits: EgressLimits) -> None:
+        """Start counting."""
+        self._limits = limits
+        self.deadline = anyio.current_time() + limits.request_seconds
+        """On the event loop's clock; connecting keeps to it too."""
+
+    def wait(self) -> anyio.CancelScope:
+        """Return a scope for one wait: the idle limit, or what is left in all."""
+        return anyio.move_on_after(max(0.0, min(self._limits.idle_seconds, self.deadline - anyio.current_time())))
+
+    def expired(self) -> PeerFailed:
+        """Say which of the two limits ended a wait."""
+        if anyio.current_time() >= self.deadline:
+            return PeerFailed(f"The request took longer than {self._limits.request_seconds:g} seconds.")
+        return PeerFailed(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
+
+
+class Exchange:
+    """Send one request; then ``head``, then ``body``."""
+
+    def __init__(self, stream: ByteStream, clock: Clock, limits: EgressLimits) -> None:
+        """Use a connected stream, which the caller closes."""
+        self._stream, self._clock, self._limits = stream, clock, limits
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
+        self._received = 0
+        self._encoding = ""
+        self._over = self._closed = False
+
+    async def send(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        """Send the request; ``headers`` are those besides ``Host``, ``Connection`` and the body's length.
+
+        Raises:
+            PeerFailed: The peer does not take it.
+        """
+        own = [("Host", target.authority), ("Connection", "close")]
+        if body or target.method in {"POST", "PUT", "PATCH"}:
+            own.append(("Content-Length", str(len(body))))
+        request = h11.Request(method=target.method, target=target.resource, headers=[*own, *headers])
+        data = [self._http.send(request), self._http.send(h11.Data(data=body)) if body else b""]
+        data.append(self._http.send(h11.EndOfMessage()))
+        with self._clock.wait() as scope:
+            try:
+                await self._stream.send(b"".join(piece for piece in data if piece))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError):
+                raise PeerFailed("The server closed the connection.") from None
+        if scope.cancelled_caught:
+            raise self._clock.expired()
+
+    async def head(self) -> tuple[int, list[tuple[str, str]]]:
+        """Return status and headers (lower-case names) of the final response.
+
+        Raises:
+            PeerFailed: Not HTTP/1.1, too large, too slow, an upgrade, or framed in two ways at once.
+        """
+        interim = 0
+        while not isinstance(event := self._event(), h11.Response):
+            if event is None:
+                self._http.receive_data(await self._read())
+                continue
+            interim += 1
+            if interim > self._limits.interim_responses:
+                raise PeerFailed("The server sent too many interim responses.")
+        headers = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
+        if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
+            raise PeerFailed(f"The response has more than {self._limits.header_bytes} bytes of headers.")
+        names = {name for name, _ in headers}
+        if {"content-length", "transfer-encoding"} <= names:
+            # RFC 9112 section 6.1: such a message "might indicate an attempt to perform request smuggling".
+            raise PeerFailed("The response states its length in two ways at once.")
+        self._encoding = ",".join(value for name, value in headers if name == "content-encoding")
+        return event.status_code, headers
+
+    async def body(self) -> AsyncGenerator[bytes, None]:
+        """Yield the decoded body in pieces.
+
+        No cancel scope is held across a ``yield``: each wait has its own.
+
+        Raises:
+            PeerFailed: The body breaks off, is too slow or too large; what was yielded before is good.
+        """
+        limits, passed = self._limits, 0
+        try:
+            decoder = Decoder(self._encoding, ratio=limits.ratio, grace=limits.ratio_grace_bytes)
+            while data := await self._data():
+                for piece in decoder.feed(data):
+                    room = limits.body_bytes - passed
+                    if room:
+                        yield piece[:room]
+                    passed += len(piece)
+                    if passed > limits.body_bytes:
+                        raise PeerFailed(f"The body was cut at {limits.body_bytes} bytes.")
+            decoder.finish()
+        except BodyError as error:
+            raise PeerFailed(str(error)) from None
+
+    async def _data(self) -> bytes:
+        """Return the body bytes that one read brought, none at the end: many tiny chunks become one piece."""
+        pieces: list[bytes] = []
+        while not self._over:
+            event = self._event()
+            if isinstance(event, h11.Data):
+                pieces.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                self._over = True
+            elif pieces:
+                break
+            else:
+                self._http.receive_data(await self._read())
+        return b"".join(pieces)
+
+    def _event(self) -> h11.Event | None:
+        """Return the next protocol event, None when more bytes are needed for one."""
+        try:
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise PeerFailed(f"The server broke HTTP/1.1: {ascii(str(error))[:200]}.") from None
+        return event if isinstance(event, h11.Event) else None
+
+    async def _read(self) -> bytes:
+        # Framing costs bytes too: a chunk of one byte has five around it, and endless interim responses have no body.
+        if self._received > self._limits.body_bytes + 2 * self._limits.header_bytes:
+            raise PeerFailed(f"The response was cut at {self._received} received bytes.")
+        with self._clock.wait():
+            try:
+                data = await self._stream.receive(READ_BYTES)
+            except anyio.EndOfStream:
+                if self._closed or self._received == 0:
+                    raise PeerFailed("The server closed the connection without a response.") from None
+                self._closed = True
+                return b""
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError):
+                raise PeerFailed("The connection broke.") from None
+            self._received += len(data)
+            return data
+        raise self._clock.expired()

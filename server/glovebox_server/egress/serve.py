@@ -1,0 +1,170 @@
+"""The broker's side of a sandbox's egress streams: what the guest asks for over the wire, the gate decides.
+
+The guest opens every stream; its kind says what for.
+
+``request``  meta has ``method``, ``url`` and ``headers``, the data is the body. A NOTE has ``status``, ``headers``,
+             ``url``, ``hops`` (redirects that led there) and ``dropped`` (request headers left out); then the body.
+             A body that breaks off ends in a RESET with ``truncated``.
+``connect``  meta has ``authority``. A NOTE says ``opened``, then bytes go both ways. A tunnel that ends before its time
+             ends in a RESET with ``reason``.
+``trust``    the answer is this machine's certificate authorities as PEM: in a tunnel a program verifies its peer.
+
+A refusal is a RESET with ``rule``, ``reason`` and ``hint``, and ``hops`` where redirects led to it.
+"""
+
+import ssl
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from glovebox_profiles.egress import EgressDecision
+from glovebox_sandboxes.session.connection import Duplex
+from glovebox_server.egress.events import (
+    Body,
+    Closed,
+    Denied,
+    End,
+    Failed,
+    Head,
+    Hop,
+    Opened,
+    RequestEvent,
+    TunnelEvent,
+)
+from glovebox_server.egress.exchange import request
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress.tunnel import connect
+
+
+class RequestMeta(BaseModel):
+    """Meta of a ``request`` stream, as the guest sent it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    method: str = Field(max_length=16)
+    url: str = Field(max_length=8192)
+    headers: list[list[str]] = Field(default_factory=list, max_length=64)
+
+
+class ConnectMeta(BaseModel):
+    """Meta of a ``connect`` stream, as the guest sent it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    authority: str = Field(max_length=512)
+
+
+async def serve(gate: EgressGate, stream: Duplex) -> None:
+    """Serve one egress stream to its end.
+
+    Raises:
+        Exception: what the gate's ``on_decision`` raises, so that nothing is dialled without its record.
+    """
+    try:
+        if stream.kind == "request":
+            await _request(gate, stream, RequestMeta.model_validate(stream.meta))
+        elif stream.kind == "connect":
+            await _connect(gate, stream, ConnectMeta.model_validate(stream.meta))
+        elif stream.kind == "trust":
+            await stream.send(await anyio.to_thread.run_sync(authorities))
+            await stream.send_eof()
+        else:
+            await stream.reset(_refusal("egress.kind", "There is no such way out.", ""))
+    except ValidationError:
+        hint = "A method of at most 16 characters, a URL of 8192, 64 headers."
+        await stream.reset(_refusal("egress.malformed", "What was asked cannot be read.", hint))
+
+
+async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
+    headers = [(pair[0], pair[1]) for pair in meta.headers if len(pair) == 2]  # noqa: PLR2004 - name and value
+    body = bytearray()
+    try:
+        while True:
+            body += await stream.receive()
+            if len(body) > gate.limits.request_body_bytes:
+                reason = f"The request's body is larger than {gate.limits.request_body_bytes} bytes."
+                await stream.reset(_refusal("egress.body", reason, "Send less."))
+                return
+    except anyio.EndOfStream:
+        pass
+
+    async def send(event: RequestEvent) -> None:
+        if isinstance(event, Head):
+            await stream.note(_head(event))
+        elif isinstance(event, Body):
+            await stream.send(event.data)
+        elif isinstance(event, End) and event.truncated is None:
+            await stream.send_eof()
+        else:
+            await stream.reset(_last(event))
+
+    await request(gate, meta.method, meta.url, headers, bytes(body), send=send)
+
+
+async def _connect(gate: EgressGate, stream: Duplex, meta: ConnectMeta) -> None:
+    async def send(event: TunnelEvent) -> None:
+        if isinstance(event, Opened):
+            await stream.note({"opened": True})
+        elif isinstance(event, Closed):
+            await stream.reset({"reason": event.reason} if event.reason else {})
+        else:
+            await stream.reset(_denied(event.decision))
+
+    await connect(gate, meta.authority, stream, send=send)
+
+
+def _head(event: Head) -> Mapping[str, Any]:
+    return {
+        "status": event.status,
+        "headers": event.headers,
+        "url": event.url,
+        "hops": _hops(event.hops),
+        "dropped": event.dropped,
+    }
+
+
+def _last(event: End | Denied | Failed) -> Mapping[str, Any]:
+    """Body of the RESET that ends a request before its time."""
+    if isinstance(event, End):
+        return {"truncated": event.truncated}
+    if isinstance(event, Denied):
+        return _denied(event.decision, event.hops)
+    return _refusal("egress.failed", event.reason, "Try again later, or another address.", event.hops)
+
+
+def _denied(decision: EgressDecision, hops: Sequence[Hop] = ()) -> Mapping[str, Any]:
+    return _refusal(decision.rule, decision.reason, decision.hint, hops)
+
+
+def _refusal(rule: str, reason: str, hint: str, hops: Sequence[Hop] = ()) -> Mapping[str, Any]:
+    body: dict[str, Any] = {"rule": rule, "reason": reason, "hint": hint}
+    if hops:
+        body["hops"] = _hops(hops)
+    return body
+
+
+def _hops(hops: Sequence[Hop]) -> list[dict[str, Any]]:
+    return [{"status": hop.status, "url": hop.url} for hop in hops]
+
+
+@cache
+def authorities() -> bytes:
+    """PEM of every certificate in the system's trust store; empty where there is none.
+
+    ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` choose another store, here as for the gate, which uses the same one.
+    """
+    context = ssl.create_default_context()
+    directory = ssl.get_default_verify_paths().capath
+    if directory is not None:
+        # OpenSSL reads such a directory only when it looks for one name; its files are named <hash>.<number>.
+        for path in sorted(Path(directory).glob("*.[0-9]")):
+            try:
+                context.load_verify_locations(path)
+            except (ssl.SSLError, OSError):
+                continue  # not a certificate, or one that cannot be read: not trusted here either
+    return "".join(ssl.DER_cert_to_PEM_cert(der) for der in context.get_ca_certs(binary_form=True)).encode("ascii")

@@ -1,0 +1,148 @@
+"""The ``connect`` exchange: an opaque TLS tunnel to one allowed host and port.
+
+What goes through cannot be read, so the name in the TLS ClientHello is held to the allowed one before anything is
+dialled, and the bytes and the time are counted.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteStream
+
+from glovebox_profiles.egress import parse_connect
+from glovebox_profiles.egress.errors import InvalidTarget, quoted
+from glovebox_server.egress.clienthello import ClientHello
+from glovebox_server.egress.dial import Unreachable
+from glovebox_server.egress.events import Closed, Denied, EgressAttempt, Opened, SendTunnelEvent
+from glovebox_server.egress.gate import DeniedError, EgressGate
+from glovebox_server.egress.limits import READ_BYTES, EgressLimits
+
+
+async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: SendTunnelEvent) -> None:
+    """Tunnel TLS between ``guest`` and ``authority`` (``host:port``).
+
+    ``send`` gets ``Denied``, or ``Opened`` (answer the client's CONNECT with 200 now) and at the end ``Closed``.
+    ``guest`` is used from ``Opened`` on and is the caller's to close. A refusal after that is the ``Closed`` reason.
+
+    Raises:
+        Exception: Only what ``gate``'s ``on_decision`` or ``send`` raise.
+    """
+    attempt = EgressAttempt(kind="connect", asked=quoted(authority))
+    try:
+        try:
+            target = parse_connect(authority)
+        except InvalidTarget as error:
+            await gate.refuse(attempt, error)
+        attempt = await gate.allow(replace(attempt, target=target))
+    except DeniedError as refused:
+        await send(Denied(decision=refused.decision))
+        return
+    await send(Opened())
+    pump = _Pump(guest, gate.limits)
+    reason: str | None
+    try:
+        try:
+            hello = await _hello(guest, target.host, gate.limits)
+        except InvalidTarget as error:
+            await gate.refuse(attempt, error)
+        async with gate.dialled(attempt) as remote:
+            reason = await pump.run(hello, remote)
+    except DeniedError as refused:
+        reason = f"{refused.decision.rule}: {refused.decision.reason} {refused.decision.hint}"
+    except Unreachable as failed:
+        reason = str(failed)
+    await send(Closed(reason=reason, sent=pump.sent, received=pump.received))
+
+
+async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> bytes:
+    """Read until the ClientHello is complete and names ``host``; return all bytes read."""
+    hello, name = ClientHello(), None
+    with anyio.move_on_after(limits.hello_seconds):
+        while name is None:
+            try:
+                name = hello.feed(await guest.receive(max(1, hello.room)))
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                raise InvalidTarget("egress.sni", "The tunnel was closed before its ClientHello.", "") from None
+    if name is None:
+        raise InvalidTarget(
+            "egress.sni", f"No TLS ClientHello came within {limits.hello_seconds:g} seconds.", "Speak TLS first."
+        )
+    if name != host:
+        raise InvalidTarget(
+            "egress.sni",
+            f"The tunnel to {host} was used to ask for {quoted(name)}.",
+            "Open a tunnel to the host that TLS is spoken with.",
+        )
+    return bytes(hello.raw)
+
+
+class _Pump:
+    """Carries bytes both ways until both sides have finished, or a bound is reached."""
+
+    def __init__(self, guest: ByteStream, limits: EgressLimits) -> None:
+        self.sent = 0
+        self.received = 0
+        self._guest, self._limits = guest, limits
+        self._reason: str | None = None
+        self._scope = anyio.CancelScope()
+        self._end = anyio.current_time() + limits.tunnel_seconds
+
+    async def run(self, hello: bytes, remote: ByteStream) -> str | None:
+        """Return why it ended early, None if both sides finished."""
+        with self._scope:
+            self._alive()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._carry, self._outward, hello, remote)
+                tasks.start_soon(self._carry, self._inward, b"", remote)
+        if self._scope.cancelled_caught and self._reason is None:
+            if anyio.current_time() >= self._end:
+                return f"The tunnel was closed: it was open for {self._limits.tunnel_seconds:g} seconds."
+            return f"The tunnel was closed: it was silent for {self._limits.tunnel_idle_seconds:g} seconds."
+        return self._reason
+
+    async def _carry(
+        self, direction: Callable[[bytes, ByteStream], Awaitable[None]], first: bytes, remote: ByteStream
+    ) -> None:
+        try:
+            await direction(first, remote)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._give_up("The connection broke.")
+
+    async def _outward(self, data: bytes, remote: ByteStream) -> None:
+        while data:
+            self.sent += len(data)
+            if self.sent > self._limits.tunnel_sent_bytes:
+                self._give_up(f"The tunnel was closed: more than {self._limits.tunnel_sent_bytes} bytes were sent.")
+                return
+            await remote.send(data)
+            self._alive()
+            data = await _receive(self._guest)
+        await remote.send_eof()
+
+    async def _inward(self, data: bytes, remote: ByteStream) -> None:
+        while data := await _receive(remote):
+            self.received += len(data)
+            if self.received > self._limits.tunnel_received_bytes:
+                most = self._limits.tunnel_received_bytes
+                self._give_up(f"The tunnel was closed: more than {most} bytes were received.")
+                return
+            await self._guest.send(data)
+            self._alive()
+        await self._guest.send_eof()
+
+    def _give_up(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._scope.cancel()
+
+    def _alive(self) -> None:
+        """Move the deadline: silence is measured from the last byte in either direction."""
+        self._scope.deadline = min(self._end, anyio.current_time() + self._limits.tunnel_idle_seconds)
+
+
+async def _receive(stream: ByteReceiveStream) -> bytes:
+    """Return the next bytes, none at the end."""
+    try:
+        return await stream.receive(READ_BYTES)
+    except anyio.EndOfStream:
+        return b""

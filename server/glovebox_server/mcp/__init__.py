@@ -1,0 +1,1 @@
+"""The MCP surface: tools, results, notifications and resources as the protocol has them."""

@@ -1,0 +1,41 @@
+"""The tools as clients see them: MCP's ``Tool`` records, small and always in the same order. For ``mcp.server`` alone.
+
+The whole list stays under 6,000 bytes of JSON (about 1,500 tokens), because every model that connects pays for it; a
+test counts.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+import mcp_types as types
+import rfc8785
+
+from glovebox_server.mcp.schema import input_schema, output_schema
+from glovebox_server.tools.base import Tool
+
+
+def listed(tools: Iterable[Tool]) -> list[types.Tool]:
+    """Return the tools sorted by name."""
+    return [_entry(tool) for tool in sorted(tools, key=lambda tool: tool.name)]
+
+
+def digest(entries: Iterable[types.Tool]) -> str:
+    """Return ``sha256:…`` over the canonical JSON of the list: what a client can pin, and what an audit can compare."""
+    plain = [entry.model_dump(by_alias=True, mode="json", exclude_none=True) for entry in entries]
+    return "sha256:" + hashlib.sha256(rfc8785.dumps(plain)).hexdigest()
+
+
+def _entry(tool: Tool) -> types.Tool:
+    # Nothing outlives a call and the workspace is read-only, so no tool can destroy anything. A fetch may differ from
+    # one time to the next; so may a program, but calling either twice changes nothing.
+    hints = types.ToolAnnotations(
+        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=tool.open_world
+    )
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=input_schema(tool.arguments),
+        output_schema=output_schema(tool.result),
+        annotations=hints,
+    )

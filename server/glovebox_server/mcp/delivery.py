@@ -1,0 +1,229 @@
+"""What a client hears while its call runs: progress, live output, signs of life and audit events.
+
+Everything goes through bounded places that are overwritten or counted when full, and is sent by tasks of its own, so a
+client that does not read never slows a call. Only ``glovebox_server.mcp.server`` imports this.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal
+
+import anyio
+import mcp_types as types
+from anyio.abc import ObjectReceiveStream
+from mcp.server.connection import allowed_log_levels
+from mcp.server.context import ServerRequestContext
+from pydantic import Field
+
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import EVENTS
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.subscription import Missed
+
+#: Our extension: a client that declares it gets ``AUDIT_NOTIFICATION``. https://modelcontextprotocol.io, SEP-2133.
+AUDIT_EXTENSION = "dev.glovebox/audit"
+AUDIT_NOTIFICATION: Literal["notifications/dev.glovebox/audit"] = "notifications/dev.glovebox/audit"
+
+#: Logger name in ``notifications/message`` for clients that know no extension.
+AUDIT_LOGGER = "glovebox.audit"
+
+#: Silence after which a client is told that its call is alive, in seconds. Clients give up at 60; proxies at 30.
+HEARTBEAT_SECONDS = 5.0
+
+#: Shortest time between two progress messages, in seconds: live to the eye, four small messages a second on the wire.
+PAUSE_SECONDS = 0.25
+
+#: Longest text in one progress message, in characters: the newest of what was printed since the last one.
+MAX_PRINTED = 4096
+
+#: How long a finished call waits for its last messages to be read, in seconds. They are a courtesy: the result and
+#: the audit log tell everything.
+FLUSH_SECONDS = 0.5
+
+Context = ServerRequestContext[Any, Any]
+
+
+class AuditParams(types.NotificationParams):
+    """One audit record as clients see it, or a notice of records that were not delivered."""
+
+    seq: int
+    """Place in the chain; a hole means that records of others, or lost messages, lie between."""
+    kind: str
+    """Which event (docs/audit.md); or ``missed``, or ``listening`` at the start of a listen request."""
+    time: str | None = None
+    call_id: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+    hash: str | None = None
+
+
+class AuditNotification(types.Notification[AuditParams, Literal["notifications/dev.glovebox/audit"]]):
+    """One audit event for a client that asked for them."""
+
+    method: Literal["notifications/dev.glovebox/audit"] = AUDIT_NOTIFICATION
+    params: AuditParams
+
+
+class Reporter:
+    """Hears one call and tells its client. Implements ``broker.calls.Listener``; never waits, never grows."""
+
+    def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event]) -> None:
+        """Take the context of the ``tools/call`` request, and the events that end it by who sets them."""
+        self._ctx = ctx
+        self._endings = endings
+        self._sentence: str | None = None
+        self._printed = ""
+        self._skipped = 0
+        self._wake = anyio.Event()
+        self._began = anyio.current_time()
+
+    def ended_by(self) -> str:
+        """Who is ending the call: the one whose event is set, else the client itself."""
+        return next((who for who, event in self._endings.items() if event.is_set()), "client")
+
+    def progress(self, message: str) -> None:
+        """Remember the newest sentence; an older one that was not sent yet is dropped."""
+        self._sentence = message[:MAX_PRINTED]
+        self._wake.set()
+
+    def printed(self, text: str) -> None:
+        """Remember the newest output, at most ``MAX_PRINTED`` characters of it, and how much came before."""
+        whole = self._printed + text
+        self._printed = whole[-MAX_PRINTED:]
+        self._skipped += len(whole) - len(self._printed)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send until cancelled: what is new, or a sign of life."""
+        while True:
+            with anyio.move_on_after(HEARTBEAT_SECONDS):
+                await self._wake.wait()
+            await self._send()
+            await anyio.sleep(PAUSE_SECONDS)
+
+    async def _send(self) -> None:
+        elapsed = anyio.current_time() - self._began
+        if self._sentence is not None:
+            text, self._sentence = self._sentence, None
+        elif self._printed:
+            text = f"[… {self._skipped} characters …]\n{self._printed}" if self._skipped else self._printed
+            self._printed, self._skipped = "", 0
+        else:
+            text = f"still running after {elapsed:.0f} s"
+        if self._sentence is None and not self._printed:
+            self._wake = anyio.Event()
+        # Time is the one number that always grows, as the protocol demands of progress.
+        await self._ctx.session.report_progress(round(elapsed, 3), None, text)
+
+
+@asynccontextmanager
+async def listening(
+    ctx: Context, audit: AuditLog, call_id: str, level: types.LoggingLevel, endings: Mapping[str, anyio.Event]
+) -> AsyncIterator[Reporter]:
+    """Run the messages of one call beside it.
+
+    Args:
+        ctx: context of the request.
+        audit: the audit log.
+        call_id: the call whose records are delivered.
+        level: what the client set with ``logging/setLevel``; counts in the handshake eras only.
+        endings: events that end the call, by who sets them.
+    """
+    reporter = Reporter(ctx, endings)
+    told = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        if (ctx.meta or {}).get("progress_token") is not None:
+            tasks.start_soon(reporter.run)
+        if hears_audit(ctx, level):
+            async with audit.subscribe(call_id=call_id) as records:
+                tasks.start_soon(_tell_until_end, ctx, records, level, told)
+                yield reporter
+                with anyio.move_on_after(FLUSH_SECONDS):
+                    await told.wait()
+        else:
+            yield reporter
+        tasks.cancel_scope.cancel()
+
+
+async def _tell_until_end(
+    ctx: Context, records: ObjectReceiveStream[Record | Missed], level: types.LoggingLevel, told: anyio.Event
+) -> None:
+    """Deliver a call's records up to its last one."""
+    # Closed while we wait: the call is over and its last record never came, as on a full disk. The result says why.
+    with suppress(anyio.ClosedResourceError):
+        async for item in records:
+            await tell(ctx, item, level)
+            if isinstance(item, Record) and is_last(item):
+                break
+    told.set()
+
+
+def is_last(record: Record) -> bool:
+    """Say whether no record of this call follows."""
+    event = EVENTS.get(record.kind)
+    return (event is not None and event.ends_call) or record.data.get("effect") == "deny"
+
+
+def declares_audit(ctx: Context) -> bool:
+    """Say whether the client declared our extension (or, before extensions existed, the experimental capability)."""
+    declared = ctx.session.client_capabilities
+    if declared is None:
+        return False
+    return AUDIT_EXTENSION in (declared.extensions or {}) or AUDIT_EXTENSION in (declared.experimental or {})
+
+
+def hears_audit(ctx: Context, level: types.LoggingLevel) -> bool:
+    """Say whether any audit event of a call would be sent to this client."""
+    return declares_audit(ctx) or "alert" in _levels(ctx, level)
+
+
+async def tell(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -> None:
+    """Send one record on the stream of the request, in the form this client understands."""
+    if declares_audit(ctx):
+        await tell_extension(ctx, shown(item))
+        return
+    params = shown(item)
+    severity: types.LoggingLevel = "warning" if params.data.get("effect") == "deny" else "info"
+    if severity in _levels(ctx, level):
+        data = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        body = types.LoggingMessageNotificationParams(level=severity, logger=AUDIT_LOGGER, data=data)
+        message = types.LoggingMessageNotification(params=body)
+        await ctx.session.send_notification(message, related_request_id=ctx.request_id)
+
+
+async def tell_extension(ctx: Context, params: AuditParams) -> None:
+    """Send our own notification; only to a client that declared the extension or asked to listen."""
+    message: Any = AuditNotification(params=params)
+    await ctx.session.send_notification(message, related_request_id=ctx.request_id)
+
+
+async def cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    """Cancel ``scope`` once ``event`` is set."""
+    await event.wait()
+    scope.cancel()
+
+
+def shown(item: Record | Missed) -> AuditParams:
+    """Return a record, or a notice of missed ones, as clients see it."""
+    if isinstance(item, Missed):
+        return AuditParams(seq=item.last, kind="missed", data={"count": item.count, "first": item.first})
+    return AuditParams(
+        seq=item.seq, kind=item.kind, time=item.time, call_id=item.call_id, data=dict(item.data), hash=item.hash
+    )
+
+
+_ORDER: tuple[types.LoggingLevel, ...] = (
+    "debug",
+    "info",
+    "notice",
+    "warning",
+    "error",
+    "critical",
+    "alert",
+    "emergency",
+)
+
+
+def _levels(ctx: Context, level: types.LoggingLevel) -> frozenset[types.LoggingLevel]:
+    """Levels the client may be sent: its request's opt-in in the modern era, ``logging/setLevel`` before."""
+    allowed = allowed_log_levels(ctx.protocol_version, ctx.meta)
+    return allowed.intersection(_ORDER[_ORDER.index(level) :]) if allowed == frozenset(_ORDER) else allowed

@@ -1,0 +1,317 @@
+"""Resources: ``artifact://…``, ``audit://calls/{id}``, ``receipt://{id}``: for their principal and for nobody else.
+
+Also the two ways to hear of new audit records: ``resources/updated``, and our own long-lived listen request. Only
+``glovebox_server.mcp.server`` imports this.
+"""
+
+import base64
+import json
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import mcp_types as types
+import rfc8785
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
+from mcp.shared.exceptions import MCPError
+
+from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.audit import read
+from glovebox_server.audit.chain import Record, canonical
+from glovebox_server.audit.events import CallDecided, ReceiptSigned
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.broker.calls import Principal
+from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.mcp import delivery
+from glovebox_server.mcp import manifest as capabilities
+from glovebox_server.mcp.delivery import Context
+from glovebox_server.mcp.manifest import Manifest
+
+#: Largest artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
+MAX_RESOURCE_BYTES = 512 * 1024
+
+#: Most records of one call in one answer; a call makes about ten, one per connection besides.
+MAX_RECORDS = 500
+
+#: Reads of the audit log at one time: each may scan the whole file.
+READERS = 2
+
+#: Long-lived requests of one principal at a time; each holds a stream open.
+MAX_LISTENERS = 32
+
+#: ``resources/subscribe`` of the handshake eras: per principal at most this many, the oldest is forgotten first. Over
+#: HTTP all of them live together, and nobody's may go for another's.
+MAX_SUBSCRIPTIONS = 128
+
+#: Longest address repeated to the caller.
+_MAX_URI = 256
+
+#: The audit log's directory below the state directory, as the composition root opens it.
+AUDIT_DIRECTORY = "audit"
+
+LISTEN_METHOD = "dev.glovebox/audit/listen"
+
+_CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
+_RECEIPT_URI = re.compile(r"receipt://(c_[0-9a-z]{26})", re.ASCII)
+
+CAPABILITIES = types.Resource(
+    uri=capabilities.URI,
+    name="capabilities",
+    description="What can be had here, before any call: drivers, limits, network, tools, digests, what is refused.",
+    mime_type="application/json",
+)
+
+TEMPLATES = (
+    types.ResourceTemplate(
+        uri_template="artifact://{id}",
+        name="artifact",
+        description="A file that a call of yours wrote to /output, until it expires.",
+    ),
+    types.ResourceTemplate(
+        uri_template="audit://calls/{call_id}",
+        name="audit",
+        description="Everything recorded about a call of yours: decision, measured isolation, egress, outcome.",
+        mime_type="application/json",
+    ),
+    types.ResourceTemplate(
+        uri_template="receipt://{call_id}",
+        name="receipt",
+        description="Signed proof of a call of yours: an in-toto statement in a DSSE envelope.",
+        mime_type="application/json",
+    ),
+)
+
+
+class Places(Protocol):
+    """The part of the settings that resources need."""
+
+    @property
+    def state_dir(self) -> Path:
+        """Holds the audit log in ``audit`` and the tokens in ``tokens``."""
+
+
+class Stores(Protocol):
+    """What resources are read from."""
+
+    @property
+    def audit(self) -> AuditLog:
+        """Live records."""
+
+    @property
+    def settings(self) -> Places:
+        """Where things lie."""
+
+    @property
+    def artifacts(self) -> ArtifactStore:
+        """Files out of sandboxes."""
+
+    async def manifest(self) -> Manifest:
+        """What a caller can know before a call; asks the drivers."""
+
+
+class ListenParams(types.RequestParams):
+    """Parameters of ``dev.glovebox/audit/listen``: none."""
+
+
+class ListenResult(types.Result):
+    """How a listen request ended."""
+
+    ended: str
+    """Why; ``server stopping``."""
+
+
+class Watches:
+    """Subscriptions of the handshake eras within one lifespan of the SDK's server, each a task of its own."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Take the task group they live in."""
+        self.tasks = tasks
+        self.scopes: OrderedDict[tuple[str, str | None, str], anyio.CancelScope] = OrderedDict()
+
+
+class Resources:
+    """The handlers of everything about resources and listening."""
+
+    def __init__(self, stores: Stores, stopping: anyio.Event) -> None:
+        """Take the stores, and the event that ends long-lived requests."""
+        self._stores = stores
+        self._stopping = stopping
+        self._readers = anyio.CapacityLimiter(READERS)
+        self._listeners: dict[str, int] = {}
+
+    async def read(self, principal: Principal, uri: str) -> types.ReadResourceResult:
+        """Return the content behind ``uri``.
+
+        Raises:
+            MCPError: ``-32602`` for what does not exist or is another's, in the same words; ``-32603`` where our own
+                stores fail.
+        """
+        try:
+            if uri == capabilities.URI:
+                text = json.dumps((await self._stores.manifest()).as_json())
+                return types.ReadResourceResult(contents=[_json_contents(uri, text)])
+            if uri.startswith("audit://"):
+                return await self._read_call(principal, uri)
+            if uri.startswith("receipt://"):
+                return await self._read_receipt(principal, uri)
+            return await self._read_artifact(principal, uri)
+        except Refused as error:
+            raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
+        except (ArtifactsUnavailable, AuditUnavailable) as error:
+            raise MCPError(types.INTERNAL_ERROR, str(error)) from error
+
+    async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
+        async with self._stores.artifacts.open(uri, principal) as reader:
+            media_type, content = reader.artifact.media_type, await reader.read(MAX_RESOURCE_BYTES)
+        return types.ReadResourceResult(contents=[_contents(uri, media_type, content)])
+
+    async def _read_call(self, principal: Principal, uri: str) -> types.ReadResourceResult:
+        match = _CALL_URI.fullmatch(uri)
+        if match is None:
+            raise _unknown()
+        find = partial(_records, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1])
+        records = await anyio.to_thread.run_sync(find, limiter=self._readers)
+        # Only the first record names the principal, so it is the one that must be there.
+        if not records or not _belongs(records[0], principal):
+            raise _unknown()
+        body = [delivery.shown(record).model_dump(mode="json", exclude_none=True) for record in records]
+        text = rfc8785.dumps({"records": body}).decode()
+        return types.ReadResourceResult(
+            contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=text)]
+        )
+
+    async def _read_receipt(self, principal: Principal, uri: str) -> types.ReadResourceResult:
+        match = _RECEIPT_URI.fullmatch(uri)
+        if match is None:
+            raise _unknown()
+        find = partial(_receipt, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1], principal)
+        receipt = await anyio.to_thread.run_sync(find, limiter=self._readers)
+        if receipt is None:
+            raise _unknown()
+        return types.ReadResourceResult(
+            contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=receipt)]
+        )
+
+    async def subscribe(self, ctx: Context, principal: Principal, session: str | None, uri: str) -> None:
+        """Send ``resources/updated`` for ``uri`` on this connection until it unsubscribes or ends."""
+        match = _CALL_URI.fullmatch(uri)
+        if match is None:
+            raise MCPError(
+                types.INVALID_PARAMS, "Only audit://calls/{call_id} changes over time.", {"uri": uri[:_MAX_URI]}
+            )
+        watches: Watches = ctx.lifespan_context
+        key = (principal.id, session, uri)
+        await self.unsubscribe(ctx, principal, session, uri)
+        watches.scopes[key] = scope = anyio.CancelScope()
+        watches.tasks.start_soon(self._watch, ctx, principal, match[1], scope)
+        own = [known for known in watches.scopes if known[0] == principal.id]
+        if len(own) > MAX_SUBSCRIPTIONS:
+            watches.scopes.pop(own[0]).cancel()
+
+    async def unsubscribe(self, ctx: Context, principal: Principal, session: str | None, uri: str) -> None:
+        """End a subscription, if there is one."""
+        watches: Watches = ctx.lifespan_context
+        scope = watches.scopes.pop((principal.id, session, uri), None)
+        if scope is not None:
+            scope.cancel()
+
+    async def _watch(self, ctx: Context, principal: Principal, call_id: str, scope: anyio.CancelScope) -> None:
+        with scope:
+            async with self._stores.audit.subscribe(call_id=call_id, principal=principal.id) as records:
+                async for _ in records:
+                    await ctx.session.send_resource_updated(f"audit://calls/{call_id}")
+
+    async def listen_resources(
+        self, ctx: Context, principal: Principal, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        """Serve the modern era's ``subscriptions/listen``: updates of the principal's own calls."""
+        bus = InMemorySubscriptionBus()
+        handler = ListenHandler(bus)
+        async with self._listening(principal), anyio.create_task_group() as tasks:
+            tasks.start_soon(self._feed, bus, principal)
+            tasks.start_soon(_close_when, self._stopping, handler)
+            result = await handler(ctx, params)
+            tasks.cancel_scope.cancel()
+        return result
+
+    async def _feed(self, bus: InMemorySubscriptionBus, principal: Principal) -> None:
+        async with self._stores.audit.subscribe(principal=principal.id) as records:
+            async for item in records:
+                if isinstance(item, Record):
+                    await bus.publish(ResourceUpdated(uri=f"audit://calls/{item.call_id}"))
+
+    async def listen_audit(self, ctx: Context, principal: Principal, gone: anyio.Event | None) -> ListenResult:
+        """Serve ``dev.glovebox/audit/listen``: the principal's records as they are written, on this request's stream.
+
+        The first notification has kind ``listening`` and the number of the newest record at that moment.
+        """
+        async with self._listening(principal), self._stores.audit.subscribe(principal=principal.id) as records:
+            await delivery.tell_extension(ctx, delivery.AuditParams(seq=self._stores.audit.head.seq, kind="listening"))
+            async with anyio.create_task_group() as tasks:
+                for event in filter(None, (self._stopping, gone)):
+                    tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
+                async for item in records:
+                    await delivery.tell_extension(ctx, delivery.shown(item))
+                tasks.cancel_scope.cancel()
+        return ListenResult(ended="server stopping")
+
+    @asynccontextmanager
+    async def _listening(self, principal: Principal) -> AsyncIterator[None]:
+        count = self._listeners.get(principal.id, 0)
+        if count >= MAX_LISTENERS:
+            raise MCPError(types.INTERNAL_ERROR, f"Too many listeners: {count} streams of yours are open. Close one.")
+        self._listeners[principal.id] = count + 1
+        try:
+            yield
+        finally:
+            self._listeners[principal.id] -= 1
+
+
+def _records(directory: Path, call_id: str) -> list[Record]:
+    return list(islice(read.records_of(directory, call_id), MAX_RECORDS))
+
+
+def _belongs(first: Record, principal: Principal) -> bool:
+    return first.kind == CallDecided.kind and first.data.get("principal") == principal.id
+
+
+def _receipt(directory: Path, call_id: str, principal: Principal) -> str | None:
+    """Exactly the bytes that the receipt's digest is of; None where there is none, or it is another's."""
+    records = read.records_of(directory, call_id)
+    first = next(records, None)
+    if first is None or not _belongs(first, principal):
+        return None
+    signed = (record.data["envelope"] for record in records if record.kind == ReceiptSigned.kind)
+    return next((canonical(envelope).decode() for envelope in signed), None)
+
+
+def _contents(uri: str, media_type: str, content: bytes) -> types.TextResourceContents | types.BlobResourceContents:
+    if media_type.startswith("text/") or media_type == "application/json":
+        try:
+            return types.TextResourceContents(uri=uri, mime_type=media_type, text=content.decode())
+        except UnicodeDecodeError:
+            pass
+    return types.BlobResourceContents(uri=uri, mime_type=media_type, blob=base64.b64encode(content).decode())
+
+
+def _json_contents(uri: str, text: str) -> types.TextResourceContents:
+    return types.TextResourceContents(uri=uri, mime_type="application/json", text=text)
+
+
+def _unknown() -> Refused:
+    hint = "A call's id is in the _meta and the structured content of its result."
+    return Refused("audit.unknown", "There is no such call of yours.", hint)
+
+
+async def _close_when(event: anyio.Event, handler: ListenHandler) -> None:
+    await event.wait()
+    handler.close()

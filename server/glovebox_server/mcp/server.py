@@ -1,0 +1,277 @@
+"""The MCP surface: turns clients' requests into calls of the broker, and answers into MCP's. The only place that does.
+
+``build(app, identify)`` makes a ``Surface``; ``Surface.server`` is the SDK's server, which ``transport.serve`` serves
+in both protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``, ``delivery``, ``resources``.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import anyio
+import mcp_types as types
+import structlog
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.broker.admission import Admission
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.calls import CallResult, Listener, Principal, ToolCall
+from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused
+from glovebox_server.ids import new_call_id
+from glovebox_server.mcp import catalogue, delivery, rendering, resources
+from glovebox_server.mcp.delivery import Context
+from glovebox_server.mcp.resources import (
+    LISTEN_METHOD,
+    TEMPLATES,
+    ListenParams,
+    ListenResult,
+    Resources,
+    Stores,
+    Watches,
+)
+from glovebox_server.redaction import without_paths
+from glovebox_server.tools.base import Tool
+
+#: Told to a model once per connection; longer texts are cut by clients.
+INSTRUCTIONS = (
+    "Glovebox runs narrow tools in sealed single-use sandboxes. Nothing is kept between calls: files written to "
+    "/output come back as artifact:// links, which later calls can take as inputs. Pages are fetched with fetch_url; "
+    "programs have no network unless their tool says so. A refusal names its rule and what is allowed instead; do not "
+    "retry it unchanged."
+)
+
+#: Key of the tool list's digest in the ``_meta`` of ``tools/list``.
+DIGEST_META_KEY = "dev.glovebox/digest"
+
+#: Where ``transport.serve`` leaves an event in the ASGI scope that is set when the client has closed the stream.
+GONE_SCOPE_KEY = "glovebox.gone"
+
+#: Sessions whose ``logging/setLevel`` is remembered; the oldest is forgotten first and hears ``info`` again.
+MAX_LEVELS = 1024
+
+#: Longest unknown name repeated to the caller.
+_MAX_NAME = 64
+
+_log = structlog.get_logger(__name__)
+
+
+class Broker(Protocol):
+    """The only path a call can take."""
+
+    async def call(self, call: ToolCall, listener: Listener) -> CallResult:
+        """Run one call; cancelling it kills the sandbox. Policy's refusals are results."""
+
+
+class App(Stores, Protocol):
+    """What the surface needs of the composition root."""
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools on offer, by name."""
+
+    @property
+    def broker(self) -> Broker:
+        """Runs calls."""
+
+    @property
+    def version(self) -> str:
+        """Of Glovebox."""
+
+
+Identify = Callable[[Context], Principal]
+"""Who makes a request. Raises rather than guesses: there is no anonymous principal."""
+
+
+class Surface:
+    """One MCP server over one app. Serves any number of connections."""
+
+    def __init__(self, app: App, identify: Identify) -> None:
+        """Take the app and the way to tell callers apart; ``build`` is the public way."""
+        self._app = app
+        self._identify = identify
+        self._admission = Admission()
+        self._stopping = anyio.Event()
+        self._resources = Resources(app, self._stopping)
+        self._levels: OrderedDict[tuple[str, str | None], types.LoggingLevel] = OrderedDict()
+        self._tools = catalogue.listed(app.tools.values())
+        self._digest = catalogue.digest(self._tools)
+        self.server: Server[Any] = Server(
+            "glovebox",
+            version=app.version,
+            title="Glovebox",
+            instructions=INSTRUCTIONS,
+            lifespan=_lifespan,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates,
+            on_read_resource=self._read_resource,
+            on_subscribe_resource=self._subscribe,
+            on_unsubscribe_resource=self._unsubscribe,
+            on_subscriptions_listen=self._listen_resources,
+        )
+        self.server.add_request_handler(LISTEN_METHOD, ListenParams, self._listen_audit)
+        # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
+        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
+        self.server.extensions[delivery.AUDIT_EXTENSION] = {}
+
+    def stop(self) -> None:
+        """End every call and every listen stream under way; each still gets an answer. Idempotent."""
+        self._stopping.set()
+
+    async def _list_tools(self, _ctx: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=self._tools, _meta={DIGEST_META_KEY: self._digest})
+
+    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        principal = self._identify(ctx)
+        tool = self._app.tools.get(params.name)
+        if tool is None:
+            name = params.name if len(params.name) <= _MAX_NAME else f"{params.name[:_MAX_NAME]}…"
+            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {name}", {"tools": sorted(self._app.tools)})
+        call_id = new_call_id()
+        try:
+            arguments = validated(tool, params.arguments or {})
+            async with self._admission.enter(principal.id, tool.name, arguments):
+                call = ToolCall(
+                    id=call_id,
+                    principal=principal,
+                    session=session_of(ctx),
+                    tool=tool.name,
+                    arguments=arguments,
+                    received=datetime.now(UTC),
+                )
+                outcome = await self._run(ctx, call)
+        except (InvalidArguments, Refused) as error:
+            outcome = error
+        return _explained(outcome, call_id) if isinstance(outcome, Exception) else rendering.tool_result(outcome)
+
+    async def _run(self, ctx: Context, call: ToolCall) -> CallResult | Exception:
+        """Run one call beside its messages, until it ends, its client is gone or the server stops."""
+        outcome: CallResult | Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            closed = gone(ctx)
+            endings = {"server stopping": self._stopping} | ({"stream closed": closed} if closed else {})
+            for event in endings.values():
+                tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
+            level = self._levels.get((call.principal.id, call.session), "info")
+            async with delivery.listening(ctx, self._app.audit, call.id, level, endings) as reporter:
+                try:
+                    outcome = await self._app.broker.call(call, reporter)
+                except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
+                    outcome = error
+            tasks.cancel_scope.cancel()
+        if outcome is None:
+            raise MCPError(types.CONNECTION_CLOSED, f"Call {call.id} was stopped; its sandbox is gone.")
+        return outcome
+
+    async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        key = (self._identify(ctx).id, session_of(ctx))
+        self._levels[key] = params.level
+        self._levels.move_to_end(key)
+        if len(self._levels) > MAX_LEVELS:
+            self._levels.popitem(last=False)
+        return types.EmptyResult()
+
+    async def _list_resources(
+        self, _ctx: Context, _params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        # Addresses of artifacts and calls are given to the caller with each result; a list would only repeat them.
+        return types.ListResourcesResult(resources=[resources.CAPABILITIES])
+
+    async def _list_templates(
+        self, _ctx: Context, _params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        return types.ListResourceTemplatesResult(resource_templates=list(TEMPLATES))
+
+    async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        return await self._resources.read(self._identify(ctx), params.uri)
+
+    async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        await self._resources.subscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)
+        return types.EmptyResult()
+
+    async def _unsubscribe(self, ctx: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        await self._resources.unsubscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)
+        return types.EmptyResult()
+
+    async def _listen_resources(
+        self, ctx: Context, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        return await self._resources.listen_resources(ctx, self._identify(ctx), params)
+
+    async def _listen_audit(self, ctx: Context, _params: ListenParams) -> ListenResult:
+        return await self._resources.listen_audit(ctx, self._identify(ctx), gone(ctx))
+
+
+@asynccontextmanager
+async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
+    """Give subscriptions a home: one connection over stdio and SSE, all of them over streamable HTTP."""
+    async with anyio.create_task_group() as tasks:
+        yield Watches(tasks)
+        tasks.cancel_scope.cancel()
+
+
+def build(app: App, identify: Identify) -> Surface:
+    """Make the MCP surface of ``app``.
+
+    Args:
+        app: the composition root.
+        identify: returns the principal of a request from its context.
+    """
+    return Surface(app, identify)
+
+
+def client_of(ctx: Context) -> str | None:
+    """Return what the client calls itself, for the record only."""
+    params = ctx.session.client_params
+    return None if params is None else f"{params.client_info.name} {params.client_info.version}"[:128]
+
+
+def session_of(ctx: Context) -> str | None:
+    """Return the transport's name for the session the request came in, where there is one.
+
+    In the modern era there is none, and a header that claims one has not been checked by anybody.
+    """
+    if ctx.request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        return None
+    named: str = ctx.request.headers.get("mcp-session-id") or ctx.request.query_params.get("session_id") or ""
+    return named or None
+
+
+def gone(ctx: Context) -> anyio.Event | None:
+    """Return the event that says that the client has closed the stream of this request, over HTTP."""
+    return None if ctx.request is None else ctx.request.scope.get(GONE_SCOPE_KEY)
+
+
+def _explained(error: Exception, call_id: str) -> types.CallToolResult:
+    """Turn the reason why there is no result into what the model reads; what nobody foresaw stays in our log."""
+    match error:
+        case InvalidArguments():
+            return rendering.failure(f"Invalid arguments, nothing was started. {error}")
+        case Refused():
+            refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
+            return rendering.failure(f"Refused by {error.rule}: {error}", {"call_id": call_id, "refused": refusal})
+        case SandboxUnavailable() | UnsupportedSpec():
+            return _unavailable("Sandbox", error, call_id)
+        case AuditUnavailable():
+            return _unavailable("Audit", error, call_id)
+        case ArtifactsUnavailable():
+            return _unavailable("Artifacts", error, call_id)
+        case MCPError():
+            raise error
+        case _:
+            _log.error("a call failed in a way nobody foresaw", call_id=call_id, exc_info=error)
+            text = f"Internal error in call {call_id}; the server's log has the details."
+            raise MCPError(types.INTERNAL_ERROR, text) from error
+
+
+def _unavailable(what: str, error: Exception, call_id: str) -> types.CallToolResult:
+    """Tell the caller what is broken and the fix; where on this host is for the operator, in our log."""
+    _log.error(f"{what.lower()} unavailable", call_id=call_id, reason=str(error))
+    return rendering.failure(f"{what} unavailable (call {call_id}): {without_paths(str(error))}")

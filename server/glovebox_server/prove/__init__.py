@@ -1,0 +1,1 @@
+"""``glovebox doctor --prove``: whole calls judged on this host, and the scorecard."""

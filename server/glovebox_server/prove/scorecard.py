@@ -1,0 +1,239 @@
+"""``glovebox doctor --prove``: the claims against the drivers of this host, as a scorecard or as JSON, and a verdict.
+
+What is asked lives in ``glovebox_sandboxes.conformance``; here are words, colours and exit codes.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from textwrap import indent
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_sandboxes.conformance import call as calls
+from glovebox_sandboxes.conformance import case as cases
+from glovebox_sandboxes.conformance import host as hosts
+from glovebox_sandboxes.conformance.host import Planted
+from glovebox_sandboxes.conformance.prepared import has_another_way, prepared
+from glovebox_sandboxes.conformance.prove import Finding, Proof, Start, gap_names, judged, prove, together
+from glovebox_sandboxes.contract.base import Capabilities, Driver
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.host import host_info
+from glovebox_server.app import VERSION
+from glovebox_server.cli.exits import FAILED, OK, UNAVAILABLE
+from glovebox_server.prove import harness
+from glovebox_server.settings import Settings
+
+KNOWN = ", ".join(registry.NAMES)
+
+_SENTENCE = 400
+"""Characters of one line of what was seen, on the scorecard; the JSON has all."""
+
+FORMAT = 1
+"""Of the JSON; a change that could break a reader raises it."""
+
+
+def unknown(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that are no driver's name."""
+    return tuple(name for name in names if name not in registry.NAMES)
+
+
+async def run(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
+    """Prove and print; see ``glovebox doctor --prove``. One exit code for a gate: 0, 1, or 4 where nothing can run.
+
+    Args:
+        settings: where the runtime is.
+        out: the scorecard or the JSON.
+        err: progress.
+        names: drivers that must be proved; every usable one where it is empty.
+        as_json: one JSON object instead of the scorecard.
+    """
+    suite = cases.load()
+    whole = calls.load()
+    began = datetime.now(UTC)
+    proofs: list[Proof] = []
+    unusable: list[Capabilities] = []
+    async with (
+        hosts.planted() as host,
+        registry.opened(settings.data_dir, f"prove{os.getpid()}") as available,
+        harness.opened(settings.data_dir, host) as desk,
+    ):
+        for name in names or registry.NAMES:
+            driver = await available.get(name)
+            if not driver.capabilities.usable:
+                unusable.append(driver.capabilities)
+                continue
+            with _progress(err) as progress:
+                task = progress.add_task(name, total=None)
+
+                def tell(_: Finding, progress: Progress = progress, task: TaskID = task) -> None:
+                    progress.advance(task)
+
+                found = await _both_ways(driver, suite, host, tell)
+                proofs += [await _with_calls(found[0], whole, desk, tell), *found[1:]]
+            if not err.is_terminal:
+                seconds = sum(each.seconds for each in proofs if each.capabilities.driver == name)
+                err.print(f"{name}: {seconds:.0f} s", markup=False, highlight=False)
+    missing = [each for each in unusable if names or not proofs]
+    holds = all(proof.holds for proof in proofs) and not missing
+    if as_json:
+        body = _json((*suite, *whole), proofs, unusable, began=began, holds=holds)
+        out.file.write(json.dumps(body, indent=2) + "\n")
+    else:
+        _print(out, (*suite, *whole), proofs, unusable)
+    if missing:
+        return UNAVAILABLE
+    return OK if holds else FAILED
+
+
+async def _both_ways(
+    driver: Driver, suite: tuple[cases.Case, ...], host: Planted, heard: Callable[[Finding], None]
+) -> list[Proof]:
+    """Every claim about sandboxes that are started for a call, and about prepared ones where those are others."""
+    found = [await prove(driver, suite, host, heard)]
+    if await has_another_way(driver):
+        async with prepared(driver) as forked:
+            found.append(await prove(forked, suite, host, heard, "forked"))
+    return found
+
+
+async def _with_calls(
+    proof: Proof, whole: Iterable[calls.CallCase], desk: harness.Desk, heard: Callable[[Finding], None]
+) -> Proof:
+    """The proof with what came of whole calls on the same driver."""
+    started = anyio.current_time()
+    names = gap_names(proof.capabilities)
+
+    async def judge(case: calls.CallCase) -> list[Finding]:
+        began = anyio.current_time()
+        verdict = await desk.judge(case, proof.capabilities.driver)
+        return [judged(case, verdict.problems, names, anyio.current_time() - began)]
+
+    found = await together([partial(judge, case) for case in whole], heard)
+    seconds = proof.seconds + anyio.current_time() - started
+    return replace(proof, findings=(*proof.findings, *found), seconds=round(seconds, 3))
+
+
+def _progress(err: Console) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("proving {task.description}: {task.completed} claims"), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def _json(
+    suite: Iterable[cases.Claim], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
+) -> dict[str, Any]:
+    suite = tuple(suite)
+    return {
+        "format": FORMAT,
+        "glovebox": VERSION,
+        "suite": {"digest": cases.digest(suite), "cases": len(suite)},
+        "host": host_info.facts(),
+        "started": began.isoformat(timespec="seconds"),
+        "holds": holds,
+        "drivers": [_proof_json(each) for each in proofs] + [_unusable_json(each) for each in unusable],
+    }
+
+
+def _capabilities_json(found: Capabilities) -> dict[str, Any]:
+    return {**asdict(found), "limits": dict(found.limits), "usable": found.usable}
+
+
+def _unusable_json(found: Capabilities) -> dict[str, Any]:
+    return {**_capabilities_json(found), "proved": False}
+
+
+def _proof_json(proof: Proof) -> dict[str, Any]:
+    return {
+        **_capabilities_json(proof.capabilities),
+        "proved": True,
+        "start": proof.start,
+        "holds": proof.holds,
+        "seconds": proof.seconds,
+        "counts": _counts(proof.findings),
+        "notes": list(proof.notes),
+        "findings": [asdict(each) for each in proof.findings],
+    }
+
+
+_STATUSES = ("held", "failed", "gap", "closed", "skipped")
+
+
+def _counts(findings: Iterable[Finding]) -> Mapping[str, int]:
+    found = dict.fromkeys(_STATUSES, 0)
+    for each in findings:
+        found[each.status] += 1
+    return found
+
+
+_WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared ahead, forked"}
+
+
+def _print(out: Console, suite: tuple[cases.Claim, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
+    facts = host_info.facts()
+    who = "root" if facts["root"] else "a normal user"
+    out.print(Text(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"))
+    around = f", inside: {', '.join(facts['inside'])}" if facts["inside"] else ""
+    words = f"{facts['system']}, kernel {facts['kernel']}, as {who}, control groups {facts['control_groups']}{around}"
+    out.print(Text(words))
+    for proof in proofs:
+        _print_proof(out, proof)
+    for each in unusable:
+        out.print()
+        out.print(Text(f"{each.driver}: not usable here, nothing proved", style="yellow"))
+        for item in each.missing:
+            out.print(Text(f"  {item.what}\n    → {item.fix}"))
+
+
+def _print_proof(out: Console, proof: Proof) -> None:
+    found = proof.capabilities
+    out.print()
+    mechanisms = ", ".join(dict.fromkeys(found.limits.values()))
+    words = f"{found.driver}  {found.level}  {found.version}  limits by {mechanisms}  {_WAYS[proof.start]}"
+    out.print(Text(words, style="bold"))
+    table = Table(box=None, pad_edge=False, header_style="dim", show_footer=False)
+    table.add_column("area")
+    for title in ("held", "failed", "known gap", "gap closed", "not run"):
+        table.add_column(title, justify="right")
+    for area in dict.fromkeys(each.area for each in proof.findings):
+        counts = _counts(each for each in proof.findings if each.area == area)
+        table.add_row(area, *(_cell(status, counts[status]) for status in _STATUSES))
+    out.print(table)
+    for title, status, style in (
+        ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),
+        ("known gap", "gap", "yellow"), ("not run", "skipped", "dim"),
+    ):  # fmt: skip
+        told = ""
+        for each in (each for each in proof.findings if each.status == status):
+            out.print(Text.assemble((f"{title}: ", style), (each.id, "bold"), f"  {each.claim}"))
+            words = "\n".join([f"because {each.reason}"] * bool(each.reason) + [*each.seen] * (status == "failed"))
+            # One sandbox that did not start fails many claims for one reason.
+            if words and words != told:
+                out.print(Text(indent(_harmless(words), "    ")))
+            told = words
+    for note in proof.notes:
+        out.print(Text(f"note: {note}", style="yellow"))
+    words = f"{proof.count('held')} of {len(proof.findings)} claims hold, {proof.count('gap')} known gaps"
+    words += f", {proof.count('skipped')} not run, {proof.seconds:.0f} s"
+    verdict = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")
+    out.print(Text.assemble(verdict, f"  {found.driver}, {_WAYS[proof.start]}: {words}"))
+
+
+def _harmless(words: str) -> str:
+    """What a program printed, cut to what a person reads, with nothing in it that could redraw the terminal."""
+    cut = "\n".join(line if len(line) <= _SENTENCE else f"{line[:_SENTENCE]}…" for line in words.split("\n"))
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in cut
+    )
+
+
+def _cell(status: str, count: int) -> Text:
+    styles = {"failed": "red", "closed": "red", "gap": "yellow"}
+    return Text(str(count) if count else "·", style=styles.get(status, "") if count else "dim")

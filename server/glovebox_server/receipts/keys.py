@@ -1,0 +1,95 @@
+"""The key that signs receipts: one file in the state directory, made when it is first needed; and reading public keys.
+
+The private key never leaves its file and this process; nothing here prints or logs it.
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from glovebox_server import secret_files
+from glovebox_server.receipts import dsse
+from glovebox_server.secret_files import SecretUnusable
+
+#: Where it lies, below the state directory.
+DIRECTORY = "keys"
+NAME = "receipts.pem"
+
+#: Longest key file in bytes: an Ed25519 key in PEM is 119 (private) or 113 (public).
+MAX_KEY_BYTES = 4096
+
+
+_NO_PUBLIC_KEY = "it is not an Ed25519 public key in PEM, as `glovebox receipt key` prints it"
+
+
+class KeyUnusable(SecretUnusable):
+    """The key cannot be read safely, so nothing runs that would need a receipt."""
+
+    what = "receipt key"
+
+
+class Signer:
+    """Holds the private key. Make it with ``load``."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        """Take the key."""
+        self._key = key
+        self.key_id = dsse.key_id(key.public_key())
+
+    @classmethod
+    def load(cls, state_dir: Path) -> Self:
+        """Read the key of a state directory, made (0600) where there is none.
+
+        Raises:
+            KeyUnusable: it is a link, another user's, open to others, or no Ed25519 key.
+        """
+        with secret_files.opened(state_dir / DIRECTORY, KeyUnusable) as place:
+            if NAME not in place.names():
+                place.make(NAME, _private_pem(Ed25519PrivateKey.generate()))
+            content = place.read(NAME, MAX_KEY_BYTES)
+        path = state_dir / DIRECTORY / NAME
+        try:
+            key = serialization.load_pem_private_key(content, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, Ed25519PrivateKey):
+            reason = "it does not hold an Ed25519 private key in PEM"
+            raise KeyUnusable(path, reason, f"Move {path} away; a new one is made, and older receipts keep their key.")
+        return cls(key)
+
+    def sign(self, payload: bytes) -> dict[str, Any]:
+        """The envelope around ``payload``, as JSON."""
+        return dsse.sign(payload, self._key, self.key_id)
+
+    def public_pem(self) -> str:
+        """The public key, to be given to whoever verifies: SubjectPublicKeyInfo in PEM."""
+        return public_pem(self._key.public_key())
+
+
+def public_pem(key: Ed25519PublicKey) -> str:
+    """A public key in PEM."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.PEM, form).decode()
+
+
+def parse_public(content: bytes) -> Ed25519PublicKey:
+    """Read a public key as ``glovebox receipt key`` prints it.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    try:
+        key = serialization.load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(_NO_PUBLIC_KEY) from None
+    if isinstance(key, Ed25519PublicKey):
+        return key
+    raise ValueError(_NO_PUBLIC_KEY)
+
+
+def _private_pem(key: Ed25519PrivateKey) -> bytes:
+    form, secret = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, secret)

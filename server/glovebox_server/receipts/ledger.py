@@ -1,0 +1,247 @@
+"""A call's records on their way to the audit log, remembered, and the receipt made of them with the last one.
+
+So a receipt cannot say anything else than the log. Both are written by one disk write: see ``AuditLog.append_all``.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from glovebox_profiles.explain import withheld
+from glovebox_profiles.model import Profile
+from glovebox_server.audit.chain import Draft, Record
+from glovebox_server.audit.events import (
+    ArtifactCollected,
+    ArtifactRefused,
+    CallCancelled,
+    CallDecided,
+    CallFailed,
+    CallFinished,
+    EgressDecided,
+    Event,
+    ReceiptSigned,
+    SandboxStarted,
+)
+from glovebox_server.audit.log import Then
+from glovebox_server.broker.calls import ToolCall
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.receipts import names
+
+LastWord = CallFinished | CallCancelled | CallFailed
+
+_POSITION_BYTES = 512
+"""More than the position of the last record takes: it is known only when that is written."""
+_ENVELOPE_BYTES = 1024
+"""More than an envelope has beside its payload, and a record beside its envelope."""
+
+_CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address")
+_OUTCOME = ("ended", "exit_code", "by", "error", "reason", "elapsed_ms", "usage")
+
+
+class Log(Protocol):
+    """The part of ``AuditLog`` that is needed here."""
+
+    async def append_all(
+        self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], Then] | None = None
+    ) -> list[Record]:
+        """See ``AuditLog.append_all``."""
+
+    def lose(self, call_id: str, reason: str) -> None:
+        """See ``AuditLog.lose``."""
+
+
+class Signs(Protocol):
+    """The part of ``keys.Signer`` that is needed here."""
+
+    @property
+    def key_id(self) -> str:
+        """Which key."""
+
+    def sign(self, payload: bytes) -> dict[str, Any]:
+        """The envelope around ``payload``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Where a call's receipt is, for its result."""
+
+    uri: str
+    """``receipt://`` and the call's id."""
+    digest: str
+    """Digest of the canonical JSON of the envelope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Office:
+    """Opens one ledger per call: the log, who signs, and as whom."""
+
+    log: Log
+    signer: Signs
+    version: str
+    """Version of Glovebox."""
+    server_id: str
+    """Id of the server process, as in its records."""
+
+    def ledger(self, call: ToolCall, profile: Profile | None) -> "Ledger":
+        """The ledger of one call."""
+        return Ledger(self, call, profile)
+
+
+class Ledger:
+    """The records of one call. Appending to it appends to the log."""
+
+    def __init__(self, office: Office, call: ToolCall, profile: Profile | None) -> None:
+        """Begin with no record."""
+        self._office = office
+        self._call = call
+        self._profile = profile
+        self._told: list[Record] = []
+        self._held: list[Event] = []
+
+    def hold(self, event: Event) -> None:
+        """Have a record written by the same disk write as the next one: nothing that it announces may happen before."""
+        self._held.append(event)
+
+    async def release(self) -> None:
+        """Write what is held now, because the next record may be long in coming; see ``AuditLog.append``."""
+        if self._held:
+            await self._append([])
+
+    async def append(self, event: Event | Draft) -> Record:
+        """Write one record, after those that are held; see ``AuditLog.append``."""
+        return (await self._append([event]))[-1]
+
+    async def _append(self, events: Sequence[Event | Draft]) -> list[Record]:
+        # Not kept where this fails: whether they are in the log is not known then, and a decision is there once.
+        held, self._held = self._held, []
+        records = await self._office.log.append_all([*held, *events])
+        self._told += records
+        return records
+
+    async def close(self, last: LastWord) -> Receipt:
+        """Write the call's last record and its receipt, both or none.
+
+        Raises:
+            AuditUnavailable: neither is on the disk.
+        """
+        office = self._office
+        if not self._held and not any(each.kind == CallDecided.kind for each in self._told):
+            reason = "that it was allowed could not be recorded"
+            raise AuditUnavailable(f"record {last.kind}", reason, "Look at the disk, and try again.")
+        digest = ""
+
+        def receipt(drafts: Sequence[Draft]) -> Then:
+            statement = _encode(self._statement(drafts))
+            length = len(statement) + _POSITION_BYTES
+
+            def signed(record: Record) -> ReceiptSigned:
+                nonlocal digest
+                envelope = office.signer.sign(_placed(statement, record))
+                # Nothing but ASCII text: this is its canonical JSON.
+                digest = _digest(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
+                return ReceiptSigned(call_id=last.call_id, digest=digest, key=office.signer.key_id, envelope=envelope)
+
+            # Base64 makes four bytes of three.
+            return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
+
+        await office.log.append_all([*self._held, last], receipt)
+        return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
+
+    def lose(self, reason: str) -> None:
+        """Give up the call's last record, which could not be written: the log says so when it can, with no receipt."""
+        self._office.log.lose(self._call.id, reason)
+
+    def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
+        """The statement of ``statement.Statement``, all but the place of the last record, which is the last draft."""
+        profile, kind, ended = self._profile, drafts[-1].kind, drafts[-1].data
+        told: dict[str, list[Mapping[str, Any]]] = {}
+        before: list[Record | Draft] = [*self._told, *drafts[:-1]]
+        for each in before:
+            told.setdefault(each.kind, []).append(each.data)
+        refused = {each["name"] for each in told.get(ArtifactRefused.kind, ())}
+        files = [each for each in told.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
+        connections = told.get(EgressDecided.kind, ())
+        decided = told[CallDecided.kind][0]
+        predicate = {
+            "call": _asked(self._call, decided),
+            "inputs": [
+                {"name": each["name"], "uri": each["uri"], "digest": f"sha256:{each['sha256']}", "bytes": each["bytes"]}
+                for each in decided.get("inputs", ())
+            ],
+            "policy": {"profile": decided["profile_digest"], "rule": decided["rule"]},
+            "egress": [_picked(each, _CONNECTION) for each in connections[: names.MAX_EGRESS]],
+            "outcome": {"kind": kind, **_picked(ended, _OUTCOME)},
+            "refused_files": len(told.get(ArtifactRefused.kind, ())),
+            "unlisted": sum(max(0, len(each) - most) for each, most in ((files, names.MAX_SUBJECTS),
+                                                                        (connections, names.MAX_EGRESS))),
+            "withheld": withheld(profile) if profile else (),
+            "server": {"version": self._office.version, "id": self._office.server_id},
+        }  # fmt: skip
+        started = told.get(SandboxStarted.kind)
+        if started and profile:
+            predicate["isolation"] = _isolation(profile, started[0])
+        listed = [
+            {"name": f"artifact:{each['name']}", "digest": {"sha256": each["sha256"]}, "uri": each["uri"]}
+            for each in files[: names.MAX_SUBJECTS]
+        ]
+        outputs = [
+            {"name": f"output:{each['name']}", "digest": {"sha256": each["digest"].removeprefix("sha256:")}}
+            for each in ended.get("outputs", ())
+        ]
+        asked = {"name": "arguments", "digest": {"sha256": decided["arguments_digest"].removeprefix("sha256:")}}
+        return {
+            "_type": names.STATEMENT_TYPE,
+            "subject": [*listed, *outputs, asked],
+            "predicateType": names.PREDICATE_TYPE,
+            "predicate": predicate,
+        }
+
+
+def _placed(statement: bytes, record: Record) -> bytes:
+    """Bind a statement to the record that ended its call: the predicate, which comes last, gets its last key.
+
+    By bytes, since the log is locked meanwhile.
+    """
+    position = _encode({"audit": {"seq": record.seq, "hash": record.hash, "time": record.time}})
+    return statement[:-2] + b"," + position[1:] + b"}"
+
+
+def _encode(statement: Mapping[str, Any]) -> bytes:
+    return json.dumps(statement, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _asked(call: ToolCall, decided: Mapping[str, Any]) -> dict[str, Any]:
+    asked = {
+        "id": call.id,
+        "tool": call.tool,
+        "principal": decided["principal"],
+        "transport": decided["transport"],
+        "received": call.received.isoformat().replace("+00:00", "Z"),
+        "arguments": decided["arguments_digest"],
+    }
+    code = call.arguments.get("code")
+    return {**asked, "code": _digest(code.encode("utf-8", "surrogatepass"))} if isinstance(code, str) else asked
+
+
+def _isolation(profile: Profile, started: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "asked": profile.isolation,
+        "enforce": profile.limits.enforce,
+        "sandbox": started["sandbox_id"],
+        "driver": started["driver"],
+        "level": started["level"],
+        "plan": started["plan_digest"],
+        "verified": started["verified"],
+        "fields": started["fields"],
+        "host": started.get("host", {}),
+    }
+
+
+def _picked(data: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    return {name: data[name] for name in wanted if name in data}
+
+
+def _digest(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()

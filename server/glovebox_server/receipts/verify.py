@@ -1,0 +1,74 @@
+"""The proof of one receipt, offline: signature, form, and its place in an audit log or a copy of it. Reads only."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.chain import Head
+from glovebox_server.audit.events import ReceiptSigned
+from glovebox_server.audit.verify import verify as verify_log
+from glovebox_server.receipts import dsse, statement
+from glovebox_server.receipts.dsse import NotAReceipt
+from glovebox_server.receipts.statement import Statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proved:
+    """A receipt that holds."""
+
+    statement: Statement
+    digest: str
+    """Digest of the receipt, as the log and the call's result name it."""
+    key_id: str
+    """Which key signed it."""
+
+
+def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> Proved:
+    """Check one receipt.
+
+    Args:
+        content: the file, as ``glovebox receipt show --json`` or ``receipt://…`` gives it.
+        key: the server's public key, got by a way that whoever sent the receipt does not control.
+        audit: directory of the audit log it belongs to, or of a copy; None leaves its place unproved.
+
+    Raises:
+        NotAReceipt: the receipt does not hold; the message is the exact reason.
+        AuditUnavailable: the log cannot be read.
+    """
+    envelope = dsse.parse(content)
+    dsse.check(envelope, key)
+    found = statement.parse(envelope.payload)
+    digest = "sha256:" + hashlib.sha256(content.removesuffix(b"\n")).hexdigest()
+    if audit is not None:
+        _place(found, digest, audit)
+    return Proved(statement=found, digest=digest, key_id=envelope.key_id)
+
+
+def of_call(directory: Path, call_id: str) -> bytes | None:
+    """The receipt of a call, as the log holds it; None when there is none. Raises AuditUnavailable."""
+    found = None
+    for record in read.records_of(directory, call_id):
+        if record.kind == ReceiptSigned.kind:
+            found = chain.canonical(record.data.get("envelope"))
+    return found
+
+
+def _place(found: Statement, digest: str, audit: Path) -> None:
+    position, call = found.predicate.audit, found.predicate.call
+    report = verify_log(audit, Head(seq=position.seq, hash=position.hash))
+    for problem in report.problems:
+        where = "head.json" if problem.line is None else f"line {problem.line}"
+        if problem.kind == "anchor":
+            reason = f"its place in the audit log does not match: the log holds no record {position.seq} with its hash"
+            raise NotAReceipt(f"{reason} ({where}: {problem.detail})")
+        raise NotAReceipt(f"the audit log is not what was written ({where}: {problem.kind}: {problem.detail})")
+    records = list(read.records_of(audit, call.id))
+    last = next((record for record in records if record.seq == position.seq), None)
+    if last is None or last.kind != found.predicate.outcome.kind:
+        raise NotAReceipt(f"its place in the audit log does not match: record {position.seq} does not end its call")
+    signed = [record.data.get("digest") for record in records if record.kind == ReceiptSigned.kind]
+    if signed != [digest]:
+        raise NotAReceipt(f"the audit log holds {'another' if signed else 'no'} receipt of call {call.id}")

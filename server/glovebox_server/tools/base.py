@@ -1,0 +1,80 @@
+"""What a tool is: a typed name for one job. No I/O and no MCP here; ``mcp.server`` shows tools to clients."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_server.broker.calls import Content
+
+
+class Arguments(BaseModel):
+    """Base of all argument models: unknown fields and wrong types are errors, never guesses."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Isolation(BaseModel):
+    """The isolation a call really got."""
+
+    driver: str
+    level: str
+    verified: bool = Field(description="measured from inside and outside before the job and equal to the plan")
+    differences: tuple[str, ...] = ()
+
+
+class Refusal(BaseModel):
+    """Why policy refused a call, and what to do instead."""
+
+    rule: str
+    reason: str
+    hint: str
+
+
+class Failure(BaseModel):
+    """Why a call that was allowed has no good result."""
+
+    kind: str = Field(description="exception of the program, or rule of the tool")
+    message: str
+    line: int | None = Field(default=None, description="of the program")
+
+
+class Result(BaseModel):
+    """What every tool's structured result carries."""
+
+    call_id: str
+    refused: Refusal | None = None
+    error: Failure | None = None
+    isolation: Isolation | None = None
+    profile_digest: str = ""
+    elapsed_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A tool's reading of an outcome: the fields of its result model beside the common ones, and the content."""
+
+    fields: Mapping[str, Any]
+    content: tuple[Content, ...]
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One typed MCP tool."""
+
+    name: str
+    title: str
+    description: str
+    """Written for a model: what it does, what it cannot, what comes back. Counted in the token budget."""
+    arguments: type[Arguments]
+    result: type[Result]
+    open_world: bool
+    """MCP's ``openWorldHint``: whether it reaches beyond the workspace."""
+    kind: Literal["python", "read", "list", "search", "fetch"]
+    job: Callable[[Mapping[str, Any]], Job]
+    """Validated arguments to the guest's job."""
+    answer: Callable[[Outcome, Mapping[str, Any]], Answer]
+    """Outcome and arguments to what the caller sees. Everything in an outcome is untrusted text."""

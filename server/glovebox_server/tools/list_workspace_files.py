@@ -1,0 +1,87 @@
+"""``list_workspace_files``: which files there are, looked up inside a sandbox."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_server.broker.calls import Text
+from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.tools.values import Problem, Value, failed, taken
+
+MAX_PATTERN = 1000
+"""Characters of a file pattern."""
+MAX_ENTRIES = 1000
+"""Entries in one answer; with paths of usual length about as many as a message holds."""
+
+
+class ListArguments(Arguments):
+    """Arguments of ``list_workspace_files``."""
+
+    pattern: Annotated[str, Field(max_length=MAX_PATTERN, description="folder or glob: *.csv, src/**/*.{py,md}")] = "**"
+    limit: Annotated[int, Field(ge=1, le=MAX_ENTRIES)] = 500
+
+
+class Entry(Value):
+    """One file, folder or symlink."""
+
+    path: str
+    type: Literal["file", "directory", "symlink", "special"]
+    bytes: int | None
+    modified: str | None
+    """RFC 3339, UTC."""
+
+
+class Listed(Value):
+    """What the job found."""
+
+    entries: list[Entry] = Field(default_factory=list)
+    total: int = 0
+    """Entries that fit the pattern, shown or not."""
+    scanned: int = 0
+    """Names looked at."""
+    passed_over: list[str] = Field(default_factory=list)
+    """Folders of tools that were not entered; a pattern that names one enters it."""
+    truncated: str | None = None
+    """What is missing, None for nothing."""
+
+
+class ListResult(Listed, Result):
+    """Result of ``list_workspace_files``."""
+
+
+def _job(arguments: Mapping[str, Any]) -> Job:
+    return Job(kind="list", payload={name: arguments[name] for name in ListArguments.model_fields})
+
+
+def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+    value = taken(outcome, Listed)
+    if isinstance(value, Problem):
+        return failed(value)
+    notes = [f"found: {value.total}"]
+    if value.passed_over:
+        notes.append(f"not entered: {', '.join(value.passed_over)}")
+    if value.truncated:
+        notes.append(f"cut: {value.truncated}")
+    lines = [f"[{'; '.join(notes)}]", *map(_line, value.entries)]
+    return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
+
+
+def _line(entry: Entry) -> str:
+    mark = {"directory": "/", "symlink": " (symlink)", "special": " (special)"}.get(entry.type, "")
+    size = "" if entry.bytes is None else f"  {entry.bytes}"
+    return f"{entry.path}{mark}{size}  {entry.modified or ''}".rstrip()
+
+
+LIST_WORKSPACE_FILES = Tool(
+    name="list_workspace_files",
+    title="List workspace files",
+    description="List files and folders with size and date. .git, node_modules, __pycache__, .venv only if named.",
+    arguments=ListArguments,
+    result=ListResult,
+    open_world=False,
+    kind="list",
+    job=_job,
+    answer=_answer,
+)

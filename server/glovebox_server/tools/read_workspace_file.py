@@ -1,0 +1,93 @@
+"""``read_workspace_file``: some lines of a text file, or a picture, read inside a sandbox."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_server.broker.calls import Text
+from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.tools.values import Problem, Value, failed, taken
+
+MAX_PATH = 4096
+"""Characters: the kernel's PATH_MAX."""
+MAX_OFFSET = 1_000_000_000
+"""Lines: more than there are in the part of a file that is looked through."""
+MAX_LINES = 10_000
+"""Lines in one call; what is too much for one answer is cut before that."""
+
+
+class ReadArguments(Arguments):
+    """Arguments of ``read_workspace_file``."""
+
+    path: Annotated[str, Field(max_length=MAX_PATH)]
+    offset: Annotated[int, Field(ge=1, le=MAX_OFFSET, description="first line")] = 1
+    limit: Annotated[int, Field(ge=1, le=MAX_LINES, description="lines")] = 2000
+
+
+class Read(Value):
+    """What the job found. A text has the fields from ``text`` on, a picture those from ``media_type`` on."""
+
+    path: str = ""
+    bytes: int = 0
+    """Size of the file."""
+    text: str | None = None
+    first_line: int | None = None
+    lines: int | None = None
+    total_lines: int | None = None
+    """None where the file is too large to count them."""
+    truncated: str | None = None
+    """What is missing, None for nothing."""
+    next_offset: int | None = None
+    """Where to read on, None at the end of the file."""
+    encoding: str | None = None
+    media_type: str | None = None
+    width: int | None = None
+    height: int | None = None
+
+
+class ReadResult(Read, Result):
+    """Result of ``read_workspace_file``."""
+
+
+def _job(arguments: Mapping[str, Any]) -> Job:
+    return Job(kind="read", payload={name: arguments[name] for name in ReadArguments.model_fields})
+
+
+def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+    value = taken(outcome, Read)
+    if isinstance(value, Problem):
+        return failed(value)
+    if value.text is None:
+        size = "" if value.width is None else f", {value.width} × {value.height} pixels"
+        text = f"[{value.path}: {value.media_type}{size}, {value.bytes} bytes]"
+    else:
+        text = f"[{_heading(value)}]\n{value.text}"
+    return Answer(fields=value.model_dump(), content=(Text(text=text),), failed=False)
+
+
+def _heading(value: Read) -> str:
+    first = value.first_line or 1
+    last = first + (value.lines or 0) - 1
+    total = "" if value.total_lines is None else f" of {value.total_lines}"
+    lines = f"lines {first} to {last}{total}" if value.lines else f"no lines from {first} on{total}"
+    parts = [f"{value.path}: {lines}", f"{value.bytes} bytes", value.encoding or ""]
+    if value.truncated:
+        parts.append(f"cut: {value.truncated}")
+    if value.next_offset:
+        parts.append(f"next offset {value.next_offset}")
+    return ", ".join(parts)
+
+
+READ_WORKSPACE_FILE = Tool(
+    name="read_workspace_file",
+    title="Read workspace file",
+    description="Read lines of a text file (UTF-8, UTF-16) or see an image (PNG, JPEG, GIF, WebP); no binary data.",
+    arguments=ReadArguments,
+    result=ReadResult,
+    open_world=False,
+    kind="read",
+    job=_job,
+    answer=_answer,
+)

@@ -1,0 +1,178 @@
+"""``run_python``: a short Python program in a sandbox of its own."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from glovebox_sandboxes.contract.outcome import Captured, Job, Outcome
+from glovebox_server.artifacts.names import quoted
+from glovebox_server.broker.calls import Content, Text
+from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+
+MAX_CODE = 256 * 1024
+"""Characters of one program: far above what a model writes, below what the wire carries in one message."""
+MAX_INPUTS = 16
+"""Artifacts of earlier calls in one call."""
+MAX_FIGURES = 10_000
+"""Open figures that are believed: each holds some 100 kB, so far fewer have room in any profile's memory."""
+MAX_TIMEOUT = 600.0
+"""Seconds: the highest wall_seconds any profile may have."""
+
+
+class RunPythonArguments(Arguments):
+    """Arguments of ``run_python``."""
+
+    code: Annotated[str, Field(min_length=1, max_length=MAX_CODE, description="Python 3 source")]
+    inputs: Annotated[
+        tuple[Annotated[str, Field(max_length=200)], ...],
+        Field(max_length=MAX_INPUTS, description="artifact:// URIs of earlier calls, to appear in /input"),
+    ] = ()
+    timeout_seconds: Annotated[
+        float | None, Field(gt=0, le=MAX_TIMEOUT, description="less than the profile's limit")
+    ] = None
+
+
+class Stream(BaseModel):
+    """One output stream of the program."""
+
+    text: str
+    dropped_bytes: int = 0
+
+
+class File(BaseModel):
+    """Something that came out."""
+
+    name: str
+    uri: str
+    sha256: str
+    bytes: int
+    media_type: str
+
+
+class Usage(BaseModel):
+    """What the program spent."""
+
+    wall_ms: float
+    cpu_ms: float | None
+    memory_peak_bytes: int
+
+
+class Changes(BaseModel):
+    """What the program changed in its copy of the workspace."""
+
+    created: tuple[str, ...]
+    changed: tuple[str, ...]
+    deleted: tuple[str, ...]
+    patch_uri: str | None
+
+
+class RunPythonResult(Result):
+    """Result of ``run_python``."""
+
+    ended: Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"] | None = None
+    exit_code: int | None = None
+    stdout: Stream | None = None
+    stderr: Stream | None = None
+    value: str | None = None
+    images: tuple[File, ...] = ()
+    artifacts: tuple[File, ...] = ()
+    changes: Changes | None = None
+    notes: tuple[str, ...] = ()
+    usage: Usage | None = None
+
+
+def _job(arguments: Mapping[str, Any]) -> Job:
+    return Job(
+        kind="python",
+        payload={"code": arguments["code"]},
+        wall_seconds=arguments["timeout_seconds"],
+        inputs=tuple(arguments["inputs"]),
+    )
+
+
+def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+    value = outcome.value if isinstance(outcome.value, dict) else {}
+    shown = value.get("value")
+    shown = shown if isinstance(shown, str) else None
+    error = _error(value.get("error"))
+    notes = [outcome.reason] if outcome.reason else []
+    notes += [f"{quoted(each.name)}: not collected, {each.reason}" for each in outcome.skipped]
+    notes += [f"{problem[:1].upper()}{problem[1:]}." for problem in dict.fromkeys(outcome.problems)]
+    if value.get("truncated") is True:
+        notes.append("The last expression's value was cut.")
+    omitted = _count(value.get("figures_omitted"), MAX_FIGURES)
+    if omitted is not None:
+        notes.append(f"{omitted} more figures were open and are not shown; close those you do not need.")
+    if outcome.changes is not None:
+        counts = outcome.changes.counts
+        told = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
+        notes.append(f"Workspace: {told}; the host's files are as they were.")
+    content: list[Content] = []
+    for name, text in (("", outcome.stdout.text), ("[stderr]\n", outcome.stderr.text)):
+        if text:
+            content.append(Text(text=name + text))
+    if shown is not None:
+        content.append(Text(text=f"[value]\n{shown}"))
+    if outcome.ended != "exited" or outcome.code:
+        status = "" if outcome.code is None else f" {outcome.code}"
+        content.append(Text(text=f"[ended: {outcome.ended}{status}]"))
+    content += [Text(text=f"[{note}]") for note in notes]
+    if not content:
+        content.append(Text(text="[no output]"))
+    return Answer(
+        fields={
+            "ended": outcome.ended,
+            "exit_code": outcome.code,
+            "stdout": _stream(outcome.stdout),
+            "stderr": _stream(outcome.stderr),
+            "value": shown,
+            "error": error,
+            "notes": notes,
+            "usage": {
+                "wall_ms": outcome.usage.wall_ms,
+                "cpu_ms": outcome.usage.cpu_ms,
+                "memory_peak_bytes": outcome.usage.memory_peak_bytes,
+            },
+        },
+        content=tuple(content),
+        failed=outcome.ended != "exited" or outcome.code != 0,
+    )
+
+
+def _stream(captured: Captured) -> dict[str, Any]:
+    return {"text": captured.text, "dropped_bytes": captured.dropped_bytes}
+
+
+def _error(error: Any) -> dict[str, Any] | None:
+    """What the program's process says ended it: its own words, so only what is of bounded length is taken."""
+    if not isinstance(error, dict):
+        return None
+    return {
+        "kind": str(error.get("type", ""))[:200],
+        "message": str(error.get("message", ""))[:2000],
+        "line": _count(error.get("line"), MAX_CODE),
+    }
+
+
+def _count(told: Any, most: int) -> int | None:
+    """A number the program's process told, where it can be one: not True, and not of thousands of digits."""
+    return told if type(told) is int and 0 < told <= most else None
+
+
+RUN_PYTHON = Tool(
+    name="run_python",
+    title="Run Python",
+    description=(
+        "Run a Python 3 program (numpy, pandas, matplotlib) in a fresh sandbox. The workspace is in /workspace, the "
+        "current directory: read-only, or a copy whose changes come back as a patch. The last expression's value and "
+        "open matplotlib figures come back; files written to /output come back as artifacts. No network, no packages "
+        "to install, no state kept between calls."
+    ),
+    arguments=RunPythonArguments,
+    result=RunPythonResult,
+    open_world=False,
+    kind="python",
+    job=_job,
+    answer=_answer,
+)

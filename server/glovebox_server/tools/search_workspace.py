@@ -1,0 +1,100 @@
+"""``search_workspace``: lines of text files that match a pattern, searched inside a sandbox."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_server.broker.calls import Text
+from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.tools.list_workspace_files import MAX_PATTERN
+from glovebox_server.tools.values import Problem, Value, failed, taken
+
+MAX_MATCHES = 1000
+"""Matches in one answer."""
+MAX_CONTEXT = 5
+"""Lines shown before and after a match."""
+
+
+class SearchArguments(Arguments):
+    """Arguments of ``search_workspace``."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN, description="Python regex, within one line")]
+    literal: Annotated[bool, Field(description="plain text, no regex")] = False
+    path: Annotated[str, Field(max_length=MAX_PATTERN, description="file, folder or glob")] = "**"
+    ignore_case: bool = False
+    context: Annotated[int, Field(ge=0, le=MAX_CONTEXT, description="lines around")] = 0
+    limit: Annotated[int, Field(ge=1, le=MAX_MATCHES)] = 100
+
+
+class Match(Value):
+    """One line that matches; long lines are cut around the match."""
+
+    path: str
+    line: int
+    text: str
+    before: list[str] = Field(default_factory=list)
+    after: list[str] = Field(default_factory=list)
+
+
+class Found(Value):
+    """What the job found."""
+
+    matches: list[Match] = Field(default_factory=list)
+    searched: int = 0
+    """Text files looked into."""
+    binary: int = 0
+    """Files passed over because they are no text."""
+    passed_over: list[str] = Field(default_factory=list)
+    """Folders of tools that were not entered; a path that names one enters it."""
+    truncated: str | None = None
+    """What was not searched or is not shown, None for nothing."""
+
+
+class SearchResult(Found, Result):
+    """Result of ``search_workspace``."""
+
+
+def _job(arguments: Mapping[str, Any]) -> Job:
+    return Job(kind="search", payload={name: arguments[name] for name in SearchArguments.model_fields})
+
+
+def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+    value = taken(outcome, Found)
+    if isinstance(value, Problem):
+        return failed(value)
+    notes = [f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"]
+    if value.passed_over:
+        notes.append(f"not entered: {', '.join(value.passed_over)}")
+    if value.truncated:
+        notes.append(f"cut: {value.truncated}")
+    lines = [f"[{'; '.join(notes)}]"]
+    path = None
+    for match in value.matches:
+        if match.path != path:
+            path = match.path
+            lines.append(path)
+        lines += _lines(match)
+    return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
+
+
+def _lines(match: Match) -> list[str]:
+    """The line and those around it, numbered; a colon marks the match, as grep does."""
+    first = match.line - len(match.before)
+    around = [f"  {number}- {text}" for number, text in enumerate(match.before, first)]
+    around.append(f"  {match.line}: {match.text}")
+    return around + [f"  {number}- {text}" for number, text in enumerate(match.after, match.line + 1)]
+
+
+SEARCH_WORKSPACE = Tool(
+    name="search_workspace",
+    title="Search workspace",
+    description="Find lines of text files by regex, but not binary files, files over 8 MiB, or folders of tools.",
+    arguments=SearchArguments,
+    result=SearchResult,
+    open_world=False,
+    kind="search",
+    job=_job,
+    answer=_answer,
+)

@@ -1,0 +1,170 @@
+"""What every HTTP request passes before anything else sees it: Host, Origin, bearer token, size, time and JSON.
+
+Rule 1  It wraps the whole application, so no route, method or transport is without it; health included.
+Rule 2  Host must be one of the names this server was told it has: a web page that resolves its own name to this address
+        (DNS rebinding) sends its own Host. Origin, which browsers send, must be one of the same.
+Rule 3  One Authorization header with a known token. The token's name is the caller.
+Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further. So
+        its length is said in one way: a proxy in front may believe the other one and see another request (RFC 9112,
+        6.1).
+Rule 5  Each caller has its share of the connections, so that none of them can keep the others out.
+Rule 6  Answers to what fails say nothing of the server but the rule.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import anyio
+import mcp_types as types
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from glovebox_server.broker.calls import Principal
+from glovebox_server.mcp.server import GONE_SCOPE_KEY
+from glovebox_server.transport import strict_json, tokens
+
+#: Largest request body in bytes. The largest sound request is a program of some 100 kB.
+MAX_BODY_BYTES: Final = 1 << 20
+
+#: How long a client may take to send its body, in seconds.
+BODY_SECONDS: Final = 10.0
+
+#: Connections at a time, below the usual limit of 1,024 open files; the callers share them out evenly.
+MAX_CONNECTIONS: Final = 900
+
+#: Where the caller stands in the ASGI scope.
+PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
+
+#: Paths of the older transport, for the record.
+_SSE_PATHS: Final = ("/sse", "/messages")
+
+
+class Gate:
+    """The ASGI application around the application."""
+
+    def __init__(self, inner: ASGIApp, *, hosts: Collection[str], known: Mapping[str, str]) -> None:
+        """Take what is behind the gate.
+
+        Args:
+            inner: the application.
+            hosts: values of ``Host`` that are ours, port included where clients send it.
+            known: tokens by name; see ``tokens.load``.
+        """
+        self._inner = inner
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
+        self._known = dict(known)
+        self._open: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through or answer it; anything but HTTP and the lifespan is closed."""
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+        elif scope["type"] == "http":
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+            else:
+                await self._admit(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Decide by the headers alone; put the caller into the scope of what is let through."""
+        if _values(scope, b"content-length") and _values(scope, b"transfer-encoding"):
+            return Response("The body has two lengths", status_code=400, headers={"Connection": "close"})
+        host, origin, authorization = (_values(scope, name) for name in (b"host", b"origin", b"authorization"))
+        if len(host) != 1 or host[0].lower() not in self._hosts:
+            return Response("Unknown Host", status_code=421)
+        if origin and (len(origin) != 1 or origin[0].lower() not in self._origins):
+            return Response("Foreign Origin", status_code=403)
+        kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
+        name = tokens.owner(self._known, presented.strip()) if kind.lower() == "bearer" else None
+        if name is None:
+            return Response("A bearer token is needed", status_code=401, headers={"WWW-Authenticate": "Bearer"})
+        transport = "sse" if scope["path"].startswith(_SSE_PATHS) else "http"
+        scope[PRINCIPAL_SCOPE_KEY] = Principal(id=f"token:{name}", transport=transport)  # type: ignore[arg-type]  # a Literal
+        # The SDK binds a session to the client that opened it through this; it never needs the token itself.
+        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
+        return None
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = scope[PRINCIPAL_SCOPE_KEY].id
+        if self._open[caller] >= MAX_CONNECTIONS // len(self._known):
+            refusal = Response("Too many requests of this caller are open", status_code=429)
+            await refusal(scope, receive, send)
+            return
+        self._open[caller] += 1
+        try:
+            await self._pass(scope, receive, send)
+        finally:
+            self._open[caller] -= 1
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = scope[GONE_SCOPE_KEY] = anyio.Event()
+        body: bytes | None = None
+        if scope["method"] == "POST":
+            try:
+                body = await _body(scope, receive)
+                if body is None:
+                    return
+                strict_json.check(body)
+            except TimeoutError:
+                await Response("The body took too long", status_code=408)(scope, receive, send)
+                return
+            except OverflowError:
+                await Response("The body is too large", status_code=413)(scope, receive, send)
+                return
+            except ValueError as error:
+                await _parse_error(str(error))(scope, receive, send)
+                return
+
+        async def observed() -> Message:
+            nonlocal body
+            if body is not None:
+                message: Message = {"type": "http.request", "body": body, "more_body": False}
+                body = None
+                return message
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone.set()
+            return message
+
+        await self._inner(scope, observed, send)
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes | None:
+    """Return the whole body; None when the client left.
+
+    Raises:
+        OverflowError: it is, or announces to be, longer than ``MAX_BODY_BYTES``.
+        TimeoutError: it took longer than ``BODY_SECONDS``.
+    """
+    declared = _values(scope, b"content-length")
+    if declared and (not declared[0].isdecimal() or len(declared[0]) > len(str(MAX_BODY_BYTES))):
+        raise OverflowError
+    if declared and int(declared[0]) > MAX_BODY_BYTES:
+        raise OverflowError
+    body = bytearray()
+    with anyio.fail_after(BODY_SECONDS):
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body += message.get("body", b"")
+            if len(body) > MAX_BODY_BYTES:
+                raise OverflowError
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def _parse_error(reason: str) -> Response:
+    error = {"code": types.PARSE_ERROR, "message": f"Parse error: {reason}"}
+    content = json.dumps({"jsonrpc": "2.0", "id": None, "error": error})
+    return Response(content, status_code=400, media_type="application/json")

@@ -1,0 +1,73 @@
+"""Uvicorn's HTTP/1.1 protocol, in which connections that need no token keep nobody out. Knows no route.
+
+Uvicorn bounds the head's size and the pause between requests, but neither a connection that says nothing nor a head
+that arrives byte by byte; and where there are too many connections, it refuses whoever comes next. Here a head has a
+time to arrive in, and who comes next takes the place of who has waited longest without a request that the gate let
+through. A flood of strangers so only ends itself.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from glovebox_server.transport import auth
+
+#: Seconds from the connection, or from the first byte of a later request, to the end of the request's head.
+HEAD_SECONDS = 10.0
+
+
+class PatientProtocol(H11Protocol):
+    """Closes a connection whose request does not begin in time; from then on the gate counts."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See uvicorn."""
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self.since = self.loop.time()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Start counting; where all places are taken, take one of those that nobody works in."""
+        if len(self.connections) >= auth.MAX_CONNECTIONS - 1:
+            self._make_room()
+        super().connection_made(transport)
+        self._count()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop counting once a head is complete; start again with the next one."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        elif self._deadline is None:
+            self._count()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _make_room(self) -> None:
+        waiting = [each for each in self.connections if isinstance(each, PatientProtocol) and not each.working]
+        if waiting:
+            # Who was let through before goes last: a client that pauses is not the flood.
+            longest = min(waiting, key=lambda each: (each.known, each.since))
+            self.connections.discard(longest)
+            longest.transport.abort()
+
+    @property
+    def known(self) -> bool:
+        """Whether the gate let its latest request through."""
+        return self.scope is not None and auth.PRINCIPAL_SCOPE_KEY in self.scope
+
+    @property
+    def working(self) -> bool:
+        """Whether such a request is under way."""
+        return self.known and not self.cycle.response_complete
+
+    def _count(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

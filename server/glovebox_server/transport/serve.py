@@ -1,0 +1,316 @@
+"""The ways in: stdio, and HTTP with SSE. Signals and the end of a client end calls; nothing is left behind.
+
+Public: ``serve_stdio(app)`` and ``serve_http(app, …)``. Both return on SIGTERM or SIGINT (stdio also when the client is
+gone), after every call under way has been cancelled; the caller then closes the app and exits with 0. Knows no tool;
+must not be imported by the broker or below.
+"""
+
+import contextlib
+import ipaddress
+import os
+import shlex
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import mcp_types as types
+import structlog
+import uvicorn
+from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
+from mcp.server.sse import SseServerTransport
+from mcp.server.streamable_http import StreamableHTTPServerTransport
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from glovebox_server.broker.calls import Principal
+from glovebox_server.mcp.delivery import Context
+from glovebox_server.mcp.server import App, Surface, build, client_of
+from glovebox_server.transport import logs, stdio, tokens
+from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, PRINCIPAL_SCOPE_KEY, Gate
+from glovebox_server.transport.http_timeouts import PatientProtocol
+
+#: Signals that end a server in good order.
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+#: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
+GRACE_SECONDS = 2
+
+#: Sessions of the handshake era over streamable HTTP, which the callers share out evenly; each costs some 100 kB.
+MAX_SESSIONS = 1024
+
+#: Seconds without a request after which such a session ends: clients that went away without a word are the rule.
+SESSION_IDLE_SECONDS = 1800
+
+_log = structlog.get_logger(__name__)
+
+#: Connections that wait to be accepted; the kernel's own default bound.
+_BACKLOG = 4096
+
+#: Connections accepted at a time before one of them is looked at; all of them are open files by then.
+_ACCEPTED = 32
+
+
+class CannotListen(Exception):  # noqa: N818 - as the design's other failures
+    """The address cannot, or must not, be listened on."""
+
+
+async def serve_stdio(app: App, wire: stdio.Wire | None = None) -> str:
+    """Serve one client over stdin and stdout, in whichever protocol era it opens.
+
+    Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before
+    this returns.
+
+    Args:
+        app: the composition root, entered.
+        wire: descriptors to use instead of the process's own; for tests.
+
+    Returns:
+        Why it ended, for the audit log: ``stdin closed`` or the signal's name.
+    """
+    if wire is None:
+        with stdio.claimed_wire() as own:
+            return await serve_stdio(app, own)
+    logs.to_stderr()
+    uid = f"local:{os.getuid()}"
+
+    def identify(ctx: Context) -> Principal:
+        return Principal(id=uid, transport="stdio", client=client_of(ctx))
+
+    surface = build(app, identify)
+    with anyio.CancelScope() as scope:
+        async with _on_signal(surface, scope.cancel) as names, stdio.streams(wire) as (incoming, outgoing):
+            await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
+    return names[0] if names else "stdin closed"
+
+
+async def serve_http(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allowed_hosts: Collection[str] = (),
+    on_ready: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
+
+    Args:
+        app: the composition root, entered. Bearer tokens lie in ``tokens`` below its state directory; one is made
+            where there is none.
+        host: address to listen on.
+        port: TCP port; 0 for any free one.
+        allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
+            the only ones, where ``host`` is not a loopback address.
+        on_ready: told the base URL, without a trailing slash, once connections are accepted.
+
+    Returns:
+        The signal's name, for the audit log.
+
+    Raises:
+        CannotListen: the address is taken or not ours, or it is open to others without ``allowed_hosts``.
+        TokensUnusable: others could read the tokens.
+    """
+    logs.to_stderr()
+    known = tokens.load(app.settings.state_dir / tokens.DIRECTORY)
+    with contextlib.closing(_listener(host, port)) as listener:
+        address, bound = listener.getsockname()[:2]
+        names = _names(address, bound, allowed_hosts)
+        surface = build(app, by_token)
+        gate = Gate(http_application(surface, callers=len(known)), hosts=names, known=known)
+        server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
+
+        def end() -> None:
+            server.should_exit = True
+
+        async with _on_signal(surface, end) as signals:
+            await server.serve(sockets=[listener])
+    return signals[0] if signals else "stopped"
+
+
+def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
+    """Log where the server listens, and the command that prints what clients need, with the same address.
+
+    Args:
+        url: base URL it listens on.
+        allowed_hosts: names of clients' own; where the address is open to others, the first is what they use.
+        options: further options of that command.
+    """
+    place = urlsplit(url)
+    host, port = place.hostname or "", place.port
+    if allowed_hosts and not ipaddress.ip_address(host).is_loopback:
+        named = urlsplit(f"//{next(iter(allowed_hosts))}")
+        # A name without a port is used with the scheme's own: a proxy in front has it, and TLS.
+        host, port = named.hostname or "", named.port or 443
+    command = ["glovebox", "client-config", "--transport", "http", "--host", host, "--port", str(port), *options]
+    _log.info("listening", url=url, clients=shlex.join(command))
+
+
+class _Sessions(StreamableHTTPSessionManager):
+    """The SDK's sessions, of which each caller has its share: one that opens too many does not keep the others out."""
+
+    def __init__(self, surface: Surface, checked: TransportSecuritySettings, share: int) -> None:
+        """Take how many sessions one caller may have."""
+        super().__init__(
+            surface.server,
+            security_settings=checked,
+            session_idle_timeout=SESSION_IDLE_SECONDS,
+            max_request_body_size=MAX_BODY_BYTES,
+            max_sessions=MAX_SESSIONS,
+        )
+        self._share = share
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        # None is the SDK's own word for "there are too many"; it answers 503.
+        if sum(owner == requestor for owner in self._session_owners.values()) >= self._share:
+            return None
+        return super()._admit_session(requestor)
+
+
+def http_application(surface: Surface, *, callers: int) -> ASGIApp:
+    """Return both HTTP transports over one surface; the gate around it is the only thing that checks callers.
+
+    Args:
+        surface: what is served.
+        callers: how many principals there are.
+    """
+    # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
+    checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    manager = _Sessions(surface, checked, MAX_SESSIONS // callers)
+    sse = SseServerTransport("/messages/", security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
+
+    async def open_sse(request: Request) -> Response:
+        streams = sse.connect_sse(request.scope, request.receive, request._send)  # noqa: SLF001 - the SDK's own example
+        async with streams as (incoming, outgoing):
+            await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
+        return Response()
+
+    async def health(_request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    routes = [
+        Route("/mcp", endpoint=StreamableHTTPASGIApp(manager)),
+        Route("/sse", endpoint=open_sse, methods=["GET"]),
+        Mount("/messages/", app=sse.handle_post_message),
+        Route("/health", endpoint=health, methods=["GET"]),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with manager.run():
+            yield
+
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def by_token(ctx: Context) -> Principal:
+    """Identify a caller by what the gate found; a request that did not come through the gate has none."""
+    if ctx.request is None:
+        raise MCPError(types.INTERNAL_ERROR, "The request has no authenticated caller.")
+    principal: Principal = ctx.request.scope[PRINCIPAL_SCOPE_KEY]
+    return replace(principal, client=client_of(ctx))
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its signal handlers, which raise the signal again after a shutdown in good order."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        """Take what to call once connections are accepted."""
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)  # asyncio has one number for this and for how many it accepts at a time
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _configured(application: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http=PatientProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        backlog=_ACCEPTED,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # The protocol is named because asyncio turns Nagle's algorithm off only then; with it, each answer waits 40 ms.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except OSError as error:
+        raise _cannot(host, port, error) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _cannot(host, port, error) from error
+    return listener
+
+
+def _cannot(host: str, port: int, error: OSError) -> CannotListen:
+    return CannotListen(f"Cannot listen on {host} port {port}: {error.strerror}. Choose another.")
+
+
+def _names(address: str, port: int, allowed: Collection[str]) -> set[str]:
+    """Return the values of Host that are ours.
+
+    Raises:
+        CannotListen: others can reach the address, and nobody said under which name.
+    """
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        if not allowed:
+            raise CannotListen(
+                f"{address} can be reached by others. Name the hosts clients will use with --allowed-host, "
+                "or listen on 127.0.0.1."
+            )
+        return set(allowed)
+    return {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | set(allowed)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+@asynccontextmanager
+async def _on_signal(surface: Surface, end: Callable[[], None]) -> AsyncIterator[list[str]]:
+    """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``."""
+    names: list[str] = []
+
+    async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(*_ENDING) as signals:
+            task_status.started()
+            async for number in signals:
+                names.append(signal.Signals(number).name)
+                surface.stop()
+                end()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(watch)
+        yield names
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,189 @@
+"""The stdio wire: one JSON-RPC message a line, both ways, without threads. Knows no tool and no call.
+
+The SDK's own stdio transport reads lines of any length in a thread that cannot be stopped while the client is silent,
+so a server with it neither bounds its memory nor ends on SIGTERM; and it drops malformed lines without an answer.
+Source: MCP specification, "Transports", stdio.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import anyio
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+from glovebox_server.transport import strict_json
+
+#: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
+MAX_LINE_BYTES = 1 << 20
+
+#: One read; a pipe holds this much.
+_READ_BYTES = 1 << 16
+
+#: One write: a pipe that polls as writable takes PIPE_BUF bytes without blocking (pipe(7)).
+_WRITE_BYTES = 4096
+
+#: Longest message that may be written without a turn for others.
+_AT_ONCE_BYTES = 1 << 16
+
+#: How long the last answers may take on their way out, in seconds; a client that does not read is not waited for.
+DRAIN_SECONDS = 1.0
+
+Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
+Outgoing = MemoryObjectSendStream[SessionMessage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """File descriptors of the two directions."""
+
+    read: int
+    write: int
+
+
+@contextmanager
+def claimed_wire() -> Iterator[Wire]:
+    """Take the process's stdin and stdout for the protocol alone.
+
+    Until the end, descriptor 0 is the null device and 1 is stderr, so that a stray ``print`` or a child process can
+    neither eat nor forge a message. The copies are close-on-exec: no child inherits them.
+    """
+    wire = Wire(read=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), write=fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    try:
+        yield wire
+    finally:
+        os.dup2(wire.read, 0)
+        os.dup2(wire.write, 1)
+        os.close(wire.read)
+        os.close(wire.write)
+
+
+@asynccontextmanager
+async def streams(wire: Wire) -> AsyncIterator[tuple[Incoming, Outgoing]]:
+    """Run the two directions and give their ends to the SDK's server.
+
+    The incoming stream ends when the client closes its end, in either direction.
+    """
+    inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+    reading, written = anyio.CancelScope(), anyio.Event()
+
+    async def read() -> None:
+        with reading:
+            await _read(wire.read, inbox, outgoing.clone())
+
+    async def write() -> None:
+        await _write(wire.write, outbox, inbox)
+        written.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        tasks.start_soon(write)
+        yield incoming, outgoing
+        reading.cancel()
+        incoming.close()
+        outgoing.close()
+        with anyio.move_on_after(DRAIN_SECONDS):
+            await written.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _read(fd: int, inbox: MemoryObjectSendStream[SessionMessage | Exception], reply: Outgoing) -> None:
+    with inbox, reply, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async for line in _lines(fd):
+            try:
+                message = _parse(line)
+            except _Malformed as error:
+                await reply.send(SessionMessage(error.answer))
+            else:
+                await inbox.send(message)
+
+
+async def _lines(fd: int) -> AsyncIterator[bytes | None]:
+    """Yield lines without their end; None stands for one that was too long and is skipped."""
+    pending = bytearray()
+    skipping = False
+    while chunk := await _receive(fd):
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            pending += part
+            if skipping or len(pending) > MAX_LINE_BYTES:
+                yield None
+            elif pending.strip():
+                yield bytes(pending)
+            pending.clear()
+            skipping = False
+        pending += rest
+        if len(pending) > MAX_LINE_BYTES:
+            pending.clear()
+            skipping = True
+
+
+async def _receive(fd: int) -> bytes:
+    # Regular files and the null device cannot be polled (epoll_ctl(2): EPERM) and never block.
+    with contextlib.suppress(PermissionError):
+        await anyio.wait_readable(fd)
+    try:
+        return os.read(fd, _READ_BYTES)
+    except OSError:
+        return b""
+
+
+async def _write(
+    fd: int,
+    outbox: MemoryObjectReceiveStream[SessionMessage],
+    inbox: MemoryObjectSendStream[SessionMessage | Exception],
+) -> None:
+    room = select.poll()
+    room.register(fd, select.POLLOUT)
+    with outbox:
+        async for item in outbox:
+            data = memoryview(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            whole = len(data)
+            while data:
+                # A short message is written where there is room, as nearly always: to hear that from the event loop
+                # costs more. A long one must not keep everybody else waiting.
+                if whole > _AT_ONCE_BYTES or not room.poll(0):
+                    with contextlib.suppress(PermissionError):
+                        await anyio.wait_writable(fd)
+                try:
+                    data = data[os.write(fd, data[:_WRITE_BYTES]) :]
+                except OSError:
+                    # Nobody reads any more: the same end as a closed stdin.
+                    inbox.close()
+                    return
+
+
+class _Malformed(Exception):  # noqa: N818 - it names what the line is
+    """A line is no message."""
+
+    def __init__(self, code: int, message: str, identity: str | int | None = None) -> None:
+        """Take the answer's code, text and id (JSON-RPC 2.0, section 5.1)."""
+        super().__init__(message)
+        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=types.ErrorData(code=code, message=message))
+
+
+def _parse(line: bytes | None) -> SessionMessage:
+    if line is None:
+        raise _Malformed(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        value = strict_json.check(line)
+    except ValueError as error:
+        raise _Malformed(types.PARSE_ERROR, f"Parse error: {error}") from None
+    try:
+        return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
+    except ValidationError:
+        identity = value.get("id") if isinstance(value, dict) else None
+        known = identity if isinstance(identity, str | int) and not isinstance(identity, bool) else None
+        raise _Malformed(types.INVALID_REQUEST, "Invalid request: not one JSON-RPC message", known) from None
