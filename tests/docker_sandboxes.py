@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 import docker
-from glovebox_sandboxes.contract.base import Facts, Plan
+from glovebox_sandboxes.contract.base import Plan, SandboxStats
 from glovebox_sandboxes.contract.measure import Difference
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, Mount, SandboxSpec
@@ -50,14 +50,14 @@ async def no_files(name: str, size: int) -> None:
 
 async def program(
     driver: DockerDriver, code: str, plan: Plan | None = None
-) -> tuple[Outcome, Facts, tuple[Difference, ...]]:
+) -> tuple[Outcome, SandboxStats, tuple[Difference, ...]]:
     """Run one Python program as a call would."""
     plan = plan or driver.plan(spec())
     async with driver.open(plan) as sandbox:
         proved = await run.prove(sandbox, plan)
         job = Job(kind="python", payload={"code": code})
         outcome = await run.run(proved, job, inputs=[], hooks=run.Hooks(file=no_files))
-        return outcome, await sandbox.facts(), proved.attestation.differences
+        return outcome, await sandbox.stats(), proved.attestation.differences
 
 
 def instead_of_guest(plan: Plan, argv: Sequence[str], change: Callable[[dict[str, Any]], object] | None = None) -> Plan:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from _glovebox_guest.jobs import listing, places, read, search
+from _glovebox_guest.jobs import listing, read, search, workspace_paths
 from _glovebox_guest.program.emit import Emit
 
 _JOBS = {"read": read, "list": listing, "search": search}
@@ -65,5 +65,5 @@ class Workspace:
 def make(root: Path, patch: pytest.MonkeyPatch) -> Workspace:
     """Return a workspace at ``root``, which is made."""
     root.mkdir()
-    patch.setattr(places, "ROOT", str(root))
+    patch.setattr(workspace_paths, "ROOT", str(root))
     return Workspace(root)

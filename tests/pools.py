@@ -13,14 +13,14 @@ import anyio
 from tests.channels import READY, Channel
 
 from _glovebox_guest import wire
-from glovebox_sandboxes.contract.base import Capabilities, Facts, Plan, Source
+from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST_UID, Limits, SandboxSpec
-from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.pool import idle_gate
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import Pool, PoolEvent
-from glovebox_sandboxes.session.run import Proved, host_namespaces
+from glovebox_sandboxes.session.run import AttestedSandbox, host_namespaces
 
 LIMITS = Limits(
     wall_seconds=2.5, cpu_seconds=4, memory_bytes=512 * 2**20, pids=64, scratch_bytes=2**20, output_bytes=2**20,
@@ -91,13 +91,13 @@ class Sandbox:
         self.dead = True
         self.channel.to_host.close()
 
-    async def outside(self) -> Outside:
+    async def host_view(self) -> HostView:
         """There is no process to look at."""
         return unseen("it is a channel of the test")
 
-    async def facts(self) -> Facts:
+    async def stats(self) -> SandboxStats:
         """Nothing is known."""
-        return Facts()
+        return SandboxStats()
 
 
 @dataclass
@@ -235,7 +235,7 @@ class Scene:
         return [event.what for event in self.events]
 
 
-def sandbox_of(proved: Proved) -> Sandbox:
+def sandbox_of(proved: AttestedSandbox) -> Sandbox:
     """The fake one behind it."""
     assert isinstance(proved.sandbox, Sandbox)
     return proved.sandbox

@@ -27,7 +27,7 @@ from glovebox_server.audit.events import (
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.broker.calls import Decision, Principal, ToolCall
 from glovebox_server.receipts.keys import Signer
-from glovebox_server.receipts.ledger import Ledger, Office, Receipt
+from glovebox_server.receipts.recorder import CallRecorder, Receipt, ReceiptIssuer
 from glovebox_server.receipts.verify import of_call
 
 CALL_ID = "c_" + "0" * 26
@@ -59,17 +59,17 @@ def profile() -> Profile:
 
 
 @dataclass
-class Desk:
+class CallHarness:
     """A log, and what one needs to have receipts written to it."""
 
     audit: AuditLog
     directory: Path
-    office: Office
+    office: ReceiptIssuer
 
-    async def ledger(self, call_id: str = CALL_ID, *, files: int = 1, egress: int = 1) -> Ledger:
+    async def recorder(self, call_id: str = CALL_ID, *, files: int = 1, egress: int = 1) -> CallRecorder:
         """A call that has run, before its last word."""
         call = call_of(call_id)
-        ledger = self.office.ledger(call, profile())
+        ledger = self.office.recorder(call, profile())
         allowed = Decision(effect="allow", rule="allow", reason="It may.", hint="", profile_digest="sha256:p")
         given = Input(name="in.csv", uri="artifact://" + "1" * 32, sha256="2" * 64, bytes=3)
         await ledger.append(CallDecided.of(call, allowed, keep_arguments=False, inputs=(given,)))
@@ -98,7 +98,7 @@ class Desk:
 
     async def receipt(self, call_id: str = CALL_ID, **numbers: int) -> Receipt:
         """A finished call."""
-        ledger = await self.ledger(call_id, **numbers)
+        ledger = await self.recorder(call_id, **numbers)
         return await ledger.close(finished(call_id))
 
     def content(self, call_id: str = CALL_ID) -> bytes:
@@ -117,10 +117,10 @@ def finished(call_id: str = CALL_ID) -> CallFinished:
 
 
 @asynccontextmanager
-async def desk(directory: Path, key: Ed25519PrivateKey = KEY) -> AsyncIterator[Desk]:
+async def desk(directory: Path, key: Ed25519PrivateKey = KEY) -> AsyncIterator[CallHarness]:
     """A log in ``directory`` and an office that signs with ``key``."""
     async with AuditLog.open(directory, "g1") as audit:
-        yield Desk(audit, directory, Office(log=audit, signer=Signer(key), version="1.2", server_id="g1"))
+        yield CallHarness(audit, directory, ReceiptIssuer(log=audit, signer=Signer(key), version="1.2", server_id="g1"))
 
 
 def public() -> Ed25519PublicKey:

@@ -19,7 +19,7 @@ from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount, SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.session import run
-from glovebox_sandboxes.session.run import Proved
+from glovebox_sandboxes.session.run import AttestedSandbox
 from glovebox_server.settings import Settings
 
 
@@ -27,13 +27,13 @@ async def _refuse(_name: str, _size: int) -> None:
     return None
 
 
-async def outcome_of(proved: Proved, code: str, printed: Callable[[bytes], None] | None = None) -> Outcome:
+async def outcome_of(proved: AttestedSandbox, code: str, printed: Callable[[bytes], None] | None = None) -> Outcome:
     """Run a program in a sandbox that is ready."""
     job = Job(kind="python", payload={"code": code})
     return await run.run(proved, job, inputs=(), hooks=run.Hooks(file=_refuse, printed=printed))
 
 
-async def answer(proved: Proved, code: str) -> Any:
+async def answer(proved: AttestedSandbox, code: str) -> Any:
     """What a program printed as JSON."""
     found = await outcome_of(proved, code)
     assert found.ended == "exited", (found, found.stderr.text)
@@ -52,7 +52,7 @@ class Forks:
     """Its process on the host."""
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[Proved]:
+    async def one(self) -> AsyncIterator[AttestedSandbox]:
         """A sandbox of its own, as it was planned."""
         async with self.source.open() as sandbox:
             proved = await run.prove(sandbox, self.plan)
@@ -65,7 +65,7 @@ class Forks:
             return await answer(proved, code)
 
     @asynccontextmanager
-    async def busy(self, code: str) -> AsyncIterator[tuple[Proved, Any]]:
+    async def busy(self, code: str) -> AsyncIterator[tuple[AttestedSandbox, Any]]:
         """A sandbox whose program has printed a line of JSON and goes on, for the length of the block."""
         text = bytearray()
         spoke = anyio.Event()
@@ -140,7 +140,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def inside(proved: Proved) -> list[int]:
+def inside(proved: AttestedSandbox) -> list[int]:
     """Numbers on the host of the processes of a sandbox."""
     found = processes(proved.measured.namespaces)
     return sorted(int(match[1]) for line in found if (match := re.match(r"process (\d+):", line)))

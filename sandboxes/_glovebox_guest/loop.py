@@ -37,7 +37,7 @@ class StreamHandler:
     def on_data(self, data: bytes) -> None:
         """Take bytes from the host."""
 
-    def on_note(self, body: Mapping[str, Any]) -> None:
+    def on_accept(self, body: Mapping[str, Any]) -> None:
         """The host's answer to an OPEN."""
 
     def on_end(self) -> None:
@@ -167,8 +167,8 @@ class Loop:
             handler.on_data(event.data)
             if not handler.paced:
                 self.send(self.wire.consumed(event.stream, len(event.data)))
-        elif isinstance(event, wire.Note):
-            handler.on_note(event.body)
+        elif isinstance(event, wire.Accept):
+            handler.on_accept(event.body)
         elif isinstance(event, wire.Window):
             handler.on_credit()
         elif isinstance(event, wire.End):

@@ -58,14 +58,14 @@ def serve(config: dict[str, Any]) -> NoReturn:
         loop.send(loop.wire.message("ready", ready))
         loop.flush()
         # Imported while the host compares and records what was measured, so that nobody waits for it.
-        from _glovebox_guest.work import Inputs, ready_child, rehearse, warm_up, work
+        from _glovebox_guest.work import Inputs, prefault, ready_child, warm_up, work
 
         # Before the job is read: the host sends it and the first inputs in one go.
         inputs = Inputs(config["input"])
         loop.on_open = inputs.accept
         warm_up()
         child = ready_child(config)
-        rehearse(child, config)
+        prefault(child, config)
         while loop.job is None:
             loop.step(None)
         outcome = work(loop, child, loop.job, config, inputs)

@@ -15,7 +15,7 @@ Rule 5   A sender has WINDOW bytes of credit per stream and direction, and gets 
 Rule 6   A direction ends with END; a stream ends when each of its directions has ended, or at once with RESET.
          Frames for a stream that has ended are an error, but for WINDOW and RESET, which may have crossed on the way,
          and for frames that were under way when we sent RESET.
-Rule 7   NOTE answers an OPEN: only the side that accepted a duplex stream may send it, and once.
+Rule 7   ACCEPT answers an OPEN: only the side that accepted a duplex stream may send it, and once.
 Rule 8   A frame that breaks a rule is the peer's fault: ``ProtocolError``. A call that breaks a rule is ours:
          ``ValueError``. After a ProtocolError the connection is of no use any more.
 """
@@ -50,7 +50,7 @@ MAX_STREAM = 65_535
 """Highest stream id: bounds what is remembered of streams that are over."""
 
 _HEADER = struct.Struct("!BII")
-_MESSAGE, _OPEN, _DATA, _NOTE, _END, _RESET, _WINDOW = range(1, 8)
+_MESSAGE, _OPEN, _DATA, _ACCEPT, _END, _RESET, _WINDOW = range(1, 8)
 
 
 class ProtocolError(Exception):
@@ -103,7 +103,7 @@ class Data(_Event):
         self.data = data
 
 
-class Note(_Event):
+class Accept(_Event):
     """The answer to an OPEN, before any data (the head of a response, say)."""
 
     __slots__ = ("body", "stream")
@@ -142,7 +142,7 @@ class Window(_Event):
         self.credit = credit
 
 
-Event = Message | Open | Data | Note | End | Reset | Window
+Event = Message | Open | Data | Accept | End | Reset | Window
 
 # Who may say which message, and what the connection is then. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, Role, str], str] = {
@@ -235,13 +235,13 @@ class Wire:
         view = memoryview(data)
         return b"".join(_frame(_DATA, stream, view[at : at + MAX_DATA]) for at in range(0, len(data), MAX_DATA))
 
-    def note(self, stream: int, body: Mapping[str, Any]) -> bytes:
+    def accept(self, stream: int, body: Mapping[str, Any]) -> bytes:
         """Answer the peer's OPEN with a JSON object (rule 7)."""
         known = self._streams.get(stream)
         if known is None or not known.we_send or known.ours or known.noted:
             raise ValueError(f"stream {stream} takes no note")
         known.noted = True
-        return _frame(_NOTE, stream, _encode(body))
+        return _frame(_ACCEPT, stream, _encode(body))
 
     def end(self, stream: int) -> bytes:
         """End our direction of a stream."""
@@ -348,7 +348,7 @@ class Wire:
         known.allowed -= len(payload)
         return Data(stream=stream, data=payload)
 
-    def _on_note(self, stream: int, payload: bytes) -> Event | None:
+    def _on_accept(self, stream: int, payload: bytes) -> Event | None:
         body = _decode(payload, {})
         known = self._receiving(stream)
         if known is None:
@@ -356,7 +356,7 @@ class Wire:
         if not known.ours or known.noted:
             raise ProtocolError(f"{self._peer} may not send a note on stream {stream}")
         known.noted = True
-        return Note(stream=stream, body=body)
+        return Accept(stream=stream, body=body)
 
     def _on_end(self, stream: int, _payload: bytes) -> Event | None:
         known = self._receiving(stream)
@@ -401,7 +401,7 @@ _RECEIVERS = {
     _MESSAGE: Wire._on_message,
     _OPEN: Wire._on_open,
     _DATA: Wire._on_data,
-    _NOTE: Wire._on_note,
+    _ACCEPT: Wire._on_accept,
     _END: Wire._on_end,
     _RESET: Wire._on_reset,
     _WINDOW: Wire._on_window,

@@ -283,12 +283,12 @@ def warm_up() -> None:
 
     from _glovebox_guest import landlock
     from _glovebox_guest.jobs import python
-    from _glovebox_guest.program import emit, writing
+    from _glovebox_guest.program import emit, write_only
 
-    del _ast, resource, emit, landlock, writing, python
+    del _ast, resource, emit, landlock, write_only, python
 
 
-def rehearse(child: children.Child, config: Mapping[str, Any]) -> None:
+def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
     """Do what every job needs once more in this process, after the fork: pages that are shared are copied when used.
 
     A fork of a zygote saves a millisecond of its call by that, gVisor ten.
@@ -339,10 +339,10 @@ def _confine(config: Mapping[str, Any]) -> None:
     """Before the child waits for its order: /output becomes write-only for it, unless the plan's kernel cannot."""
     if config["landlock"]:
         from _glovebox_guest import landlock
-        from _glovebox_guest.program import writing
+        from _glovebox_guest.program import write_only
 
         landlock.restrict_output_write_only(also_writable=tuple(config["overlay"][1:]))
-        writing.open_without_reading()
+        write_only.open_without_reading()
     if config["program_filter"]:
         from _glovebox_guest.kernel import add_filter
 

@@ -94,12 +94,12 @@ def main() -> None:
             return
         outside = loads(order.decode())["uid"] or own
         try:
-            _be(outside)
+            become_user(outside)
             if kernel.fork_into(_NEW_NAMESPACES) == 0:
                 orders.detach()
                 _leave(descriptors, own, outside, config)
             # Never longer than for the fork: nobody shares a user with it.
-            _be(own)
+            become_user(own)
         except OSError as problem:
             # No more processes or namespaces, for instance. The host hears of it, and may ask again.
             _say(descriptors[1], problem)
@@ -107,7 +107,7 @@ def main() -> None:
             os.close(descriptor)
 
 
-def _be(uid: int) -> None:
+def become_user(uid: int) -> None:
     """Be the user of the host that the next sandbox is to be, where this zygote has several."""
     if uid != os.getuid():
         # It has never been root in this namespace, so it keeps its rights, and can be yet another the next time.
@@ -194,7 +194,7 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         _announce()
         _map_user(inside, outside)
         _isolate(config["zygote"])
-        _forget()
+        reseed()
         serve(config)
     except BaseException as problem:  # noqa: BLE001 - it must never return into the zygote's loop
         _say(2, problem)
@@ -251,7 +251,7 @@ def _raise_loopback() -> None:
     network.close()
 
 
-def _forget() -> None:
+def reseed() -> None:
     """Draw anew what all forks of one process would have in common.
 
     Python's own ``random`` does so by itself after a fork. The hash seed and the addresses stay the same.

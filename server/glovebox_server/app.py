@@ -26,7 +26,7 @@ from glovebox_server.broker.policy import decide
 from glovebox_server.broker.prewarm import prepare
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.receipts.keys import Signer
-from glovebox_server.receipts.ledger import Office
+from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
@@ -152,7 +152,7 @@ async def opened(
             drivers=available,
             pool=pool,
             audit=audit,
-            receipts=Office(log=audit, signer=signer, version=VERSION, server_id=server_id),
+            receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
             workspace=settings.workspace.resolve(),
             ahead=ahead,

@@ -8,7 +8,7 @@ import pytest
 from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.call import CallCase, load
 from glovebox_server.prove import harness
-from glovebox_server.prove.harness import Desk
+from glovebox_server.prove.harness import CallHarness
 from glovebox_server.settings import Settings
 
 CASES = load()
@@ -27,7 +27,7 @@ def portal() -> Iterator[anyio.from_thread.BlockingPortal]:
 
 
 @pytest.fixture(scope="module")
-def desk(portal: anyio.from_thread.BlockingPortal) -> Iterator[Desk]:
+def desk(portal: anyio.from_thread.BlockingPortal) -> Iterator[CallHarness]:
     """A server's parts, at home on a host with something to lose."""
     with (
         portal.wrap_async_context_manager(host.planted()) as planted,
@@ -39,7 +39,7 @@ def desk(portal: anyio.from_thread.BlockingPortal) -> Iterator[Desk]:
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_calls_end_as_they_must(
-    case: CallCase, driver: str, desk: Desk, portal: anyio.from_thread.BlockingPortal
+    case: CallCase, driver: str, desk: CallHarness, portal: anyio.from_thread.BlockingPortal
 ) -> None:
     """Result, text, records and artifacts are as the case says; no secret and no host path is in any of them."""
     found = portal.call(desk.judge, case, driver)
@@ -55,7 +55,7 @@ def test_calls_end_as_they_must(
 @pytest.mark.driver("bubblewrap")
 @pytest.mark.parametrize("case", [case for case in CASES if case.control], ids=_id)
 def test_where_the_guard_does_not_apply_the_call_gets_through(
-    case: CallCase, desk: Desk, portal: anyio.from_thread.BlockingPortal
+    case: CallCase, desk: CallHarness, portal: anyio.from_thread.BlockingPortal
 ) -> None:
     """The control: what differs is only what the profile or the caller says."""
     found = portal.call(desk.control, case, "bubblewrap")

@@ -26,7 +26,7 @@ async def finds(code: str, plan: Plan | None = None) -> Any:
     """What a program in a container prints, as JSON."""
     async with DockerDriver.connect() as driver, python(driver, code, plan) as sandbox:
         printed = await read_all(sandbox)
-        assert printed, (await sandbox.facts()).detail
+        assert printed, (await sandbox.stats()).detail
         return json.loads(printed)
 
 
@@ -248,10 +248,10 @@ async def test_an_exhausted_guest_is_told_from_a_crashed_one() -> None:
     async with DockerDriver.connect() as driver:
         async with python(driver, ALLOCATE.format(512)) as sandbox:
             await read_all(sandbox)
-            assert (await sandbox.facts()).out_of_memory
+            assert (await sandbox.stats()).out_of_memory
         async with python(driver, "import os; os._exit(137)") as sandbox:
             await read_all(sandbox)
-            assert not (await sandbox.facts()).out_of_memory
+            assert not (await sandbox.stats()).out_of_memory
 
 
 FORK = """
@@ -281,7 +281,7 @@ async def test_last_words_are_kept_and_bounded() -> None:
     code = "import sys; sys.stderr.write('x' * 1_000_000 + 'the end'); sys.stderr.flush()"
     async with DockerDriver.connect() as driver, python(driver, code) as sandbox:
         assert await read_all(sandbox) == ""
-        detail = (await sandbox.facts()).detail
+        detail = (await sandbox.stats()).detail
     assert detail.endswith("the end")
     assert len(detail) == 2000
 

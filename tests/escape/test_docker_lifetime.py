@@ -108,7 +108,7 @@ async def test_without_sight_of_its_control_groups_a_container_is_killed_all_the
     monkeypatch.setattr(usage, "groups", lambda *_: {})
     async with DockerDriver.connect() as driver, python(driver, "import signal; signal.pause()") as sandbox:
         with anyio.fail_after(CALL_SECONDS / 2):
-            assert (await sandbox.facts()).memory_peak_bytes is None
+            assert (await sandbox.stats()).memory_peak_bytes is None
             await sandbox.kill()
         assert await read_all(sandbox) == ""
 

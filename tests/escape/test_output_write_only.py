@@ -24,7 +24,7 @@ MODULES = (
 MODULES += "\n".join(
     f"{name.rpartition('.')[2]} = sys.modules['_glovebox_guest.{name}'] = types.ModuleType({name!r})\n"
     f"exec({GUEST.joinpath(*name.split('.')).with_suffix('.py').read_text()!r}, {name.rpartition('.')[2]}.__dict__)"
-    for name in ("kernel", "landlock", "program.writing")
+    for name in ("kernel", "landlock", "program.write_only")
 )
 LAYOUT = [part for name in ("usr", "bin", "lib", "lib64", "etc") for part in ("--ro-bind", f"/{name}", f"/{name}")]
 LAYOUT += ["--proc", "/proc", "--dev", "/dev"]
@@ -58,7 +58,7 @@ if os.fork():
     os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 RESTRICT = """
-writing.open_without_reading()
+write_only.open_without_reading()
 reached = landlock.restrict_output_write_only()
 assert reached == landlock.abi_version() > 0
 """

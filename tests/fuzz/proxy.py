@@ -111,7 +111,7 @@ def _answer(loop: _Loop, stream: int, how: int) -> None:
     if how == 0:
         loop.hear(loop.host.reset(stream, _REFUSED))
         return
-    loop.hear(loop.host.note(stream, _HEAD))
+    loop.hear(loop.host.accept(stream, _HEAD))
     loop.hear(loop.host.data(stream, b"answer"))
     if loop.host.is_open(stream):
         loop.hear(loop.host.reset(stream, {"truncated": "It was."}) if how == 1 else loop.host.end(stream))

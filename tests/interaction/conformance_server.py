@@ -1,6 +1,6 @@
 """``python -m tests.interaction.conformance_server DIRECTORY``: our assembly with what the conformance runner calls.
 
-Surface, gate and transports are the real ones. Two things are added around them: the runner's fixtures, tried before
+McpServer, gate and transports are the real ones. Two things are added around them: the runner's fixtures, tried before
 our own tools, and a token on each request, because the runner cannot send one. Prints its URL as one line.
 """
 
@@ -21,8 +21,8 @@ from tests.interaction.conformance_rounds import ROUNDS, prompt_round
 from tests.interaction.fakes import fake_app
 
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import Surface, build
-from glovebox_server.transport.auth import Gate
+from glovebox_server.mcp.server import McpServer, build
+from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.serve import by_token, http_application
 
 TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other server
@@ -31,7 +31,7 @@ TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other s
 class Fixtures:
     """Handlers that know the runner's fixtures and leave everything else to ours."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: McpServer) -> None:
         """Put them in front of the surface's own handlers."""
         self._tools = TOOLS | ROUNDS
         self._server = surface.server
@@ -106,7 +106,7 @@ async def _main(directory: Path) -> None:
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
-            gate = Gate(http_application(surface, callers=1), hosts=hosts, known={"runner": TOKEN})
+            gate = AuthMiddleware(http_application(surface, callers=1), hosts=hosts, known={"runner": TOKEN})
             config = uvicorn.Config(_with_token(gate), log_config=None, ws="none", timeout_graceful_shutdown=1)
             sys.stdout.write(f"http://127.0.0.1:{port}/mcp\n")
             sys.stdout.flush()

@@ -58,7 +58,7 @@ class Served:
             ended = anyio.Event()
 
             async def serve() -> None:
-                await serve_stdio(self.app, stdio.Wire(read=to_server[0], write=to_client[1]))
+                await serve_stdio(self.app, stdio.StdioFds(read=to_server[0], write=to_client[1]))
                 os.close(to_server[0])
                 os.close(to_client[1])
                 ended.set()
@@ -66,7 +66,7 @@ class Served:
             self.tasks.start_soon(serve)
             # Lines of JSON are the same in both directions, so the client's end can be ours, too.
             try:
-                yield stdio.streams(stdio.Wire(read=to_client[0], write=to_server[1]))
+                yield stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]))
             finally:
                 os.close(to_server[1])
                 with anyio.fail_after(PATIENCE, shield=True):

@@ -290,7 +290,7 @@ async def test_connections_without_a_token_keep_nobody_out(
                 server.app.broker.release.set()
         assert not server.app.broker.cancelled
         if not path:
-            monkeypatch.setattr(http_timeouts.PatientProtocol, "_make_room", lambda _: None)
+            monkeypatch.setattr(http_timeouts.TimeoutProtocol, "_make_room", lambda _: None)
             async with _held(server, stranger, 50):
                 assert (await _status(server, whole))[0] == 503
 

@@ -171,7 +171,7 @@ def test_nothing_but_messages_is_on_stdout_and_no_secret_anywhere(tmp_path: Path
 async def test_a_client_that_does_not_read_does_not_slow_its_call(tmp_path: Path) -> None:
     """The pipe is full and stays full: the call ends all the same, and so does the server."""
     to_server, to_client = os.pipe(), os.pipe()
-    wire = stdio.Wire(read=to_server[0], write=to_client[1])
+    wire = stdio.StdioFds(read=to_server[0], write=to_client[1])
     meta = {"progressToken": 1}
     params = {"name": "run_python", "arguments": {"code": "print"}, "_meta": meta}
     async with fake_app(tmp_path) as app, anyio.create_task_group() as tasks:

@@ -21,13 +21,13 @@ from rich.console import Console
 from tests.brokered import Heard, profile
 
 from glovebox_sandboxes.drivers.bubblewrap.bwrap import BwrapSandbox
-from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.broker.arguments import validated
 from glovebox_server.broker.calls import Principal, ToolCall
 from glovebox_server.ids import new_call_id
-from glovebox_server.receipts.ledger import LastWord, Ledger, Receipt
+from glovebox_server.receipts.recorder import CallRecorder, Receipt, TerminalEvent
 from glovebox_server.settings import Settings
 
 PAIRS = 300
@@ -49,12 +49,12 @@ async def once(app: App) -> tuple[float, float]:
     return (time.perf_counter() - began) * 1000, (time.process_time() - worked) * 1000
 
 
-async def blind(_sandbox: BwrapSandbox) -> Outside:
+async def blind(_sandbox: BwrapSandbox) -> HostView:
     """No look at the sandbox."""
     return unseen("left out")
 
 
-async def plain(ledger: Ledger, last: LastWord) -> Receipt:
+async def plain(ledger: CallRecorder, last: TerminalEvent) -> Receipt:
     """The last record, and no receipt."""
     await ledger.append(last)
     return Receipt(uri="", digest="")
@@ -82,7 +82,7 @@ def added(full: list[float], bare: list[float]) -> str:
 async def main() -> None:
     """Measure and print."""
     console = Console()
-    look, close = BwrapSandbox.outside, Ledger.close
+    look, close = BwrapSandbox.host_view, CallRecorder.close
     parts: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
@@ -100,15 +100,18 @@ async def main() -> None:
                 for name in sorted(taken, reverse=bool(number % 2)):
                     full = name == "with"
 
-                    async def see(sandbox: BwrapSandbox, *, full: bool = full) -> Outside:
-                        found: Outside = await timed(parts, f"look {name}", look if full else blind, sandbox)  # noqa: B023
+                    async def see(sandbox: BwrapSandbox, *, full: bool = full) -> HostView:
+                        found: HostView = await timed(parts, f"look {name}", look if full else blind, sandbox)  # noqa: B023
                         return found
 
-                    async def end(ledger: Ledger, last: LastWord, *, full: bool = full) -> Receipt:
+                    async def end(ledger: CallRecorder, last: TerminalEvent, *, full: bool = full) -> Receipt:
                         found: Receipt = await timed(parts, f"end {name}", close if full else plain, ledger, last)  # noqa: B023
                         return found
 
-                    with mock.patch.object(BwrapSandbox, "outside", see), mock.patch.object(Ledger, "close", end):
+                    with (
+                        mock.patch.object(BwrapSandbox, "host_view", see),
+                        mock.patch.object(CallRecorder, "close", end),
+                    ):
                         elapsed, own = await once(app)
                     if number >= WARM_UP:
                         taken[name].append(elapsed)

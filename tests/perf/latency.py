@@ -33,7 +33,7 @@ IN_A_ROW = 200
 """Calls without a pause, each round, where they are to be sustained."""
 PAUSE_SECONDS = 0.02
 """Between calls that are not in a row: in less than a model takes to its next word, the next sandbox is there."""
-FULL_SHELF = 16
+FULL_QUEUE = 16
 """Sandboxes that the pool may have ready (glovebox_sandboxes.pool.pool): so many calls in a row may profit from
 the pause before them, and are not counted where calls are to be sustained."""
 
@@ -144,8 +144,8 @@ class Bench:
         self._in_a_row("pandas", "pandas, bubblewrap", once)
 
     def _in_a_row(self, key: str, what: str, once: Once) -> None:
-        note = f"{IN_A_ROW} in a row each round; the first {FULL_SHELF}, which a full pool had ready, do not count"
-        self._add(Way(key=key, what=what, once=once, block=IN_A_ROW, uncounted=FULL_SHELF, note=note))
+        note = f"{IN_A_ROW} in a row each round; the first {FULL_QUEUE}, which a full pool had ready, do not count"
+        self._add(Way(key=key, what=what, once=once, block=IN_A_ROW, uncounted=FULL_QUEUE, note=note))
 
     async def _cold(self) -> None:
         for driver, block, rest in (("bubblewrap", 10, 0.0), ("docker", 2, 0.3), ("gvisor", 2, 0.3)):

@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 PARSE = ("glovebox_server.transport.stdio", "_parse")
-CALL = ("glovebox_server.mcp.server", "Surface._call_tool")
+CALL = ("glovebox_server.mcp.server", "McpServer._call_tool")
 IN_SANDBOX = "in the sandbox, by its own clock"
 TRANSPORT = "MCP: from the line read to the tool"
 REST = "between the parts: tasks, dispatch"
@@ -32,13 +32,13 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("glovebox_server.mcp.delivery", "listening", "messages beside the call"),
     ("glovebox_server.broker.broker", "Broker.call", "broker: the rest"),
     ("glovebox_server.broker.broker", "decide", POLICY),
-    ("glovebox_server.receipts.ledger", "Ledger.append", AUDIT),
-    ("glovebox_server.receipts.ledger", "Ledger.close", RECEIPT),
+    ("glovebox_server.receipts.recorder", "CallRecorder.append", AUDIT),
+    ("glovebox_server.receipts.recorder", "CallRecorder.close", RECEIPT),
     ("glovebox_sandboxes.drivers.registry", "Drivers.choose", "driver and plan: choose"),
     ("glovebox_server.artifacts.store", "ArtifactStore.collect", "artifacts: a place for them"),
     ("glovebox_sandboxes.pool.pool", "Pool.take", "sandbox: take from the pool"),
     ("glovebox_sandboxes.session.run", "run", "job: body, ending"),
-    ("glovebox_sandboxes.session.connection", "Link.run", "job: over the wire and back"),
+    ("glovebox_sandboxes.session.connection", "GuestConnection.run", "job: over the wire and back"),
     ("glovebox_server.broker.collector", "Collector.deliver", "artifacts: deliver"),
     ("glovebox_server.broker.broker", "_finished", "outcome: digests"),
     ("glovebox_server.broker.broker", "answered", "answer: fields"),

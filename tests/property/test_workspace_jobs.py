@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.guest_jobs import Workspace, make
 
-from _glovebox_guest.jobs import glob, places, read
+from _glovebox_guest.jobs import glob, read, workspace_paths
 
 names = st.binary(min_size=1, max_size=30).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
@@ -62,7 +62,7 @@ def test_every_file_of_any_name_is_listed_once_and_in_order(tree: dict[tuple[byt
             for folder, folders, files in os.walk(made.root)
             for name in folders + files
         ]
-        assert sorted(entry["path"] for entry in value["entries"]) == sorted(map(places.shown, walked))
+        assert sorted(entry["path"] for entry in value["entries"]) == sorted(map(workspace_paths.shown, walked))
         assert value["total"] == len(walked)
         assert all(entry["path"].isprintable() for entry in value["entries"])
         assert made.run("list", limit=1000) == value

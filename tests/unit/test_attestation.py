@@ -12,10 +12,10 @@ from glovebox_sandboxes.contract.attestation import Attestation, attest, kernel_
 from glovebox_sandboxes.contract.measure import MeasuredMount, parse
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
-from glovebox_sandboxes.host.host_view import Outside, groups_of, look, only_child, unseen
+from glovebox_sandboxes.host.host_view import HostView, groups_of, look, only_child, unseen
 
 KERNEL = {"kernel": kernel_version()}
-OUTSIDE = Outside(
+OUTSIDE = HostView(
     uids=(2_000_000_001,),
     gids=(2_000_000_001,),
     groups=(),
@@ -32,7 +32,7 @@ OUTSIDE = Outside(
 )
 
 
-def table(outside: Outside, **measured: Any) -> Attestation:
+def table(outside: HostView, **measured: Any) -> Attestation:
     """What is found with this view from outside."""
     return attest(EXPECTED, parse({**MEASURED, **KERNEL, **measured}), outside, HOST)
 

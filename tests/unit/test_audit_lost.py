@@ -17,7 +17,7 @@ from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.receipts.ledger import Office
+from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.receipts.verify import of_call
 
 FULL = "Its last record could not be written: No space left on device."
@@ -391,5 +391,5 @@ def test_the_ledger_hands_over_what_it_could_not_write() -> None:
     unused: Any = None
     made: Any = Log()
     call: Any = Call()
-    Office(log=made, signer=unused, version="0", server_id="s").ledger(call, None).lose(FULL)
+    ReceiptIssuer(log=made, signer=unused, version="0", server_id="s").recorder(call, None).lose(FULL)
     assert told == [("c_1", FULL)]

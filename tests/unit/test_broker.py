@@ -16,11 +16,11 @@ from tests.brokered import Heard
 from tests.channels import READY, Channel, Guest
 
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_sandboxes.contract.base import Capabilities, Facts, Plan, Source
+from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
-from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import PoolEvent
 from glovebox_sandboxes.pool.source import starting
@@ -35,7 +35,7 @@ from glovebox_server.broker.broker import Broker, started
 from glovebox_server.broker.calls import CallResult, Principal, ToolCall
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts.keys import Signer
-from glovebox_server.receipts.ledger import Office
+from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.tools import TOOLS
 
 ARGUMENTS: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
@@ -181,7 +181,7 @@ class Driver:
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
                 return
 
-        async def outside(self) -> Outside:
+        async def host_view(self) -> HostView:
             """There is no process to look at."""
             return unseen("it is a task of the test")
 
@@ -189,9 +189,9 @@ class Driver:
             """Close its end."""
             await self.channel.aclose()
 
-        async def facts(self) -> Facts:
+        async def stats(self) -> SandboxStats:
             """Nothing is known."""
-            return Facts()
+            return SandboxStats()
 
 
 @dataclass
@@ -242,7 +242,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
             drivers=cast("Any", driver),
             pool=pool,
             audit=cast("Any", audit),
-            receipts=Office(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s"),
+            receipts=ReceiptIssuer(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s"),
             artifacts=store,
             workspace=None,
         )
@@ -262,7 +262,7 @@ async def test_a_call_from_decision_to_result(scene: Scene) -> None:
 async def settled(scene: Scene) -> None:
     """Everything that waits is on its shelf, and nothing else is alive."""
     for _ in range(1000):
-        shelves = scene.broker.pool._shelves.values()
+        shelves = scene.broker.pool._queues.values()
         waiting = sum(len(shelf.waiting) for shelf in shelves)
         if scene.driver.live == waiting and not any(shelf.preparing or shelf.room > 0 for shelf in shelves):
             return
@@ -294,7 +294,7 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
 async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox_without(scene: Scene) -> None:
     """By a plan of its own, with a shelf of its own."""
     scene.driver.prepares = True
-    shelves = scene.broker.pool._shelves
+    shelves = scene.broker.pool._queues
     for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
         await scene.call(code=code)
         assert [bool(shelf.plan.spec.preload) for shelf in shelves.values()] == kinds
@@ -304,7 +304,7 @@ async def test_a_call_alone_has_nothing_prepared_and_imports_nothing_ahead(scene
     """Its sandbox is started for it, whatever its profile says."""
     scene.driver.prepares = True
     await replace(scene, broker=replace(scene.broker, ahead=False)).call(code="import pandas")
-    assert scene.broker.pool._shelves == {}
+    assert scene.broker.pool._queues == {}
     assert [plan.spec.preload for plan in scene.driver.plans] == [()]
 
 

@@ -16,14 +16,14 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.read import records_of
 from glovebox_server.broker.calls import Text
 from glovebox_server.prove import harness
-from glovebox_server.prove.harness import Desk
+from glovebox_server.prove.harness import CallHarness
 from glovebox_server.settings import Settings
 
 CASES = load()
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[Desk]:
+async def desk() -> AsyncIterator[CallHarness]:
     """A server's parts on a host with something to lose."""
     async with host.planted() as planted, harness.opened(Settings().data_dir, planted) as opened:
         yield opened

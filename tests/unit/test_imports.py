@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from glovebox_server.broker.imports import MAX_GLANCED, may_want
+from glovebox_server.broker.imports import MAX_GLANCED, needs_preload
 
 PRELOAD = ("numpy", "matplotlib.pyplot")
 
@@ -28,7 +28,7 @@ PRELOAD = ("numpy", "matplotlib.pyplot")
 )
 def test_a_program_of_the_standard_library_alone_does_without(code: str) -> None:
     """However it imports it."""
-    assert not may_want(code, PRELOAD)
+    assert not needs_preload(code, PRELOAD)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_program_of_the_standard_library_alone_does_without(code: str) -> None
 )
 def test_whatever_may_want_them_gets_them(code: str) -> None:
     """Named anywhere, imported by what is imported, or not looked at."""
-    assert may_want(code, PRELOAD)
+    assert needs_preload(code, PRELOAD)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_whatever_may_want_them_gets_them(code: str) -> None:
 def test_a_glance_is_short_whatever_it_looks_at(piece: str) -> None:
     """In proportion to the text: the longest takes far less than the second that this allows."""
     began = time.monotonic()
-    may_want((piece * MAX_GLANCED)[:MAX_GLANCED], PRELOAD)
+    needs_preload((piece * MAX_GLANCED)[:MAX_GLANCED], PRELOAD)
     assert time.monotonic() - began < 1

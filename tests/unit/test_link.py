@@ -13,7 +13,7 @@ from tests.channels import OUTCOME, READY, Channel, Guest, Script
 
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
-from glovebox_sandboxes.session.connection import Duplex, GuestOutcome, Link, Serve, Sink
+from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, Sink
 
 SECONDS = 20
 """Far above what any of these tests takes; it ends one that hangs."""
@@ -51,7 +51,7 @@ class Taker:
 
 
 @asynccontextmanager
-async def linked(script: Script) -> AsyncIterator[Link]:
+async def linked(script: Script) -> AsyncIterator[GuestConnection]:
     """A link to a guest that runs ``script`` and then closes its end."""
     channel = Channel()
 
@@ -68,7 +68,7 @@ async def linked(script: Script) -> AsyncIterator[Link]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(guest)
             try:
-                yield Link(channel)
+                yield GuestConnection(channel)
             except Exception as raised:  # noqa: BLE001 - raised again below, outside of the group
                 problem = raised
             finally:
@@ -299,7 +299,7 @@ async def test_a_flood_does_not_stop_the_clock() -> None:
     channel = Flood()
     guest = Guest(channel)
     await guest.say(guest.wire.message("ready", READY))
-    link = Link(channel)
+    link = GuestConnection(channel)
     await link.ready()
     await guest.say(opening(1) + frame(6, 1))
     with anyio.move_on_after(0.2) as scope:

@@ -16,7 +16,7 @@ from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.pool import idle_gate
 from glovebox_sandboxes.pool import pool as pools
-from glovebox_sandboxes.session.connection import Link
+from glovebox_sandboxes.session.connection import GuestConnection
 
 GIB = 2**30
 both = pytest.mark.parametrize("quick", [False, True], ids=["starting", "forking"])
@@ -94,12 +94,12 @@ async def test_a_call_gets_what_became_ready_while_it_said_that_it_has_to_wait(*
 async def test_a_watch_that_breaks_costs_no_call_its_end(*, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is listened to; should that fail, nobody waits for it to be over."""
 
-    async def breaks(_link: Link) -> None:
+    async def breaks(_link: GuestConnection) -> None:
         await anyio.sleep(0.5)
         raise RuntimeError("of the test")
 
     async with a_scene(Fake(quick=quick)) as scene:
-        monkeypatch.setattr(Link, "quiet", breaks)
+        monkeypatch.setattr(GuestConnection, "quiet", breaks)
         await scene.call()
         await scene.settle(1)
         with anyio.fail_after(5):

@@ -21,7 +21,7 @@ from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts import dsse, names, reference, statement
 from glovebox_server.receipts.dsse import NotAReceipt
 from glovebox_server.receipts.keys import public_pem
-from glovebox_server.receipts.ledger import _asked
+from glovebox_server.receipts.recorder import _asked
 from glovebox_server.receipts.verify import of_call, verify
 
 
@@ -207,7 +207,7 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
         real(fd)
 
     async with desk(tmp_path) as office:
-        ledger = await office.ledger()
+        ledger = await office.recorder()
         monkeypatch.setattr(os, "fdatasync", sync)
         await ledger.close(finished())
         assert len(synced) == 1
@@ -215,7 +215,7 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
         def full(_fd: int) -> None:
             raise OSError(28, "No space left on device")
 
-        ledger = await office.ledger("c_" + "1" * 26)
+        ledger = await office.recorder("c_" + "1" * 26)
         before = log_lines(tmp_path)
         monkeypatch.setattr(os, "fdatasync", full)
         with pytest.raises(AuditUnavailable, match="No space left"):
@@ -226,7 +226,7 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
 async def test_a_last_word_too_long_to_be_recorded_is_a_lost_record(tmp_path: Path) -> None:
     """What does not fit in one record is no other error than a full disk; a word that fits is written (control)."""
     async with desk(tmp_path) as office:
-        ledger = await office.ledger()
+        ledger = await office.recorder()
         before = log_lines(tmp_path)
         with pytest.raises(AuditUnavailable, match=r"record call\.failed.*a record holds 1047552"):
             await ledger.close(CallFailed(call_id=CALL_ID, error="E", reason="x" * (1 << 20), elapsed_ms=1.0))
@@ -253,7 +253,7 @@ async def test_calls_that_do_not_finish_have_one_too(
 ) -> None:
     """Failed and cancelled: what is known of them, bound to their own last record."""
     async with desk(tmp_path) as office:
-        ledger = await office.ledger()
+        ledger = await office.recorder()
         await ledger.close(last)
         content = office.content()
     assert verify(content, public(), tmp_path).statement.predicate.outcome.kind == last.kind
@@ -263,7 +263,7 @@ async def test_calls_that_do_not_finish_have_one_too(
 async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None:
     """The first are listed, the others counted; the log has them all."""
     async with desk(tmp_path) as office:
-        ledger = await office.ledger(files=0, egress=0)
+        ledger = await office.recorder(files=0, egress=0)
         name = "é" * 250
         uri, digest = "artifact://" + "1" * 32, "0" * 64
         for number in range(1024):
@@ -290,7 +290,7 @@ def test_a_program_that_is_no_utf8_has_a_digest() -> None:
 async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
     """Unknown, or not ended."""
     async with desk(tmp_path) as office:
-        await office.ledger()
+        await office.recorder()
         assert of_call(tmp_path, CALL_ID) is None
         assert of_call(tmp_path, "c_" + "9" * 26) is None
 

@@ -9,15 +9,15 @@ import anyio
 import pytest
 from tests.channels import OUTCOME, READY, Channel, Guest
 
-from glovebox_sandboxes.contract.base import Facts, Plan
+from glovebox_sandboxes.contract.base import Plan, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
-from glovebox_sandboxes.host.host_view import Outside, unseen
+from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.session import run as running
 from glovebox_sandboxes.session.connection import GuestOutcome
-from glovebox_sandboxes.session.run import Hooks, Proved, prove, run
+from glovebox_sandboxes.session.run import AttestedSandbox, Hooks, prove, run
 
 LIMITS = Limits(
     wall_seconds=2.5, cpu_seconds=4, memory_bytes=512 * 2**20, pids=64, scratch_bytes=2**20, output_bytes=2**20,
@@ -32,8 +32,8 @@ PLAN = Plan(
     rlimits=("memory_bytes",),
 )
 JOB = Job(kind="python", payload={"code": "1"})
-OOM = Facts(out_of_memory=True)
-QUIET = Facts()
+OOM = SandboxStats(out_of_memory=True)
+QUIET = SandboxStats()
 MEMORY_ERROR = {"error": {"type": "MemoryError", "message": "", "line": 1}}
 
 
@@ -68,7 +68,7 @@ def told(**changes: Any) -> GuestOutcome:
     ],
 )
 def test_how_it_ended(
-    *, guest: GuestOutcome | None, facts: Facts, value: Any, ended: Ended, code: int | None, words: str
+    *, guest: GuestOutcome | None, facts: SandboxStats, value: Any, ended: Ended, code: int | None, words: str
 ) -> None:
     """Every row of the table: the kernel's word, the clock's, then the guest's, and the program's about itself."""
     found = running._ending(PLAN, guest, facts, LIMITS.wall_seconds, value)
@@ -89,7 +89,7 @@ class Sandbox:
 
     id = "s1"
 
-    def __init__(self, facts: Facts = QUIET) -> None:
+    def __init__(self, facts: SandboxStats = QUIET) -> None:
         self.channel = Channel()
         self.killed = 0
         self._facts = facts
@@ -99,17 +99,17 @@ class Sandbox:
         self.killed += 1
         self.channel.to_host.close()
 
-    async def facts(self) -> Facts:
+    async def stats(self) -> SandboxStats:
         """What the host saw."""
         return self._facts
 
-    async def outside(self) -> Outside:
+    async def host_view(self) -> HostView:
         """Nothing: there is no process."""
         return unseen("there is no process")
 
 
 @asynccontextmanager
-async def guarded(sandbox: Sandbox, script: Callable[[Guest], Awaitable[None]]) -> AsyncIterator[Proved]:
+async def guarded(sandbox: Sandbox, script: Callable[[Guest], Awaitable[None]]) -> AsyncIterator[AttestedSandbox]:
     """A sandbox that is ready, with a guest that runs ``script`` when it has its job."""
 
     async def guest() -> None:
@@ -201,7 +201,7 @@ async def test_a_sandbox_that_died_otherwise_is_our_failure() -> None:
         guest.channel.to_host.close()
 
     with pytest.raises(SandboxUnavailable, match="out of file descriptors"):
-        await outcome_of(script, Sandbox(Facts(detail="out of file descriptors")))
+        await outcome_of(script, Sandbox(SandboxStats(detail="out of file descriptors")))
 
 
 async def test_many_streams_of_one_kind_are_one_bounded_stream() -> None:
@@ -255,7 +255,7 @@ async def test_a_guest_that_never_gets_ready_is_told(monkeypatch: pytest.MonkeyP
     with pytest.raises(SandboxUnavailable, match="not ready after"):
         await prove(sandbox, PLAN)
     await sandbox.channel.aclose()
-    sandbox = Sandbox(Facts(detail="bwrap: no"))
+    sandbox = Sandbox(SandboxStats(detail="bwrap: no"))
     sandbox.channel.to_host.close()
     with pytest.raises(SandboxUnavailable, match="bwrap: no"):
         await prove(sandbox, PLAN)

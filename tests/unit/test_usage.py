@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.contract.base import Facts
+from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session import run as running
@@ -27,7 +27,7 @@ def test_processor_time_is_the_guests_or_the_kernels_or_unknown(
     told: GuestOutcome | None, seconds: float | None, found: float | None
 ) -> None:
     """A call that the host had to end has not used nothing: without a count it says null, never 0."""
-    assert running._processor_ms(told, Facts(cpu_seconds=seconds)) == found
+    assert running._processor_ms(told, SandboxStats(cpu_seconds=seconds)) == found
 
 
 @pytest.mark.parametrize(

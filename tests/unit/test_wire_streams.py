@@ -96,7 +96,7 @@ def test_a_one_way_stream_is_one_way(role: str, kind: int) -> None:
     attempts: list[Callable[[], bytes]] = [
         lambda: end.data(first, b"x"),
         lambda: end.end(first),
-        lambda: end.note(first, {}),
+        lambda: end.accept(first, {}),
     ]
     for attempt in attempts:
         with pytest.raises(ValueError, match=f"stream {first}"):
@@ -255,7 +255,7 @@ def test_a_note_answers_an_open_once(role: str) -> None:
     """Rule 7: from the side that accepted, one time."""
     end, _ = side(role)
     stream, _ = end.open("k", duplex=True)
-    assert end.receive(frame(NOTE, stream, {"status": 200})) == [wire.Note(stream=stream, body={"status": 200})]
+    assert end.receive(frame(NOTE, stream, {"status": 200})) == [wire.Accept(stream=stream, body={"status": 200})]
     with pytest.raises(ProtocolError, match="may not send a note"):
         end.receive(frame(NOTE, stream, {}))
 
@@ -269,10 +269,10 @@ def test_an_opener_sends_no_note(role: str) -> None:
         end.receive(frame(NOTE, first, {}))
     stream, _ = end.open("k", duplex=True)
     with pytest.raises(ValueError, match="takes no note"):
-        end.note(stream, {})
-    end.note(first, {})
+        end.accept(stream, {})
+    end.accept(first, {})
     with pytest.raises(ValueError, match="takes no note"):
-        end.note(first, {})
+        end.accept(first, {})
 
 
 # Rule 8

@@ -31,7 +31,7 @@ class _Response(StreamHandler):
         self.truncated: str | None = None
         self.error: Mapping[str, Any] | None = None
 
-    def on_note(self, body: Mapping[str, Any]) -> None:
+    def on_accept(self, body: Mapping[str, Any]) -> None:
         self.head = body
 
     def on_data(self, data: bytes) -> None:

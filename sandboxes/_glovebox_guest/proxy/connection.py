@@ -150,7 +150,7 @@ class Connection(StreamHandler):
 
     # ---------------------------------------------------------------- downwards
 
-    def on_note(self, body: Mapping[str, Any]) -> None:
+    def on_accept(self, body: Mapping[str, Any]) -> None:
         """The host's answer: the tunnel is open, or this is the response's head."""
         self._answered = True
         self._write(self._asked.head(body))

@@ -20,7 +20,7 @@ from glovebox_sandboxes.contract.measure import (
     shared,
     writable,
 )
-from glovebox_sandboxes.host.host_view import Outside
+from glovebox_sandboxes.host.host_view import HostView
 from glovebox_sandboxes.host.identity import changes_user, kernels_root
 
 Verdict = Literal["ok", "differs", "not measurable"]
@@ -87,7 +87,9 @@ class Attestation:
         return tuple(each.row() for each in self.fields)
 
 
-def attest(expected: Expected, measured: Measured, outside: Outside, host_namespaces: Mapping[str, int]) -> Attestation:
+def attest(
+    expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
+) -> Attestation:
     """Hold both views against the plan, and against each other."""
     seen = _seen(expected, measured, outside, host_namespaces)
     fields = [
@@ -126,7 +128,7 @@ _BOTH = ("uid", "gid", "groups", "capabilities", "no_new_privs", "seccomp", "int
 
 
 def _seen(
-    expected: Expected, measured: Measured, outside: Outside, host_namespaces: Mapping[str, int]
+    expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> dict[str, Any]:
     """The guest's fields from outside."""
     spaces = None if outside.namespaces is None else shared(expected, outside.namespaces, host_namespaces)
@@ -150,7 +152,7 @@ def _seen(
     return {**namespaces, **{name: _or_why(outside, part, value) for name, (part, value) in found.items()}}
 
 
-def _forked(expected: Expected, measured: Measured, outside: Outside) -> list[Field]:
+def _forked(expected: Expected, measured: Measured, outside: HostView) -> list[Field]:
     """What it could have been left with by the process it was forked from, which has rights that it must not have."""
     zygote = outside.zygote
     if zygote is None:
@@ -181,7 +183,7 @@ def _only(numbers: tuple[int, ...] | None) -> Any:
     return None if numbers is None else numbers[0] if len(numbers) == 1 else list(numbers)
 
 
-def _host_only(expected: Expected, measured: Measured, outside: Outside) -> list[Field]:
+def _host_only(expected: Expected, measured: Measured, outside: HostView) -> list[Field]:
     """What the guest cannot know, or what shows that both looked at the same process."""
     own = {*(outside.uids or ()), *(outside.gids or ())}
     allowed = own if changes_user() else own | _own_groups()
@@ -205,5 +207,5 @@ def _own_groups() -> set[int]:
     return {*os.getgroups(), os.getegid()}
 
 
-def _or_why(outside: Outside, part: str, value: Any) -> Any:
+def _or_why(outside: HostView, part: str, value: Any) -> Any:
     return NotMeasured(reason=outside.why(part)) if value is None else value

@@ -16,7 +16,7 @@ from anyio.abc import ByteStream
 
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import SandboxSpec
-from glovebox_sandboxes.host.host_view import Outside
+from glovebox_sandboxes.host.host_view import HostView
 
 Level = Literal["namespaces", "container", "userspace-kernel", "microvm"]
 """Strength class of an isolation, weakest first: what an attacker has to break to reach the host."""
@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class SandboxStats:
     """What the host saw of one sandbox, beside what the guest says. Filled in as far as the driver can."""
 
     out_of_memory: bool = False
@@ -95,13 +95,13 @@ class Sandbox(Protocol):
     def channel(self) -> ByteStream:
         """The guest's standard input and output."""
 
-    async def outside(self) -> Outside:
+    async def host_view(self) -> HostView:
         """What the host sees of it, once the guest is ready; ``outside.unseen`` where it sees nothing."""
 
     async def kill(self) -> None:
         """End every process of the sandbox and return when they are gone. Safe to call more than once."""
 
-    async def facts(self) -> Facts:
+    async def stats(self) -> SandboxStats:
         """What the host saw so far; complete once the sandbox is dead."""
 
 

@@ -35,7 +35,7 @@ class Zygote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class HostView:
     """What was read; a part that is None could not be, and ``unread`` has the reason."""
 
     uids: tuple[int, ...] | None = None
@@ -73,9 +73,9 @@ class Outside:
         return self.unread.get(part) or self.unread.get("") or "the kernel does not tell"
 
 
-def unseen(reason: str, compared: Mapping[str, tuple[Any, Any]] | None = None) -> Outside:
+def unseen(reason: str, compared: Mapping[str, tuple[Any, Any]] | None = None) -> HostView:
     """A view in which no process could be looked at."""
-    return Outside(unread={"": reason}, compared=compared or {})
+    return HostView(unread={"": reason}, compared=compared or {})
 
 
 def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
@@ -93,7 +93,7 @@ def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
     return int(listed[0]) if len(listed) == 1 else None
 
 
-def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: Path = Path("/proc")) -> Outside:
+def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: Path = Path("/proc")) -> HostView:
     """Look at one process.
 
     Args:
@@ -121,7 +121,7 @@ def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: 
         gids = tried("gids", lambda: _numbers(status["Gid"]))
         groups = tried("groups", lambda: _numbers(status["Groups"]))
         users, all_groups = tried("uid_map", lambda: _map(place, "uid")), tried("gid_map", lambda: _map(place, "gid"))
-        return Outside(
+        return HostView(
             uids=uids,
             gids=gids,
             groups=groups,

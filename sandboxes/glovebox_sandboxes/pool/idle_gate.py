@@ -14,12 +14,12 @@ ANSWER_SECONDS = 0.002
 """After a call, for its answer to be written before that begins."""
 
 
-class Calls:
+class IdleGate:
     """Calls that are under way, for what can wait for them: they share one event loop and one interpreter with it."""
 
     def __init__(self) -> None:
         self._under_way = 0
-        self._stirred = anyio.Event()
+        self._changed = anyio.Event()
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -29,18 +29,18 @@ class Calls:
             yield
         finally:
             self._under_way -= 1
-            self.stir()
+            self.notify()
 
-    def stir(self) -> None:
+    def notify(self) -> None:
         """Have those who wait for a lull look again."""
-        self._stirred.set()
-        self._stirred = anyio.Event()
+        self._changed.set()
+        self._changed = anyio.Event()
 
-    async def lull(self, urgent: Callable[[], bool]) -> None:
+    async def idle(self, urgent: Callable[[], bool]) -> None:
         """Return when no call is under way, or this is urgent, or it has waited for long enough."""
         with anyio.move_on_after(LULL_SECONDS):
             while self._under_way and not urgent():
-                await self._stirred.wait()
+                await self._changed.wait()
             if not urgent():
                 with anyio.move_on_after(ANSWER_SECONDS):
-                    await self._stirred.wait()
+                    await self._changed.wait()

@@ -1,6 +1,6 @@
 """Sandboxes prepared ahead of their calls: each is proved while it waits, used once, and gone after it.
 
-One shelf for each plan that is in use; those that differ in what is preloaded alone are kept and cleared together.
+One queue for each plan that is in use; those that differ in what is preloaded alone are kept and cleared together.
 How many wait on one follows demand, below a ceiling that follows the host's memory; what cannot be prepared is started
 for its call as if there were no pool. Nothing of the server here.
 """
@@ -22,17 +22,17 @@ from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.measure import told
 from glovebox_sandboxes.host import mounts
-from glovebox_sandboxes.pool.idle_gate import Calls
-from glovebox_sandboxes.session.run import Proved, prove
+from glovebox_sandboxes.pool.idle_gate import IdleGate
+from glovebox_sandboxes.session.run import AttestedSandbox, prove
 
 MOST_READY = 16
-"""On one shelf: as many as calls run at one time, so a full turn of them finds its sandboxes waiting."""
+"""On one queue: as many as calls run at one time, so a full turn of them finds its sandboxes waiting."""
 MEMORY_SHARE = 8
-"""At most one part in so many of the memory the host has left is given to sandboxes that wait, for each shelf."""
+"""At most one part in so many of the memory the host has left is given to sandboxes that wait, for each queue."""
 LOOK_SECONDS = 10.0
 """Between two looks at demand, memory and age; what is wanted falls by one at each."""
 IDLE_SECONDS = 600.0
-"""A shelf nobody takes from is cleared: a pause for thought keeps it, a night does not."""
+"""A queue nobody takes from is cleared: a pause for thought keeps it, a night does not."""
 RENEW_SECONDS = 1800.0
 """A source is started anew after this: what its forks share (addresses, hash seed) is shared no longer than that."""
 RETRY_SECONDS = (1.0, 30.0)
@@ -60,15 +60,15 @@ class PoolEvent:
 
 
 Tell = Callable[[PoolEvent], Awaitable[None]]
-Note = Callable[[Driver, Proved], object]
-"""Says what ``Proved.note`` is to be; called before a call gets the sandbox."""
+Note = Callable[[Driver, AttestedSandbox], object]
+"""Says what ``AttestedSandbox.note`` is to be; called before a call gets the sandbox."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
-    """A prepared sandbox on its shelf."""
+    """A prepared sandbox on its queue."""
 
-    proved: Proved
+    proved: AttestedSandbox
     places: tuple[object, ...]
     watch: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     unwatched: anyio.Event = field(default_factory=anyio.Event)
@@ -82,17 +82,17 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Asking:
-    """A call that waits for the next sandbox of a shelf."""
+    """A call that waits for the next sandbox of a queue."""
 
     answered: anyio.Event = field(default_factory=anyio.Event)
     found: _Waiting | None = None
     """None where there will be none."""
 
 
-class _Shelf:
+class _ReadyQueue:
     """The sandboxes of one plan."""
 
-    def __init__(self, driver: Driver, plan: Plan, mounted: mounts.Watch, calls: Calls) -> None:
+    def __init__(self, driver: Driver, plan: Plan, mounted: mounts.Watch, calls: IdleGate) -> None:
         self.driver = driver
         self.plan = plan
         self.mounted = mounted
@@ -153,7 +153,7 @@ class _Shelf:
         asking = _Asking()
         self.asking.append(asking)
         self.wake()
-        self.calls.stir()
+        self.calls.notify()
         try:
             await asking.answered.wait()
         except BaseException:
@@ -185,9 +185,9 @@ class Pool:
         self._tasks = tasks
         self._tell = tell
         self._note = note
-        self._shelves: dict[tuple[str, str], _Shelf] = {}
+        self._queues: dict[tuple[str, str], _ReadyQueue] = {}
         self._makers = anyio.CapacityLimiter(MAKERS)
-        self._calls = Calls()
+        self._calls = IdleGate()
         self.mounted = mounts.Watch()
 
     def prepare(self, driver: Driver, plan: Plan) -> None:
@@ -206,7 +206,7 @@ class Pool:
         cold: Plan,
         *,
         waits: Callable[[], Awaitable[None]] = checkpoint,
-    ) -> AsyncIterator[Proved]:
+    ) -> AsyncIterator[AttestedSandbox]:
         """A proved sandbox for one call: one that waits, else one that is started now.
 
         Args:
@@ -218,9 +218,9 @@ class Pool:
         Raises:
             SandboxUnavailable: it could not be started, or did not get ready.
         """
-        shelf = self._tended(driver, plan)
-        with shelf.used_once():
-            found = await self._another(shelf, waits)
+        queue = self._tended(driver, plan)
+        with queue.used_once():
+            found = await self._another(queue, waits)
             while found is not None:
                 try:
                     await found.unwatched.wait()
@@ -231,18 +231,18 @@ class Pool:
                     # A call that was cancelled or failed returns when its sandbox is gone; others do not wait for that.
                     found.hurried = True
                     found.returned.set()
-                    self._calls.stir()
+                    self._calls.notify()
                     with anyio.CancelScope(shield=True):
                         await found.gone.wait()
                     raise
                 finally:
                     found.returned.set()
-                found = await self._another(shelf, waits)
+                found = await self._another(queue, waits)
             async with self.start(driver, cold) as proved:
                 yield proved
 
     @asynccontextmanager
-    async def start(self, driver: Driver, plan: Plan) -> AsyncIterator[Proved]:
+    async def start(self, driver: Driver, plan: Plan) -> AsyncIterator[AttestedSandbox]:
         """A proved sandbox that is started for one call.
 
         Raises:
@@ -253,126 +253,128 @@ class Pool:
                 proved = await self._proved(await stack.enter_async_context(driver.open(plan)), driver, plan)
             yield proved
 
-    async def _proved(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> Proved:
+    async def _proved(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> AttestedSandbox:
         proved = await prove(sandbox, plan)
         return replace(proved, note=self._note(driver, proved))
 
-    async def _another(self, shelf: _Shelf, waits: Callable[[], Awaitable[None]]) -> _Waiting | None:
-        found = shelf.pop()
+    async def _another(self, queue: _ReadyQueue, waits: Callable[[], Awaitable[None]]) -> _Waiting | None:
+        found = queue.pop()
         if found is None:
             await waits()
             # One may have become ready in that time, and none is prepared for those who ask where one waits.
-            found = shelf.pop() or await shelf.ask()
+            found = queue.pop() or await queue.ask()
         return found
 
-    def _tended(self, driver: Driver, plan: Plan) -> _Shelf:
+    def _tended(self, driver: Driver, plan: Plan) -> _ReadyQueue:
         key = (driver.name, plan.digest)
-        shelf = self._shelves.get(key)
-        if shelf is None or shelf.driver is not driver:
-            shelf = self._shelves[key] = _Shelf(driver, plan, self.mounted, self._calls)
-        for each in self._kin(shelf):
+        queue = self._queues.get(key)
+        if queue is None or queue.driver is not driver:
+            queue = self._queues[key] = _ReadyQueue(driver, plan, self.mounted, self._calls)
+        for each in self._siblings(queue):
             if not each.tended and anyio.current_time() >= each.not_before:
                 each.tended = True
                 self._tasks.start_soon(self._tend, each)
-        return shelf
+        return queue
 
-    def _kin(self, shelf: _Shelf) -> list[_Shelf]:
-        """The shelves that are in use as long as this one is: the same but for what is preloaded; itself among them."""
-        return [each for each in self._shelves.values() if each.driver is shelf.driver and each.serves == shelf.serves]
+    def _siblings(self, queue: _ReadyQueue) -> list[_ReadyQueue]:
+        """The queues that are in use as long as this one is: the same but for what is preloaded; itself among them."""
+        return [each for each in self._queues.values() if each.driver is queue.driver and each.serves == queue.serves]
 
-    async def _tend(self, shelf: _Shelf) -> None:
-        """Keep a shelf filled until nobody takes from it any more, or until its source fails."""
+    async def _tend(self, queue: _ReadyQueue) -> None:
+        """Keep a queue filled until nobody takes from it any more, or until its source fails."""
         try:
-            places = _places(shelf.plan, shelf.mounted)
-            async with shelf.driver.source(shelf.plan) as source, anyio.create_task_group() as keepers:
-                if not shelf.failures:
-                    await self._say("opened", shelf)
-                shelf.source, shelf.places = source, places
+            places = _places(queue.plan, queue.mounted)
+            async with queue.driver.source(queue.plan) as source, anyio.create_task_group() as keepers:
+                if not queue.failures:
+                    await self._say("opened", queue)
+                queue.source, queue.places = source, places
                 problem = None
                 try:
-                    problem = await self._fill(shelf, source, keepers)
+                    problem = await self._fill(queue, source, keepers)
                 finally:
-                    # From here on the shelf may be tended anew, while calls still use what they took from this source.
-                    self._leave(shelf)
-                await self._ended(shelf, problem)
+                    # From here on the queue may be tended anew, while calls still use what they took from this source.
+                    self._leave(queue)
+                await self._ended(queue, problem)
         except Exception as failed:  # noqa: BLE001 - a call that meets it says so; the server goes on
-            self._leave(shelf)
-            await self._ended(shelf, _reason(failed))
+            self._leave(queue)
+            await self._ended(queue, _reason(failed))
 
-    async def _ended(self, shelf: _Shelf, problem: SandboxUnavailable | None) -> None:
+    async def _ended(self, queue: _ReadyQueue, problem: SandboxUnavailable | None) -> None:
         if problem is None:
-            await self._say("cleared", shelf, "nobody took from it for a while, or it is started anew")
+            await self._say("cleared", queue, "nobody took from it for a while, or it is started anew")
             return
         first, last = RETRY_SECONDS
-        shelf.not_before = anyio.current_time() + min(first * 2.0**shelf.failures, last)
-        shelf.failures += 1
-        if shelf.failures == 1:
-            await self._say("failed", shelf, f"{problem.attempted}: {problem.reason}")
+        queue.not_before = anyio.current_time() + min(first * 2.0**queue.failures, last)
+        queue.failures += 1
+        if queue.failures == 1:
+            await self._say("failed", queue, f"{problem.attempted}: {problem.reason}")
 
-    def _leave(self, shelf: _Shelf) -> None:
-        shelf.source = None
-        shelf.tended = False
-        while shelf.waiting:
-            shelf.waiting.pop().watch.cancel()
-        while shelf.asking:
-            shelf.asking.popleft().answered.set()
+    def _leave(self, queue: _ReadyQueue) -> None:
+        queue.source = None
+        queue.tended = False
+        while queue.waiting:
+            queue.waiting.pop().watch.cancel()
+        while queue.asking:
+            queue.asking.popleft().answered.set()
 
-    async def _fill(self, shelf: _Shelf, source: Source, keepers: anyio.abc.TaskGroup) -> SandboxUnavailable | None:
+    async def _fill(
+        self, queue: _ReadyQueue, source: Source, keepers: anyio.abc.TaskGroup
+    ) -> SandboxUnavailable | None:
         """Prepare what is wanted, until nothing is any more, or preparing one fails: then why."""
         problems: list[SandboxUnavailable] = []
         began = looked = anyio.current_time()
-        shelf.most = _most(source)
-        while not problems and not shelf.outdated and not self._over(shelf, began):
-            shelf.changed = anyio.Event()
-            for _ in range(shelf.room):
-                shelf.preparing += 1
-                keepers.start_soon(self._keep, shelf, source, problems)
+        queue.most = _most(source)
+        while not problems and not queue.outdated and not self._over(queue, began):
+            queue.changed = anyio.Event()
+            for _ in range(queue.room):
+                queue.preparing += 1
+                keepers.start_soon(self._keep, queue, source, problems)
             with anyio.move_on_after(max(0.0, looked + LOOK_SECONDS - anyio.current_time())):
-                await shelf.changed.wait()
+                await queue.changed.wait()
                 continue
             looked = anyio.current_time()
-            await self._look(shelf, source)
+            await self._look(queue, source)
         return problems[0] if problems else None
 
-    def _over(self, shelf: _Shelf, began: float) -> bool:
-        now, used = anyio.current_time(), max(each.used for each in (shelf, *self._kin(shelf)))
+    def _over(self, queue: _ReadyQueue, began: float) -> bool:
+        now, used = anyio.current_time(), max(each.used for each in (queue, *self._siblings(queue)))
         return now - used >= IDLE_SECONDS or now - began >= RENEW_SECONDS
 
-    async def _look(self, shelf: _Shelf, source: Source) -> None:
+    async def _look(self, queue: _ReadyQueue, source: Source) -> None:
         """Follow demand and memory."""
-        shelf.peak = max(shelf.busy, shelf.peak - 1)
-        before, shelf.most = shelf.most, _most(source)
-        if shelf.most < min(before, shelf.peak + 1):
-            await self._say("limited", shelf, "the host has little memory left")
-        while len(shelf.waiting) > shelf.wanted:
-            shelf.waiting.pop().watch.cancel()
+        queue.peak = max(queue.busy, queue.peak - 1)
+        before, queue.most = queue.most, _most(source)
+        if queue.most < min(before, queue.peak + 1):
+            await self._say("limited", queue, "the host has little memory left")
+        while len(queue.waiting) > queue.wanted:
+            queue.waiting.pop().watch.cancel()
 
-    async def _keep(self, shelf: _Shelf, source: Source, problems: list[SandboxUnavailable]) -> None:
+    async def _keep(self, queue: _ReadyQueue, source: Source, problems: list[SandboxUnavailable]) -> None:
         """Prepare one sandbox, and hold it until it has been used, or is of no use."""
         waiting = None
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    await self._calls.lull(lambda: bool(shelf.asking))
+                    await self._calls.idle(lambda: bool(queue.asking))
                     async with self._makers:
-                        places = _places(shelf.plan, shelf.mounted)
+                        places = _places(queue.plan, queue.mounted)
                         sandbox = await stack.enter_async_context(source.open())
-                        proved = await self._proved(sandbox, shelf.driver, shelf.plan)
+                        proved = await self._proved(sandbox, queue.driver, queue.plan)
                 finally:
-                    shelf.preparing -= 1
+                    queue.preparing -= 1
                 if proved.attestation.differences:
                     words = told(proved.attestation.differences)
                     reason = f"it is not what was planned ({words})"
                     raise SandboxUnavailable("Preparing a sandbox", reason, "Run `glovebox doctor`.")  # noqa: TRY301 - one place
-                if shelf.failures:
-                    shelf.failures = 0
-                    await self._say("recovered", shelf)
-                if shelf.source is source:
+                if queue.failures:
+                    queue.failures = 0
+                    await self._say("recovered", queue)
+                if queue.source is source:
                     waiting = _Waiting(proved=proved, places=places)
-                    await _held(shelf, waiting)
-        except Exception as problem:  # noqa: BLE001 - calls are using what others of this shelf hold
+                    await _held(queue, waiting)
+        except Exception as problem:  # noqa: BLE001 - calls are using what others of this queue hold
             problems.append(_reason(problem))
-            shelf.wake()
+            queue.wake()
         finally:
             if waiting is not None:
                 # However it came to this: nobody waits for it any more.
@@ -380,14 +382,14 @@ class Pool:
                 waiting.unwatched.set()
                 waiting.gone.set()
 
-    async def _say(self, what: What, shelf: _Shelf, reason: str = "") -> None:
+    async def _say(self, what: What, queue: _ReadyQueue, reason: str = "") -> None:
         await self._tell(
             PoolEvent(
                 what=what,
-                driver=shelf.driver.name,
-                plan_digest=shelf.plan.digest,
-                ready=len(shelf.waiting),
-                most=shelf.most,
+                driver=queue.driver.name,
+                plan_digest=queue.plan.digest,
+                ready=len(queue.waiting),
+                most=queue.most,
                 reason=reason,
             )
         )
@@ -410,26 +412,26 @@ async def opened(tell: Tell, note: Note = lambda *_: None) -> AsyncIterator[Pool
             pool.mounted.close()
 
 
-async def _held(shelf: _Shelf, waiting: _Waiting) -> None:
-    """Let one wait on its shelf until it is taken and given back, or of no use to anybody."""
-    if shelf.asking:
-        asking = shelf.asking.popleft()
+async def _held(queue: _ReadyQueue, waiting: _Waiting) -> None:
+    """Let one wait on its queue until it is taken and given back, or of no use to anybody."""
+    if queue.asking:
+        asking = queue.asking.popleft()
         asking.found = waiting
         waiting.taken = True
         asking.answered.set()
     else:
-        shelf.waiting.append(waiting)
+        queue.waiting.append(waiting)
         with waiting.watch:
             await waiting.proved.link.quiet()
             waiting.ended = True
     if waiting.taken:
         waiting.unwatched.set()
         await waiting.returned.wait()
-        await shelf.calls.lull(lambda: waiting.hurried)
-    elif waiting in shelf.waiting:
+        await queue.calls.idle(lambda: waiting.hurried)
+    elif waiting in queue.waiting:
         # It has ended, or spoke unasked. Whatever it is, nobody gets it.
-        shelf.waiting.remove(waiting)
-        shelf.wake()
+        queue.waiting.remove(waiting)
+        queue.wake()
 
 
 def _reason(problem: Exception) -> SandboxUnavailable:

@@ -84,7 +84,7 @@ class Sink(Protocol):
 class Duplex(anyio.abc.ByteStream):
     """A two-way stream the guest opened (egress), with flow control both ways."""
 
-    def __init__(self, link: "Link", stream: int, kind: str, meta: Mapping[str, Any]) -> None:
+    def __init__(self, link: "GuestConnection", stream: int, kind: str, meta: Mapping[str, Any]) -> None:
         self.stream = stream
         self.kind = kind
         self.meta = meta
@@ -137,7 +137,7 @@ class Duplex(anyio.abc.ByteStream):
         if self._link.wire.is_open(self.stream):
             await self._link.send(self._link.wire.end(self.stream))
 
-    async def note(self, body: Mapping[str, Any]) -> None:
+    async def accept(self, body: Mapping[str, Any]) -> None:
         """Answer the guest's opening of this stream, once, before any bytes.
 
         Raises:
@@ -145,7 +145,7 @@ class Duplex(anyio.abc.ByteStream):
         """
         if not self._link.wire.is_open(self.stream):
             raise anyio.BrokenResourceError
-        await self._link.send(self._link.wire.note(self.stream, body))
+        await self._link.send(self._link.wire.accept(self.stream, body))
 
     async def reset(self, body: Mapping[str, Any]) -> None:
         """End the stream at once, with the reason; nothing happens where it is over."""
@@ -184,7 +184,7 @@ Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
 
 
-class Link:
+class GuestConnection:
     """One conversation with one guest."""
 
     def __init__(self, channel: anyio.abc.ByteStream) -> None:

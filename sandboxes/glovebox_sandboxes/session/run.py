@@ -13,14 +13,14 @@ import anyio
 
 from _glovebox_guest.measure import namespace_number
 from glovebox_sandboxes.contract.attestation import Attestation, attest
-from glovebox_sandboxes.contract.base import Facts, Plan, Sandbox
+from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.contract.measure import NAMESPACES, Measured
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Ended, Job, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session.capture import HeadAndTail
-from glovebox_sandboxes.session.connection import GuestOutcome, Link, Serve, Sink
+from glovebox_sandboxes.session.connection import GuestConnection, GuestOutcome, Serve, Sink
 from glovebox_sandboxes.session.result import ResultReader
 
 READY_SECONDS = 30.0
@@ -55,25 +55,25 @@ def host_namespaces() -> Mapping[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proved:
+class AttestedSandbox:
     """A sandbox whose guest is ready, and what was measured of it."""
 
     sandbox: Sandbox
     plan: Plan
-    link: Link
+    link: GuestConnection
     measured: Measured
     attestation: Attestation
     note: Any = None
     """What the pool's user has to say of it: made ahead, so that a call for which it stood ready need not."""
 
 
-async def prove(sandbox: Sandbox, plan: Plan) -> Proved:
+async def prove(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
     """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
 
     Raises:
         SandboxUnavailable: it did not get ready.
     """
-    link = Link(sandbox.channel)
+    link = GuestConnection(sandbox.channel)
     try:
         with anyio.fail_after(READY_SECONDS):
             measured = await link.ready()
@@ -81,13 +81,13 @@ async def prove(sandbox: Sandbox, plan: Plan) -> Proved:
         raise _unavailable(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
     except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await sandbox.kill()
-        facts = await sandbox.facts()
+        facts = await sandbox.stats()
         raise _unavailable(facts.detail or "the guest ended before it was ready") from None
-    attestation = attest(plan.expected, measured, await sandbox.outside(), host_namespaces())
-    return Proved(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
+    attestation = attest(plan.expected, measured, await sandbox.host_view(), host_namespaces())
+    return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
 
 
-async def run(proved: Proved, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks) -> Outcome:
+async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks) -> Outcome:
     """Run one job to its end, or until its time is up.
 
     Raises:
@@ -109,7 +109,7 @@ async def run(proved: Proved, job: Job, *, inputs: Sequence[tuple[str, bytes]], 
     elapsed = (anyio.current_time() - started) * 1000
     if told is None:
         await sandbox.kill()
-    facts = await sandbox.facts()
+    facts = await sandbox.stats()
     if died and not facts.out_of_memory:
         raise _unavailable(facts.detail or "the sandbox ended without an outcome")
     if told is not None and told.refused:
@@ -161,7 +161,7 @@ def _changes(told: GuestOutcome | None, plan: Plan) -> Changes | None:
     )
 
 
-def _processor_ms(told: GuestOutcome | None, facts: Facts) -> float | None:
+def _processor_ms(told: GuestOutcome | None, facts: SandboxStats) -> float | None:
     """By the guest, or where the host had to end it, by the kernel as far as that counts for the sandbox."""
     if told is not None:
         return round(told.cpu_ms, _DIGITS)
@@ -179,7 +179,7 @@ def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
 
 
 def _ending(
-    plan: Plan, told: GuestOutcome | None, facts: Facts, wall: float, value: Any
+    plan: Plan, told: GuestOutcome | None, facts: SandboxStats, wall: float, value: Any
 ) -> tuple[Ended, int | None, str]:
     """How it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
@@ -196,7 +196,7 @@ def _ending(
     return "exited", told.status, ""
 
 
-def _lacked_memory(plan: Plan, told: GuestOutcome, facts: Facts, value: Any) -> bool:
+def _lacked_memory(plan: Plan, told: GuestOutcome, facts: SandboxStats, value: Any) -> bool:
     """Whether a program that ended by itself did so for want of memory."""
     error = value.get("error") if isinstance(value, dict) else None
     # A program can say so of itself as it likes. Where the limit holds per process there is no other witness.
@@ -218,7 +218,7 @@ _LIMITS: Mapping[str, Callable[[Limits], str]] = {
 }
 
 
-def _signalled(limits: Limits, told: GuestOutcome, facts: Facts) -> tuple[Ended, int | None, str]:
+def _signalled(limits: Limits, told: GuestOutcome, facts: SandboxStats) -> tuple[Ended, int | None, str]:
     spent = told.cpu_ms >= limits.cpu_seconds * 1000
     if told.status == -_SIGXCPU or (told.status == -_SIGKILL and spent):
         return "limit", None, _LIMITS["processor"](limits)

@@ -25,7 +25,7 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.drivers.registry import Drivers
 from glovebox_sandboxes.pool.pool import Pool
 from glovebox_sandboxes.session import run as running
-from glovebox_sandboxes.session.run import Proved
+from glovebox_sandboxes.session.run import AttestedSandbox
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.chain import Draft
@@ -43,13 +43,13 @@ from glovebox_server.audit.log import AuditLog
 from glovebox_server.broker.answers import answered, refused
 from glovebox_server.broker.calls import CallResult, Decision, Listener, ToolCall
 from glovebox_server.broker.collector import Collector
-from glovebox_server.broker.imports import may_want
+from glovebox_server.broker.imports import needs_preload
 from glovebox_server.broker.inputs import open_inputs
 from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.errors import AuditUnavailable, Refused
-from glovebox_server.receipts.ledger import LastWord, Ledger, Office
+from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer, TerminalEvent
 from glovebox_server.redaction import without_paths
 from glovebox_server.tools.base import Isolation, Tool
 
@@ -66,7 +66,7 @@ class Broker:
     drivers: Drivers
     pool: Pool
     audit: AuditLog
-    receipts: Office
+    receipts: ReceiptIssuer
     artifacts: ArtifactStore
     workspace: Path | None
     ahead: bool = True
@@ -86,7 +86,7 @@ class Broker:
         tool = self.tools[call.tool]
         profile = self.profiles.get(call.tool)
         decision = decide(tool, call.arguments, profile, self.profiles.digest_for(tool.name) if profile else "")
-        log = self.receipts.ledger(call, profile)
+        log = self.receipts.recorder(call, profile)
         inputs: list[tuple[Input, bytes]] = []
         broken: ArtifactsUnavailable | None = None
         try:
@@ -131,14 +131,14 @@ class Broker:
         tool: Tool,
         profile: Profile,
         decision: Decision,
-        log: Ledger,
+        log: CallRecorder,
         *,
         inputs: list[tuple[Input, bytes]],
         listener: Listener,
     ) -> CallResult:
         spec = to_spec(profile, workspace=self.workspace)
         code = call.arguments.get("code")
-        if spec.preload and isinstance(code, str) and not may_want(code, spec.preload):
+        if spec.preload and isinstance(code, str) and not needs_preload(code, spec.preload):
             spec = spec.without_preload()
         chosen = self.drivers.chosen(profile.isolation, spec)
         if chosen is None:
@@ -176,8 +176,8 @@ class Broker:
 
     @asynccontextmanager
     async def _sandbox(
-        self, profile: Profile, driver: Driver, plan: Plan, cold: Plan, log: Ledger
-    ) -> AsyncIterator[Proved]:
+        self, profile: Profile, driver: Driver, plan: Plan, cold: Plan, log: CallRecorder
+    ) -> AsyncIterator[AttestedSandbox]:
         """One that stood ready where the profile wants it; else the decision is on disk before one is started."""
         if self.ahead and profile.python.start == "warm":
             async with self.pool.take(driver, plan, cold, waits=log.release) as proved:
@@ -188,7 +188,7 @@ class Broker:
                 yield proved
 
 
-def started(driver: Driver, proved: Proved) -> Draft:
+def started(driver: Driver, proved: AttestedSandbox) -> Draft:
     """The record of a sandbox, all but whose call it is for: the pool's note, so that it is there before the call."""
     plan, attestation = proved.plan, proved.attestation
     event = SandboxStarted(
@@ -205,7 +205,7 @@ def started(driver: Driver, proved: Proved) -> Draft:
     return replace(draft(event), call_id=None)
 
 
-async def _announce(log: Ledger, call: ToolCall, proved: Proved) -> None:
+async def _announce(log: CallRecorder, call: ToolCall, proved: AttestedSandbox) -> None:
     """Put on disk which sandbox the call gets, and refuse one whose isolation is not what was planned."""
     await log.append(replace(proved.note, call_id=call.id))
     differences = proved.attestation.differences
@@ -217,7 +217,7 @@ async def _announce(log: Ledger, call: ToolCall, proved: Proved) -> None:
         )
 
 
-async def _last_word(log: Ledger, event: LastWord) -> None:
+async def _last_word(log: CallRecorder, event: TerminalEvent) -> None:
     """Record how a call ended although it is being cancelled, or although the log is what failed."""
     with anyio.CancelScope(shield=True):
         try:

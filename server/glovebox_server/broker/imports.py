@@ -17,7 +17,7 @@ _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
 """What runs other code of which the text says nothing, or makes objects of modules that it does not name."""
 
 
-def may_want(code: str, preload: Sequence[str]) -> bool:
+def needs_preload(code: str, preload: Sequence[str]) -> bool:
     """Whether ``code`` names one of these modules, or imports or runs what is not in view and may need them."""
     words = (*_ELSEWHERE, *(module.partition(".")[0] for module in preload))
     if len(code) > MAX_GLANCED or any(word in code for word in words):

@@ -2,11 +2,11 @@
 
 The guest opens every stream; its kind says what for.
 
-``request``  meta has ``method``, ``url`` and ``headers``, the data is the body. A NOTE has ``status``, ``headers``,
+``request``  meta has ``method``, ``url`` and ``headers``, the data is the body. The ACCEPT has ``status``, ``headers``,
              ``url``, ``hops`` (redirects that led there) and ``dropped`` (request headers left out); then the body.
              A body that breaks off ends in a RESET with ``truncated``.
-``connect``  meta has ``authority``. A NOTE says ``opened``, then bytes go both ways. A tunnel that ends before its time
-             ends in a RESET with ``reason``.
+``connect``  meta has ``authority``. An ACCEPT says ``opened``, then bytes go both ways. A tunnel that ends before its
+             time ends in a RESET with ``reason``.
 ``trust``    the answer is this machine's certificate authorities as PEM: in a tunnel a program verifies its peer.
 
 A refusal is a RESET with ``rule``, ``reason`` and ``hint``, and ``hops`` where redirects led to it.
@@ -95,7 +95,7 @@ async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
 
     async def send(event: RequestEvent) -> None:
         if isinstance(event, Head):
-            await stream.note(_head(event))
+            await stream.accept(_head(event))
         elif isinstance(event, Body):
             await stream.send(event.data)
         elif isinstance(event, End) and event.truncated is None:
@@ -109,7 +109,7 @@ async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
 async def _connect(gate: EgressGate, stream: Duplex, meta: ConnectMeta) -> None:
     async def send(event: TunnelEvent) -> None:
         if isinstance(event, Opened):
-            await stream.note({"opened": True})
+            await stream.accept({"opened": True})
         elif isinstance(event, Closed):
             await stream.reset({"reason": event.reason} if event.reason else {})
         else:

@@ -1,7 +1,7 @@
 """The MCP surface: turns clients' requests into calls of the broker, and answers into MCP's. The only place that does.
 
-``build(app, identify)`` makes a ``Surface``; ``Surface.server`` is the SDK's server, which ``transport.serve`` serves
-in both protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``, ``delivery``, ``resources``.
+``build(app, identify)`` makes a ``McpServer``; its ``server`` is the SDK's, which ``transport.serve`` serves in both
+protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``, ``delivery``, ``resources``.
 """
 
 from collections import OrderedDict
@@ -88,7 +88,7 @@ Identify = Callable[[Context], Principal]
 """Who makes a request. Raises rather than guesses: there is no anonymous principal."""
 
 
-class Surface:
+class McpServer:
     """One MCP server over one app. Serves any number of connections."""
 
     def __init__(self, app: App, identify: Identify) -> None:
@@ -217,14 +217,14 @@ async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
         tasks.cancel_scope.cancel()
 
 
-def build(app: App, identify: Identify) -> Surface:
+def build(app: App, identify: Identify) -> McpServer:
     """Make the MCP surface of ``app``.
 
     Args:
         app: the composition root.
         identify: returns the principal of a request from its context.
     """
-    return Surface(app, identify)
+    return McpServer(app, identify)
 
 
 def client_of(ctx: Context) -> str | None:

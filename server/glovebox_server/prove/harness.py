@@ -83,7 +83,7 @@ class _Seen:
     left: tuple[str, ...] = ()
 
 
-class Desk:
+class CallHarness:
     """Where cases are tried: one server's parts, with a log and a store of their own. Open it with :func:`opened`."""
 
     def __init__(self, app: App, host: Planted, directory: Path, logs: Sequence[Mapping[str, Any]]) -> None:
@@ -227,7 +227,7 @@ class _Listener:
 
 
 @asynccontextmanager
-async def opened(data: Path, host: Planted) -> AsyncIterator[Desk]:
+async def opened(data: Path, host: Planted) -> AsyncIterator[CallHarness]:
     """A desk, for the length of the block; its log and its store are gone after it.
 
     Args:
@@ -243,7 +243,7 @@ async def opened(data: Path, host: Planted) -> AsyncIterator[Desk]:
         )
         with capture_logs() as logs:
             async with apps.opened(settings, "cli") as app:
-                yield Desk(app, host, directory / "profiles", logs)
+                yield CallHarness(app, host, directory / "profiles", logs)
 
 
 def _principal(caller: str) -> Principal:

@@ -106,7 +106,7 @@ async def _both_ways(
 
 
 async def _with_calls(
-    proof: Proof, whole: Iterable[calls.CallCase], desk: harness.Desk, heard: Callable[[Finding], None]
+    proof: Proof, whole: Iterable[calls.CallCase], desk: harness.CallHarness, heard: Callable[[Finding], None]
 ) -> Proof:
     """The proof with what came of whole calls on the same driver."""
     started = anyio.current_time()

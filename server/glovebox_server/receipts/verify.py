@@ -16,7 +16,7 @@ from glovebox_server.receipts.statement import Statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proved:
+class AttestedSandbox:
     """A receipt that holds."""
 
     statement: Statement
@@ -26,7 +26,7 @@ class Proved:
     """Which key signed it."""
 
 
-def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> Proved:
+def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> AttestedSandbox:
     """Check one receipt.
 
     Args:
@@ -44,7 +44,7 @@ def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> 
     digest = "sha256:" + hashlib.sha256(content.removesuffix(b"\n")).hexdigest()
     if audit is not None:
         _place(found, digest, audit)
-    return Proved(statement=found, digest=digest, key_id=envelope.key_id)
+    return AttestedSandbox(statement=found, digest=digest, key_id=envelope.key_id)
 
 
 def of_call(directory: Path, call_id: str) -> bytes | None:

@@ -43,7 +43,7 @@ PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
 _SSE_PATHS: Final = ("/sse", "/messages")
 
 
-class Gate:
+class AuthMiddleware:
     """The ASGI application around the application."""
 
     def __init__(self, inner: ASGIApp, *, hosts: Collection[str], known: Mapping[str, str]) -> None:

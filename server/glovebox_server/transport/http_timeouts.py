@@ -17,7 +17,7 @@ from glovebox_server.transport import auth
 HEAD_SECONDS = 10.0
 
 
-class PatientProtocol(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """Closes a connection whose request does not begin in time; from then on the gate counts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -47,7 +47,7 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
-        waiting = [each for each in self.connections if isinstance(each, PatientProtocol) and not each.working]
+        waiting = [each for each in self.connections if isinstance(each, TimeoutProtocol) and not each.working]
         if waiting:
             # Who was let through before goes last: a client that pauses is not the flood.
             longest = min(waiting, key=lambda each: (each.known, each.since))

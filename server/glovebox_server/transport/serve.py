@@ -35,10 +35,10 @@ from starlette.types import ASGIApp
 
 from glovebox_server.broker.calls import Principal
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import App, Surface, build, client_of
+from glovebox_server.mcp.server import App, McpServer, build, client_of
 from glovebox_server.transport import logs, stdio, tokens
-from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, PRINCIPAL_SCOPE_KEY, Gate
-from glovebox_server.transport.http_timeouts import PatientProtocol
+from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, PRINCIPAL_SCOPE_KEY, AuthMiddleware
+from glovebox_server.transport.http_timeouts import TimeoutProtocol
 
 #: Signals that end a server in good order.
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -65,7 +65,7 @@ class CannotListen(Exception):  # noqa: N818 - as the design's other failures
     """The address cannot, or must not, be listened on."""
 
 
-async def serve_stdio(app: App, wire: stdio.Wire | None = None) -> str:
+async def serve_stdio(app: App, wire: stdio.StdioFds | None = None) -> str:
     """Serve one client over stdin and stdout, in whichever protocol era it opens.
 
     Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before
@@ -79,7 +79,7 @@ async def serve_stdio(app: App, wire: stdio.Wire | None = None) -> str:
         Why it ended, for the audit log: ``stdin closed`` or the signal's name.
     """
     if wire is None:
-        with stdio.claimed_wire() as own:
+        with stdio.claimed_fds() as own:
             return await serve_stdio(app, own)
     logs.to_stderr()
     uid = f"local:{os.getuid()}"
@@ -126,7 +126,7 @@ async def serve_http(
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
-        gate = Gate(http_application(surface, callers=len(known)), hosts=names, known=known)
+        gate = AuthMiddleware(http_application(surface, callers=len(known)), hosts=names, known=known)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         def end() -> None:
@@ -158,7 +158,7 @@ def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]
 class _Sessions(StreamableHTTPSessionManager):
     """The SDK's sessions, of which each caller has its share: one that opens too many does not keep the others out."""
 
-    def __init__(self, surface: Surface, checked: TransportSecuritySettings, share: int) -> None:
+    def __init__(self, surface: McpServer, checked: TransportSecuritySettings, share: int) -> None:
         """Take how many sessions one caller may have."""
         super().__init__(
             surface.server,
@@ -176,7 +176,7 @@ class _Sessions(StreamableHTTPSessionManager):
         return super()._admit_session(requestor)
 
 
-def http_application(surface: Surface, *, callers: int) -> ASGIApp:
+def http_application(surface: McpServer, *, callers: int) -> ASGIApp:
     """Return both HTTP transports over one surface; the gate around it is the only thing that checks callers.
 
     Args:
@@ -243,7 +243,7 @@ class _Uvicorn(uvicorn.Server):
 def _configured(application: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http=PatientProtocol,
+        http=TimeoutProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -298,7 +298,7 @@ def _bracketed(address: str) -> str:
 
 
 @asynccontextmanager
-async def _on_signal(surface: Surface, end: Callable[[], None]) -> AsyncIterator[list[str]]:
+async def _on_signal(surface: McpServer, end: Callable[[], None]) -> AsyncIterator[list[str]]:
     """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``."""
     names: list[str] = []
 

@@ -41,7 +41,7 @@ Outgoing = MemoryObjectSendStream[SessionMessage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class StdioFds:
     """File descriptors of the two directions."""
 
     read: int
@@ -49,13 +49,13 @@ class Wire:
 
 
 @contextmanager
-def claimed_wire() -> Iterator[Wire]:
+def claimed_fds() -> Iterator[StdioFds]:
     """Take the process's stdin and stdout for the protocol alone.
 
     Until the end, descriptor 0 is the null device and 1 is stderr, so that a stray ``print`` or a child process can
     neither eat nor forge a message. The copies are close-on-exec: no child inherits them.
     """
-    wire = Wire(read=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), write=fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
+    wire = StdioFds(read=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), write=fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -70,7 +70,7 @@ def claimed_wire() -> Iterator[Wire]:
 
 
 @asynccontextmanager
-async def streams(wire: Wire) -> AsyncIterator[tuple[Incoming, Outgoing]]:
+async def streams(wire: StdioFds) -> AsyncIterator[tuple[Incoming, Outgoing]]:
     """Run the two directions and give their ends to the SDK's server.
 
     The incoming stream ends when the client closes its end, in either direction.

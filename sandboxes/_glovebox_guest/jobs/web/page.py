@@ -6,8 +6,8 @@ The guest itself has obtained the response from the host's egress policy; here i
 from __future__ import annotations
 
 from _glovebox_guest.jobs import wording
-from _glovebox_guest.jobs.places import Problem
 from _glovebox_guest.jobs.web import charsets
+from _glovebox_guest.jobs.workspace_paths import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

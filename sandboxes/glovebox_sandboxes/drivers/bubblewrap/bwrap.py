@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from _glovebox_guest.measure import status
-from glovebox_sandboxes.contract.base import Facts, Missing, Plan
+from glovebox_sandboxes.contract.base import Missing, Plan, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.spec import GUEST_UID
 from glovebox_sandboxes.host import cgroup, host_view, mounts, userns
@@ -203,7 +203,7 @@ class Launcher:
                 os.write(users, b"\0")
         except (anyio.BrokenResourceError, anyio.EndOfStream):
             await sandbox.kill()
-            raise self._unavailable((await sandbox.facts()).detail or "it ended without a word") from None
+            raise self._unavailable((await sandbox.stats()).detail or "it ended without a word") from None
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await sandbox.kill()
@@ -268,7 +268,7 @@ class BwrapSandbox:
         self._group = group
         self._detail = detail
 
-    async def outside(self) -> host_view.Outside:
+    async def host_view(self) -> host_view.HostView:
         """See ``Sandbox.outside``."""
         first = self._process.pid if self._zygote else host_view.only_child(self._process.pid)
         if first is None:
@@ -290,12 +290,12 @@ class BwrapSandbox:
         self._process.kill()
         await self._process.wait()
 
-    async def facts(self) -> Facts:
+    async def stats(self) -> SandboxStats:
         """See ``Sandbox.facts``."""
         words = _words(self._detail)
         if self._group is None:
-            return Facts(detail=words[-2000:])
-        return Facts(
+            return SandboxStats(detail=words[-2000:])
+        return SandboxStats(
             out_of_memory=self._group.out_of_memory(),
             memory_peak_bytes=self._group.memory_peak_bytes(),
             cpu_seconds=self._group.cpu_seconds(),

@@ -150,9 +150,9 @@ class Bubblewrap:
                 namespaces = await zygote.ready()
             except anyio.EndOfStream:
                 await sandbox.kill()
-                words = (await sandbox.facts()).detail or "it ended without a word"
+                words = (await sandbox.stats()).detail or "it ended without a word"
                 raise SandboxUnavailable("Starting a zygote", words, "Run `glovebox doctor`.") from None
-            seen = ZygoteSeen(namespaces=namespaces, filters=(await sandbox.outside()).filters)
+            seen = ZygoteSeen(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
             yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, seen=seen, user=sandbox.user)
 
     def holding(self) -> AbstractContextManager[None]:

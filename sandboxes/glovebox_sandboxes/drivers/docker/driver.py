@@ -12,7 +12,7 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from glovebox_sandboxes.contract.base import Capabilities, Facts, Plan, Source
+from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.docker import plan as plans
@@ -21,7 +21,7 @@ from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environme
 from glovebox_sandboxes.drivers.docker.janitor import Janitor
 from glovebox_sandboxes.drivers.docker.removal import Remover
 from glovebox_sandboxes.drivers.docker.stream import AttachedStream
-from glovebox_sandboxes.host.host_view import Outside, look, unseen
+from glovebox_sandboxes.host.host_view import HostView, look, unseen
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool.source import starting
 from glovebox_sandboxes.seccomp import docker_profile
@@ -81,7 +81,7 @@ class DockerSandbox:
         finally:
             self._located.set()
 
-    async def outside(self) -> Outside:
+    async def host_view(self) -> HostView:
         """See ``Sandbox.outside``."""
         await self._located.wait()
         found, host = self._found, self._action["HostConfig"]
@@ -107,11 +107,11 @@ class DockerSandbox:
             await self._look()
         await self._engine.kill(self._name)
 
-    async def facts(self) -> Facts:
+    async def stats(self) -> SandboxStats:
         """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxUnavailable."""
         await self._located.wait()
         await self._look()
-        return Facts(
+        return SandboxStats(
             out_of_memory=self._out_of_memory or self._last.out_of_memory,
             memory_peak_bytes=self._last.memory_peak_bytes,
             cpu_seconds=self._last.cpu_seconds,

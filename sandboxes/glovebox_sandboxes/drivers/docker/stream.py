@@ -18,7 +18,7 @@ STDOUT, STDERR = 1, 2
 #: Stream 3 carries the Engine's own complaints about the attachment; for us they are part of the last words.
 ENGINE_ERROR = 3
 DETAIL_BYTES = 2_000
-"""How much of the runtime's and guest's last words is kept for the operator (see ``Facts.detail``)."""
+"""How much of the runtime's and guest's last words is kept for the operator (see ``SandboxStats.detail``)."""
 _READ_BYTES = 256 * 1024
 """Most bytes taken from the socket at once: one wire frame and a little."""
 

@@ -20,7 +20,7 @@ from glovebox_sandboxes.pool.source import starting
 from glovebox_sandboxes.runtime import guest_gc
 from glovebox_sandboxes.runtime import runtime as runtimes
 from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
-from glovebox_sandboxes.session.connection import Link
+from glovebox_sandboxes.session.connection import GuestConnection
 
 READY_BYTES = 36 * 1024 * 1024
 """About what a sandbox takes while it waits, its kernel included."""
@@ -191,10 +191,10 @@ async def _trouble(driver: Gvisor) -> str:
         with anyio.fail_after(_TRIAL_SECONDS):
             async with driver.open(driver.plan(SandboxSpec(limits=_TRIAL_LIMITS))) as sandbox:
                 try:
-                    measured = await Link(sandbox.channel).ready()
+                    measured = await GuestConnection(sandbox.channel).ready()
                 except anyio.EndOfStream:
                     await sandbox.kill()
-                    return (await sandbox.facts()).detail or "it ended without a word"
+                    return (await sandbox.stats()).detail or "it ended without a word"
     except TimeoutError:
         return f"it was not ready after {_TRIAL_SECONDS:.0f} seconds"
     except SandboxUnavailable as problem:

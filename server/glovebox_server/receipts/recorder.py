@@ -29,7 +29,7 @@ from glovebox_server.broker.calls import ToolCall
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts import names
 
-LastWord = CallFinished | CallCancelled | CallFailed
+TerminalEvent = CallFinished | CallCancelled | CallFailed
 
 _POSITION_BYTES = 512
 """More than the position of the last record takes: it is known only when that is written."""
@@ -74,7 +74,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Office:
+class ReceiptIssuer:
     """Opens one ledger per call: the log, who signs, and as whom."""
 
     log: Log
@@ -84,15 +84,15 @@ class Office:
     server_id: str
     """Id of the server process, as in its records."""
 
-    def ledger(self, call: ToolCall, profile: Profile | None) -> "Ledger":
+    def recorder(self, call: ToolCall, profile: Profile | None) -> "CallRecorder":
         """The ledger of one call."""
-        return Ledger(self, call, profile)
+        return CallRecorder(self, call, profile)
 
 
-class Ledger:
+class CallRecorder:
     """The records of one call. Appending to it appends to the log."""
 
-    def __init__(self, office: Office, call: ToolCall, profile: Profile | None) -> None:
+    def __init__(self, office: ReceiptIssuer, call: ToolCall, profile: Profile | None) -> None:
         """Begin with no record."""
         self._office = office
         self._call = call
@@ -120,7 +120,7 @@ class Ledger:
         self._told += records
         return records
 
-    async def close(self, last: LastWord) -> Receipt:
+    async def close(self, last: TerminalEvent) -> Receipt:
         """Write the call's last record and its receipt, both or none.
 
         Raises:
