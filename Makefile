@@ -39,7 +39,7 @@ soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVE
 	@.venv/bin/python -m tests.soak.soak --calls $(or $(CALLS),1000) --driver $(or $(DRIVER),bubblewrap) \
 		--start $(or $(START),cold)
 
-compare: ## Try the attacks on other systems too, as root, into docs/comparison.md (COMPARE='--system docker-run')
+compare: ## Try the attacks on other systems too, as root, into docs/internals/comparison.md (COMPARE='--system docker-run')
 	@scripts/bootstrap test
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.comparison.compare $(COMPARE)

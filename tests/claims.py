@@ -18,7 +18,7 @@ from glovebox_sandboxes.drivers.registry import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 SEVERITIES = ("Escape", "HostLeak", "Exfil", "Lateral", "HostDoS", "PeerDoS")
-"""What would happen if the sentence were false, worst first: docs/threat-model.md says what each word means."""
+"""What would happen if the sentence were false, worst first: docs/operate/threat-model.md says what each word means."""
 ATTACKERS = ("program", "model", "content", "peer", "outsider", "local user", "operator's mistake", "all")
 SYSTEM_CALLS = "GB-KERN-3"
 """The sentence that the cases of ``sandboxes/glovebox_sandboxes/seccomp`` are about."""
@@ -73,10 +73,10 @@ def sentences(text: str | None = None, cases: Iterable[Case] | None = None) -> t
     """All of them, in the order of the page.
 
     Args:
-        text: of the page; docs/threat-model.md unless given.
+        text: of the page; docs/operate/threat-model.md unless given.
         cases: the shipped ones unless given.
     """
-    page = (ROOT / "docs/threat-model.md").read_text() if text is None else text
+    page = (ROOT / "docs/operate/threat-model.md").read_text() if text is None else text
     known: tuple[Case, ...] = (*case.load(), *call.load()) if cases is None else tuple(cases)
     found = []
     for identity, words, against, tests in _ROW.findall(page):

@@ -1,4 +1,4 @@
-"""``make compare``: the portable cases, against every system that can be had here, as a table in docs/comparison.md.
+"""``make compare``: the portable cases, against every system that can be had here, as a table in comparison.md.
 
 One case after another, each in a sandbox of its own with a host planted for it, so that none is stopped by what another
 left. Takes some twenty minutes. With ``--system docker-run`` one is asked again and the rest is kept.
@@ -34,7 +34,7 @@ from glovebox_sandboxes.host import host_info
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compare"
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "internals"
 NOTHING = "python3"
 OWN = tuple(f"glovebox-{name}" for name in registry.NAMES)
 KEYS = (NOTHING, *PEERS, *OWN)

@@ -14,8 +14,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests import engines
-from tests.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec
+from tests.fixtures import engines
+from tests.fixtures.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec
 from tests.must_run import unusable
 
 from glovebox_sandboxes.conformance import host as hosts
@@ -202,7 +202,7 @@ async def test_kill_returns_when_every_process_is_gone(engine: engines.Engine) -
 @pytest.mark.parametrize("state", ["running", "created"])
 async def test_a_killed_server_leaves_nothing(engine: engines.Engine, scratch: Path, state: str) -> None:
     """SIGKILL: no container, and no file with a filter."""
-    command = [sys.executable, "-m", "tests.docker_victim", state]
+    command = [sys.executable, "-m", "tests.fixtures.docker_victim", state]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     async with await anyio.open_process(command, cwd=ROOT, env=environment, stderr=None) as process:
         if process.stdout is None:

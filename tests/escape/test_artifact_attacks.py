@@ -15,7 +15,19 @@ import anyio
 import anyio.from_thread
 import pytest
 from anyio.abc import Process
-from tests.artifact_stores import ALICE, BOB, Clock, a_call, a_store, content, files, keep, limits, receive, untouched
+from tests.fixtures.artifact_stores import (
+    ALICE,
+    BOB,
+    Clock,
+    a_call,
+    a_store,
+    content,
+    files,
+    keep,
+    limits,
+    receive,
+    untouched,
+)
 
 from glovebox_server.artifacts import collect, disk
 from glovebox_server.artifacts.collect import FLUSH_BYTES, Worker
@@ -220,7 +232,7 @@ def cancelling(work: Callable[[], object], scope: anyio.CancelScope) -> Callable
 CRASH = """
 import sys, anyio
 from pathlib import Path
-from tests.artifact_stores import a_call, a_store, keep, limits, receive
+from tests.fixtures.artifact_stores import a_call, a_store, keep, limits, receive
 from glovebox_server.artifacts.collect import FLUSH_BYTES, Worker
 
 async def main():

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
-from tests.audit_logs import decided, fill, finished, log_lines
+from tests.fixtures.audit_logs import decided, fill, finished, log_lines
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Record
@@ -32,7 +32,7 @@ NEVER = -1
 @asynccontextmanager
 async def writer(directory: Path, server: str, count: int, tear: int = NEVER) -> AsyncIterator[Process]:
     """Run a process that appends ``count`` records and prints an acknowledgement for each."""
-    command = [sys.executable, "-m", "tests.audit_logs", str(directory), server, str(count), str(tear)]
+    command = [sys.executable, "-m", "tests.fixtures.audit_logs", str(directory), server, str(count), str(tear)]
     async with await anyio.open_process(command, cwd=ROOT, stderr=None) as process:
         yield process
 

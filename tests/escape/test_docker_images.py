@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from docker.errors import ImageNotFound
-from tests.docker_sandboxes import client, program, spec
+from tests.fixtures.docker_sandboxes import client, program, spec
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.docker_sandboxes import MIB, instead_of_guest, program, python, read_all, spec
+from tests.fixtures.docker_sandboxes import MIB, instead_of_guest, program, python, read_all, spec
 
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec

@@ -12,8 +12,8 @@ import anyio
 import anyio.abc
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
-from tests.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec, wait_until_removed
-from tests.docker_victim import COUNT
+from tests.fixtures.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec, wait_until_removed
+from tests.fixtures.docker_victim import COUNT
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker import usage
@@ -29,7 +29,7 @@ _NAME_BYTES = 100
 @asynccontextmanager
 async def victim(*arguments: str) -> AsyncIterator[tuple[anyio.abc.Process, list[str]]]:
     """A server process with open containers, and their names."""
-    command = [sys.executable, "-m", "tests.docker_victim", *arguments]
+    command = [sys.executable, "-m", "tests.fixtures.docker_victim", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     async with await anyio.open_process(command, cwd=ROOT, env=environment, stderr=None) as process:
         if process.stdout is None:

@@ -9,7 +9,19 @@ from itertools import count
 import anyio
 import anyio.abc
 import pytest
-from tests.internet import OTHER, SITE, Cable, Handler, Internet, answering, fetch, internet, ok, read_head, wires
+from tests.fixtures.internet import (
+    OTHER,
+    SITE,
+    Cable,
+    Handler,
+    Internet,
+    answering,
+    fetch,
+    internet,
+    ok,
+    read_head,
+    wires,
+)
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_server.egress.events import End, Failed

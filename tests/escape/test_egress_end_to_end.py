@@ -13,8 +13,8 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import pytest
-from tests.brokered import DRIVERS, glovebox, profile
-from tests.internet import (
+from tests.fixtures.brokered import DRIVERS, glovebox, profile
+from tests.fixtures.internet import (
     METADATA,
     OTHER,
     PRIVATE,

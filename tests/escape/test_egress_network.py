@@ -5,7 +5,7 @@ Each denial is shown with its control: the same thing without the guard goes thr
 
 import anyio
 import pytest
-from tests.internet import (
+from tests.fixtures.internet import (
     CLIENT,
     METADATA,
     OTHER,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.internet import unavailable
+from tests.fixtures.internet import unavailable
 
 from glovebox_profiles.egress.addresses import Address
 from glovebox_server.egress.dial import Unreachable, resolve

@@ -10,8 +10,8 @@ import anyio
 import anyio.abc
 import pytest
 from anyio.streams.tls import TLSStream
-from tests.internet import OTHER, PRIVATE, SITE, Cable, Internet, internet, wires
-from tests.tls_hello import made_hello, real_hello, server_name
+from tests.fixtures.internet import OTHER, PRIVATE, SITE, Cable, Internet, internet, wires
+from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_server.egress.events import Closed, Denied, Opened, TunnelEvent

@@ -19,9 +19,9 @@ from typing import Any
 import anyio
 import anyio.abc
 import pytest
-from tests import leftovers
-from tests.brokered import DRIVERS, Heard, profile
-from tests.leftovers import until
+from tests.fixtures import leftovers
+from tests.fixtures.brokered import DRIVERS, Heard, profile
+from tests.fixtures.leftovers import until
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_server import app as apps

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.brokered import Heard, profile
-from tests.channels import READY
+from tests.fixtures.brokered import Heard, profile
+from tests.fixtures.channels import READY
 
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxUnavailable

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests import bubblewrap
+from tests.fixtures import bubblewrap
 
 from glovebox_sandboxes.seccomp import load
 from glovebox_sandboxes.seccomp.filters import compile_policy

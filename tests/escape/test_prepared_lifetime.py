@@ -15,9 +15,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests import leftovers, zygotes
-from tests.brokered import Heard, profile
-from tests.leftovers import until
+from tests.fixtures import leftovers, zygotes
+from tests.fixtures.brokered import Heard, profile
+from tests.fixtures.leftovers import until
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.host import cgroup

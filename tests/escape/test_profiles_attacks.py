@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.profile_texts import MINIMAL, decide_by_name, profile
+from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.egress import decide_url

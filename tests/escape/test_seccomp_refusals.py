@@ -9,7 +9,7 @@ import json
 import platform
 
 import pytest
-from tests import bubblewrap
+from tests.fixtures import bubblewrap
 
 from glovebox_sandboxes.seccomp import bpf, load
 from glovebox_sandboxes.seccomp.cases import ALLOWED, Case, load_cases, payload, program

@@ -4,7 +4,7 @@ import os
 
 import anyio
 import pytest
-from tests import docker_sandboxes
+from tests.fixtures import docker_sandboxes
 
 from glovebox_sandboxes.conformance.case import LIMITS
 from glovebox_sandboxes.drivers.docker import usage

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests import brokered
-from tests.brokered import Called, Glovebox
+from tests.fixtures import brokered
+from tests.fixtures.brokered import Called, Glovebox
 from tests.must_run import GVISOR_DOCKER
 
 from glovebox_sandboxes.contract.errors import UnsupportedSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.guest_jobs import Workspace, make
+from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import workspace_paths
 

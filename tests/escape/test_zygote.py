@@ -11,9 +11,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests import leftovers, zygotes
-from tests.leftovers import until
-from tests.zygotes import answer, inside, outcome_of, zygote
+from tests.fixtures import leftovers, zygotes
+from tests.fixtures.leftovers import until
+from tests.fixtures.zygotes import answer, inside, outcome_of, zygote
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.host import cgroup
@@ -21,7 +21,7 @@ from glovebox_sandboxes.session import run
 from glovebox_sandboxes.session.run import host_namespaces
 
 pytestmark = pytest.mark.driver("bubblewrap")
-THREAT_MODEL = Path(__file__).parents[2] / "docs" / "threat-model.md"
+THREAT_MODEL = Path(__file__).parents[2] / "docs" / "operate" / "threat-model.md"
 
 #: Preloaded, so that every generator was used before the forks, and what is drawn once is drawn.
 USED = """

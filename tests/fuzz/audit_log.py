@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.audit_logs import fill
+from tests.fixtures.audit_logs import fill
 from tests.fuzz.harness import bounded
 
 from glovebox_server.audit import read

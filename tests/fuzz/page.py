@@ -3,8 +3,8 @@
 import json
 import re
 
+from tests.fixtures.guest_jobs import Collected
 from tests.fuzz.harness import bounded
-from tests.guest_jobs import Collected
 
 from _glovebox_guest.jobs.web import page, readable
 

@@ -18,7 +18,7 @@ from unittest import mock
 
 import anyio
 from rich.console import Console
-from tests.brokered import Heard, profile
+from tests.fixtures.brokered import Heard, profile
 
 from glovebox_sandboxes.drivers.bubblewrap.bwrap import BwrapSandbox
 from glovebox_sandboxes.host.host_view import HostView, unseen

@@ -1,7 +1,7 @@
 """``make bench``: every promise about time and memory, measured beside what people do otherwise, in one run.
 
 Exit code 1 if a bound that was measured is not met, 2 if there is no such row or revision. What each row means, and how
-to read the table: docs/performance.md. The rows are in rows.py; what measures them in a module for each part.
+to read the table: docs/internals/performance.md. The rows are in rows.py; what measures them in a module for each part.
 """
 
 import argparse
@@ -197,7 +197,7 @@ def parsed() -> argparse.Namespace:
     options.add_argument("--rounds", type=int, help=f"of the rows about time; {ROUNDS} unless given")
     options.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options.add_argument("--plot", type=Path, metavar="FILE", help="draw the times there, as PNG")
-    options.add_argument("--docs", action="store_true", help="renew docs/performance.md, .json and .png")
+    options.add_argument("--docs", action="store_true", help="renew docs/internals/performance.md, .json and .png")
     options.add_argument("--image", default="python:3.11-slim", help="of the peers on Docker; it must have python3")
     options.add_argument("--against", metavar="REV", help="compare with this revision of git instead")
     return options.parse_args()

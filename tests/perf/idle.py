@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 from mcp import Client
-from tests import leftovers
+from tests.fixtures import leftovers
 from tests.perf import clients
 from tests.perf.bare import CODE
 from tests.perf.clients import Setup

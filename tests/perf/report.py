@@ -1,4 +1,4 @@
-"""What a run found, as JSON, as a table in a terminal, as the tables of docs/performance.md. Nothing here measures."""
+"""What a run found, as JSON, as a table in a terminal, as the tables of performance.md. Nothing here measures."""
 
 import json
 import re
@@ -13,10 +13,10 @@ from tests.perf.rows import ROWS, Verdict
 from tests.perf.series import Series, rounded
 from tests.perf.where import Parts
 
-PAGE = ROOT / "docs" / "performance.md"
-PROMISES = ROOT / "docs" / "specification.md"
-KEPT = ROOT / "docs" / "performance.json"
-PICTURE = ROOT / "docs" / "performance.png"
+PAGE = ROOT / "docs" / "internals" / "performance.md"
+PROMISES = ROOT / "docs" / "operate" / "specification.md"
+KEPT = ROOT / "docs" / "internals" / "performance.json"
+PICTURE = ROOT / "docs" / "internals" / "performance.png"
 BEGIN = "<!-- begin: written by make bench -->"
 END = "<!-- end: written by make bench -->"
 _PLANNED = {row.key: row for row in ROWS}
@@ -93,7 +93,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """What stands between the markers of docs/performance.md."""
+    """What stands between the markers of docs/internals/performance.md."""
     lines = ["| row | what | measured | | bound | |", "| --- | --- | --- | --- | --- | --- |"]
     for row in report["rows"]:
         measured, found, verdict = said(row)
@@ -112,7 +112,7 @@ def page(report: Mapping[str, Any]) -> str:
 
 
 def promises(report: Mapping[str, Any]) -> str:
-    """What stands between the markers of docs/specification.md: the rows that have a bound."""
+    """What stands between the markers of docs/operate/specification.md: the rows that have a bound."""
     lines = ["| what | must | measured | |", "| --- | --- | --- | --- |"]
     for row in report["rows"]:
         if row["bound"]:

@@ -9,7 +9,7 @@ import anyio
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from tests.artifact_stores import ALICE, a_call, a_store, content, files, limits
+from tests.fixtures.artifact_stores import ALICE, a_call, a_store, content, files, limits
 
 from glovebox_server.artifacts.images import pixels
 from glovebox_server.artifacts.media import Sniffer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from tests.audit_logs import fill
+from tests.fixtures.audit_logs import fill
 
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import NotARecord

@@ -7,7 +7,7 @@ from itertools import product
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.tls_hello import made_hello, real_hello, server_name
+from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
 from glovebox_profiles.egress import EgressRule, EgressTarget, covers, covers_all, decide, decide_url, meet, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.guest_jobs import Collected
+from tests.fixtures.guest_jobs import Collected
 
 from _glovebox_guest.jobs.web import charsets, markup, page
 

@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import given
-from tests.profile_texts import profile, profiles
+from tests.fixtures.profile_texts import profile, profiles
 
 from glovebox_profiles.diff import diff
 from glovebox_profiles.errors import ProfileError

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.profile_texts import MINIMAL
+from tests.fixtures.profile_texts import MINIMAL
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, parse

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.receipts import KEY
+from tests.fixtures.receipts import KEY
 
 from glovebox_server.audit.chain import canonical
 from glovebox_server.receipts import dsse

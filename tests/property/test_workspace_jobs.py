@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.guest_jobs import Workspace, make
+from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import glob, read, workspace_paths
 

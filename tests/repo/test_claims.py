@@ -10,11 +10,11 @@ from glovebox_sandboxes.conformance import call, case
 CASES = (*case.load(), *call.load())
 ESCAPE = sorted(path.name for path in (claims.ROOT / "tests/escape").glob("test_*.py"))
 README = (claims.ROOT / "README.md").read_text()
-PAGE = (claims.ROOT / "docs/threat-model.md").read_text()
+PAGE = (claims.ROOT / "docs/operate/threat-model.md").read_text()
 
 
 def test_every_sentence_has_tests_and_every_attack_a_sentence() -> None:
-    """docs/threat-model.md, README.md, tests/escape and the conformance cases fit together."""
+    """docs/operate/threat-model.md, README.md, tests/escape and the conformance cases fit together."""
     found = claims.sentences()
     assert len(found) > 50
     assert claims.problems(found, CASES, ESCAPE, README) == []

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
-from tests import leftovers
+from tests.fixtures import leftovers
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.engine import Engine

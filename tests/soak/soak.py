@@ -29,8 +29,8 @@ import anyio.to_thread
 import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from tests import leftovers
-from tests.brokered import profile
+from tests.fixtures import leftovers
+from tests.fixtures.brokered import profile
 from tests.soak.account import Account, accounted
 from tests.soak.engine import OwnEngine, own_engine
 

@@ -4,7 +4,7 @@ import io
 import zipfile
 
 import pytest
-from tests.artifact_stores import PNG
+from tests.fixtures.artifact_stores import PNG
 
 from glovebox_server.artifacts.images import MAX_PIXELS, pixels
 from glovebox_server.artifacts.media import Content, Sniffer

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from pydantic import AnyUrl
-from tests.artifact_stores import (
+from tests.fixtures.artifact_stores import (
     ALICE,
     BOB,
     PNG,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import rfc8785
-from tests.audit_logs import decided
+from tests.fixtures.audit_logs import decided
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import GENESIS, Draft, Edited, Head, NotARecord, Record

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.audit_logs import decided, fill, finished, log_lines, replace_lines
+from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_lines
 
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.audit_logs import decided, fill, finished
+from tests.fixtures.audit_logs import decided, fill, finished
 
 from glovebox_server.audit import chain, reference
 from glovebox_server.audit.events import EVENTS, ArtifactRefused, CallDecided, CallFinished, SandboxStarted, draft
 from glovebox_server.audit.verify import ProblemKind
 from glovebox_server.broker.calls import Decision, Principal, ToolCall
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "audit.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operate" / "audit.md"
 
 
 def test_every_event_and_field_is_documented() -> None:
-    """The docstrings are complete, and docs/audit.md says the same."""
+    """The docstrings are complete, and docs/operate/audit.md says the same."""
     assert {row.kind for row in reference.rows()} == set(EVENTS)
     for row in reference.rows():
         assert row.meaning.endswith("."), f"{row.kind}.{row.name} has no docstring under it"
     assert reference.markdown() in DOCUMENT.read_text(), (
-        "put `glovebox_server.audit.reference.markdown()` into docs/audit.md"
+        "put `glovebox_server.audit.reference.markdown()` into docs/operate/audit.md"
     )
 
 
@@ -36,7 +36,7 @@ def test_every_kind_of_problem_is_explained() -> None:
 
 
 def test_the_check_by_hand_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines of Python in docs/audit.md recognise a record, and a changed one (control), without Glovebox."""
+    """The lines of Python in audit.md recognise a record, and a changed one (control), without Glovebox."""
     program = DOCUMENT.read_text().split("python3 -c '")[1].split("' < audit.jsonl")[0]
     line = fill(tmp_path / "audit", 1)[0].line.decode()
     shown = io.StringIO()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
+from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
 from glovebox_server.audit import chain, file, log
 from glovebox_server.audit.chain import Head, Record

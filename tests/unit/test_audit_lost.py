@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.audit_logs import decided, finished, log_lines
+from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_server.audit import chain, file, log, underway, writers
 from glovebox_server.audit.chain import Record

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.audit_logs import decided, fill, log_lines
+from tests.fixtures.audit_logs import decided, fill, log_lines
 
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.file import HEAD_NAME, LOG_NAME

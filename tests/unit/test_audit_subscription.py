@@ -4,7 +4,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.audit_logs import decided, finished, log_lines
+from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_server.audit import subscription
 from glovebox_server.audit.chain import Record

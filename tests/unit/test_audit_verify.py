@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
+from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import Head

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.brokered import profile
+from tests.fixtures.brokered import profile
 
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
 from glovebox_server.audit.read import tail

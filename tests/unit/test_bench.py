@@ -138,7 +138,7 @@ def test_rows_are_whole() -> None:
 
 
 def test_every_row_is_explained() -> None:
-    """docs/performance.md has each key."""
+    """docs/internals/performance.md has each key."""
     text = report.PAGE.read_text()
     assert [row.key for row in ROWS if f"`{row.key}`" not in text] == []
 
@@ -179,7 +179,7 @@ def test_only_what_is_between_the_markers_is_renewed() -> None:
 
 
 def test_the_page_is_what_was_kept() -> None:
-    """docs/performance.md and docs/specification.md show docs/performance.json and nothing else."""
+    """performance.md and specification.md show performance.json and nothing else."""
     if report.KEPT.exists():
         found = report.read(report.KEPT)
     else:

@@ -11,9 +11,9 @@ from typing import Any, cast
 import anyio
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tests.artifact_stores import a_store
-from tests.brokered import Heard
-from tests.channels import READY, Channel, Guest
+from tests.fixtures.artifact_stores import a_store
+from tests.fixtures.brokered import Heard
+from tests.fixtures.channels import READY, Channel, Guest
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source

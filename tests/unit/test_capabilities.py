@@ -30,7 +30,7 @@ UNSUPPORTED = [each for each in FEATURES if each.status == "unsupported" and eac
 
 
 def paths(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Every field of a record, as docs/capabilities.md writes it."""
+    """Every field of a record, as docs/use/capabilities.md writes it."""
     for name, hint in get_type_hints(kind).items():
         inner = [each for each in get_args(hint) if is_dataclass(each)]
         if is_dataclass(hint):
@@ -43,8 +43,8 @@ def paths(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_every_field_is_documented_and_nothing_else() -> None:
-    """The table of docs/capabilities.md is the schema."""
-    text = (ROOT / "docs/capabilities.md").read_text()
+    """The table of docs/use/capabilities.md is the schema."""
+    text = (ROOT / "docs/use/capabilities.md").read_text()
     rows = [
         line.split("`")[1] for line in text.partition("## Fields")[2].partition("##")[0].splitlines() if "| `" in line
     ]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from tests.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
+from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
 
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts.record import ArtifactsUnavailable

@@ -130,7 +130,7 @@ def test_what_others_do_not_promise_is_about_them_and_about_cases() -> None:
 
 
 def test_the_page_is_what_was_found() -> None:
-    """The generated part of docs/comparison.md is made of docs/comparison.json, and of nothing else."""
+    """The generated part of comparison.md is made of comparison.json, and of nothing else."""
     written = (DOCS / "comparison.md").read_text()
     assert page.merged(written, page.rendered(KEPT)) == written
 

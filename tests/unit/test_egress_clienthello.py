@@ -1,7 +1,7 @@
 """The ClientHello reader: one readable server name, or a refusal that says why."""
 
 import pytest
-from tests.tls_hello import made_hello, real_hello, server_name, vector
+from tests.fixtures.tls_hello import made_hello, real_hello, server_name, vector
 
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello

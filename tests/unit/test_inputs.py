@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.artifact_stores import ALICE, BOB, a_call, a_store, keep
+from tests.fixtures.artifact_stores import ALICE, BOB, a_call, a_store, keep
 
 from glovebox_server.broker.inputs import MAX_BYTES, open_inputs
 from glovebox_server.errors import Refused

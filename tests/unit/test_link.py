@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.channels import OUTCOME, READY, Channel, Guest, Script
+from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Script
 
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxUnavailable

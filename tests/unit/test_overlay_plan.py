@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.profile_texts import profile
+from tests.fixtures.profile_texts import profile
 from tests.unit.test_docker_plan import HOST, SECCOMP
 from tests.unit.test_gvisor_plan import plan as gvisor_plan
 

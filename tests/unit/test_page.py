@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.guest_jobs import Collected
+from tests.fixtures.guest_jobs import Collected
 
 from _glovebox_guest.jobs.web import page, readable
 

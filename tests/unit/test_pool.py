@@ -1,6 +1,6 @@
 """Sandboxes that wait: used once, never dead, never another's; and a pool that fails costs a call nothing but time.
 
-Drivers, sandboxes and the clock are in memory (``tests/pools.py``).
+Drivers, sandboxes and the clock are in memory (``tests/fixtures/pools.py``).
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.pools import COLD, PLAN, Fake, Sandbox, Scene, a_scene, jumping, sandbox_of
+from tests.fixtures.pools import COLD, PLAN, Fake, Sandbox, Scene, a_scene, jumping, sandbox_of
 
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.profile_texts import MINIMAL, decide_by_name
+from tests.fixtures.profile_texts import MINIMAL, decide_by_name
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_server.cli.profiles import check, diff_paths, explain_tool, list_profiles, show

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.profile_texts import decide_by_name, profile
+from tests.fixtures.profile_texts import decide_by_name, profile
 
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.egress import decide_url
@@ -172,8 +172,8 @@ def test_the_committed_schema_is_the_generated_one() -> None:
 
 
 def test_every_key_is_in_the_documentation_with_its_default() -> None:
-    """docs/profiles.md has one row for each key, and states its default."""
-    document = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    """docs/use/profiles.md has one row for each key, and states its default."""
+    document = (Path(__file__).parents[2] / "docs" / "use" / "profiles.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip(" `"): line for line in document.splitlines() if line.startswith("| `")}
     tables = {"files", "network", "limits", "python", "audit", "example", "limits.output", "limits.workspace"}
     keys = {".".join(key) for key in valid_keys()} - tables

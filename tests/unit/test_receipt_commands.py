@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from tests.receipts import CALL_ID, KEY, OTHER, desk, said
+from tests.fixtures.receipts import CALL_ID, KEY, OTHER, desk, said
 
 from glovebox_server.cli.main import main
 from glovebox_server.receipts.keys import KeyUnusable, Signer, parse_public, public_pem

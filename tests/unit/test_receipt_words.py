@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.receipts import desk, public
+from tests.fixtures.receipts import desk, public
 
 from glovebox_server.audit import chain
 from glovebox_server.receipts import statement

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from tests.audit_logs import log_lines
-from tests.receipts import CALL_ID, CODE, KEY, OTHER, call_of, desk, finished, profile, public, said
+from tests.fixtures.audit_logs import log_lines
+from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, desk, finished, profile, public, said
 
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import canonical
@@ -296,9 +296,9 @@ async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
 
 
 def test_every_field_is_documented() -> None:
-    """The docstrings are complete, and docs/receipts.md says the same."""
-    document = Path(__file__).parents[2] / "docs" / "receipts.md"
+    """The docstrings are complete, and docs/operate/receipts.md says the same."""
+    document = Path(__file__).parents[2] / "docs" / "operate" / "receipts.md"
     assert "|  |" not in reference.markdown(), "a field has no docstring under it"
     assert reference.markdown() in document.read_text(), (
-        "put `glovebox_server.receipts.reference.markdown()` into docs/receipts.md"
+        "put `glovebox_server.receipts.reference.markdown()` into docs/operate/receipts.md"
     )

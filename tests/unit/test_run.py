@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.channels import OUTCOME, READY, Channel, Guest
+from tests.fixtures.channels import OUTCOME, READY, Channel, Guest
 
 from glovebox_sandboxes.contract.base import Plan, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from click.testing import CliRunner
-from tests.artifact_stores import Clock, a_store, keep
+from tests.fixtures.artifact_stores import Clock, a_store, keep
 
 from glovebox_server.broker.calls import Principal
 from glovebox_server.cli.exits import OK, UNAVAILABLE, USAGE

@@ -173,8 +173,8 @@ def test_docker_document_is_plain_json() -> None:
 
 
 def test_the_page_for_reviewers_names_every_rule_and_call() -> None:
-    """docs/seccomp.md cannot drift: each group, each refused call and each link is on it."""
-    page = (Path(__file__).parents[2] / "docs" / "seccomp.md").read_text()
+    """docs/internals/seccomp.md cannot drift: each group, each refused call and each link is on it."""
+    page = (Path(__file__).parents[2] / "docs" / "internals" / "seccomp.md").read_text()
     policy = load()
     rows = set(page.splitlines())
     for group in policy.refuse:

@@ -5,7 +5,7 @@ import errno
 import platform
 
 import pytest
-from tests import bubblewrap
+from tests.fixtures import bubblewrap
 
 from glovebox_sandboxes.seccomp import bpf, load
 from glovebox_sandboxes.seccomp.filters import compile_policy

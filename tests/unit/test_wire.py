@@ -4,7 +4,20 @@ import struct
 from typing import Any
 
 import pytest
-from tests.wire_peers import CREDIT, DATA, END, MESSAGE, NOTE, OPEN, RESET, ROLES, frame, opening, running, side
+from tests.fixtures.wire_peers import (
+    CREDIT,
+    DATA,
+    END,
+    MESSAGE,
+    NOTE,
+    OPEN,
+    RESET,
+    ROLES,
+    frame,
+    opening,
+    running,
+    side,
+)
 
 from _glovebox_guest import wire
 from _glovebox_guest.wire import MAX_DATA, MAX_JOB, MAX_MESSAGE, ProtocolError, Wire

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.wire_peers import CREDIT, DATA, END, NOTE, RESET, ROLES, frame, opening, running, side
+from tests.fixtures.wire_peers import CREDIT, DATA, END, NOTE, RESET, ROLES, frame, opening, running, side
 
 from _glovebox_guest import wire
 from _glovebox_guest.wire import MAX_DATA, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire

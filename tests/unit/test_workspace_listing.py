@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.guest_jobs import Workspace, make
+from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import glob, listing, tree
 

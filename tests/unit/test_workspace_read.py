@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.guest_jobs import Workspace, make
+from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import read
 

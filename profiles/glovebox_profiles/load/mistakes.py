@@ -57,15 +57,15 @@ def _sentences(detail: ErrorDetails, key: KeyPath) -> tuple[str, str]:
         return "unknown key", _nearest(key)
     match detail["type"]:
         case "missing":
-            return "required, and missing", "See docs/profiles.md for its values."
+            return "required, and missing", "See docs/use/profiles.md for its values."
         case "value_error":
-            return str(detail["ctx"]["error"]).rstrip("."), "See docs/profiles.md."
+            return str(detail["ctx"]["error"]).rstrip("."), "See docs/use/profiles.md."
         case "model_type" | "dict_type":
             return "must be a table", f"Write it as [{dotted(key)}]."
         case "too_short" | "string_too_short":
-            return "must not be empty", "See docs/profiles.md for its values."
+            return "must not be empty", "See docs/use/profiles.md for its values."
     sentence = detail["msg"]
-    return f"{sentence[:1].lower()}{sentence[1:]}", "See docs/profiles.md for its type and bounds."
+    return f"{sentence[:1].lower()}{sentence[1:]}", "See docs/use/profiles.md for its type and bounds."
 
 
 def _nearest(key: KeyPath) -> str:

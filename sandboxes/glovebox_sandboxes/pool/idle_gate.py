@@ -1,6 +1,6 @@
 """When nobody waits: what can wait, the next sandbox and the end of a used one, is done then.
 
-See docs/decisions/0021-what-can-wait-waits-for-the-call.md.
+See docs/internals/decisions/0021-what-can-wait-waits-for-the-call.md.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """The seccomp policy as data: read, checked, digested. No libseccomp here, so every system can explain the policy.
 
-``policy.json`` beside this file is the only source; ``docs/seccomp.md`` says how to read it. Nothing here may import a
-driver, a profile or the server.
+``policy.json`` beside this file is the only source; ``docs/internals/seccomp.md`` says how to read it. Nothing here may
+import a driver, a profile or the server.
 """
 
 import errno
@@ -143,7 +143,7 @@ def parse(source: bytes) -> Policy:
     """Read a policy, strictly.
 
     Raises:
-        PolicyError: It is not JSON of the form that docs/seccomp.md describes; a key is unknown or missing, one name is
+        PolicyError: It is not JSON of the form that seccomp.md describes; a key is unknown or missing, one name is
             both allowed and refused, or a name is allowed both with and without conditions (these would not count).
     """
     try:
@@ -152,7 +152,7 @@ def parse(source: bytes) -> Policy:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
         what = f"{type(problem).__name__}: {str(problem)[:200]}"
-        raise PolicyError(f"policy.json: not a policy as docs/seccomp.md describes it ({what})") from problem
+        raise PolicyError(f"policy.json: not a policy as docs/internals/seccomp.md describes it ({what})") from problem
 
 
 def _parse(data: Mapping[str, Any]) -> Policy:

@@ -347,7 +347,7 @@ class ReceiptSigned(CallEvent):
     key: str
     """Id of the key that signed it."""
     envelope: Mapping[str, Any]
-    """The receipt itself, see docs/receipts.md."""
+    """The receipt itself, see docs/operate/receipts.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +365,7 @@ class GapRecorded(Event):
     """Digest of exactly these bytes."""
 
 
-#: Every event by its kind. docs/audit.md is checked against it.
+#: Every event by its kind. docs/operate/audit.md is checked against it.
 EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
     for event in (

@@ -44,7 +44,7 @@ def _rows_of(event: type[Event]) -> list[Row]:
 
 
 def markdown() -> str:
-    """Return the events section of docs/audit.md."""
+    """Return the events section of docs/operate/audit.md."""
     parts = []
     for kind, event in EVENTS.items():
         call = " Belongs to a call." if issubclass(event, CallEvent) else ""

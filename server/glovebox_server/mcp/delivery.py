@@ -49,7 +49,7 @@ class AuditParams(types.NotificationParams):
     seq: int
     """Place in the chain; a hole means that records of others, or lost messages, lie between."""
     kind: str
-    """Which event (docs/audit.md); or ``missed``, or ``listening`` at the start of a listen request."""
+    """Which event (docs/operate/audit.md); or ``missed``, or ``listening`` at the start of a listen request."""
     time: str | None = None
     call_id: str | None = None
     data: dict[str, Any] = Field(default_factory=dict)

@@ -23,7 +23,7 @@ _WHERE: Mapping[type[BaseModel], str] = {
 
 
 def markdown() -> str:
-    """The fields section of docs/receipts.md."""
+    """The fields section of docs/operate/receipts.md."""
     blocks = []
     for model, where in _WHERE.items():
         table = ["| field | meaning |", "| --- | --- |"]

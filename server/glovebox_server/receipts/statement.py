@@ -1,4 +1,4 @@
-"""What a receipt says: an in-toto Statement, version 1, with a predicate of ours. Data only; see docs/receipts.md.
+"""What a receipt says: an in-toto Statement, version 1, with a predicate of ours. Data; see docs/operate/receipts.md.
 
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The models are read from bytes, so they are
 strict; a field that is None or empty is left out when written. Digests are ``sha256:`` and hex, but in ``subject``.

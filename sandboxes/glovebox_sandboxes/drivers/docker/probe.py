@@ -28,7 +28,7 @@ _CONTROLLERS = {
 _RUNTIME_FIX: Mapping[Runtime, str] = {
     "runc": "Run `apt-get install runc`.",
     "crun": "Run `apt-get install crun`.",
-    "runsc": "Add gVisor's runsc to the Engine's runtimes as docs/drivers.md says, and restart it.",
+    "runsc": "Add gVisor's runsc to the Engine's runtimes as docs/operate/drivers.md says, and restart it.",
 }
 _GROUP_FIX = "Enable it on the kernel's command line (cgroup_enable={0}) and restart the Engine."
 
@@ -114,7 +114,7 @@ def _podman_gaps(info: Mapping[str, Any], own: Mapping[str, Any], runtime: Runti
     if runtime == "runsc":
         yield Missing(
             what="a Docker Engine: Podman is not asked for gVisor",
-            fix="Install what the driver needs to start runsc itself, see docs/drivers.md.",
+            fix="Install what the driver needs to start runsc itself, see docs/operate/drivers.md.",
             fatal=True,
         )
     elif own["ociRuntime"]["name"] not in podman.RUNTIMES:

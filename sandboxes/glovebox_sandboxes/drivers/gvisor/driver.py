@@ -158,7 +158,7 @@ _TRIAL_LIMITS = Limits(
     wall_seconds=_TRIAL_SECONDS, cpu_seconds=10, memory_bytes=256 * 1024 * 1024, pids=8, scratch_bytes=1024 * 1024,
     output_bytes=0, output_files=0, stream_bytes=0,
 )  # fmt: skip
-_TRIAL_FIX = "See what runsc says in docs/drivers.md; inside a container, run Glovebox outside of it."
+_TRIAL_FIX = "See what runsc says in docs/operate/drivers.md; inside a container, run Glovebox outside of it."
 
 _RUNSC_FIX = (
     "On Debian, as root: scripts/install-runsc; elsewhere gVisor's own "
