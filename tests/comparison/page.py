@@ -1,5 +1,7 @@
-"""The page: what was kept of a comparison as tables, between two markers of a page written by hand."""
+"""What was kept of a comparison, as tables: case by case in a file, the rest between two markers of a page."""
 
+import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +21,14 @@ AREAS = {
 
 
 def keep(kept: Mapping[str, Any], to_json: Path, to_page: Path, order: Sequence[str]) -> None:
-    """Write the results as JSON, systems in this order, and the generated part of the page.
+    """Write the results as JSON, systems in this order, case by case beside it, and the generated part of the page.
 
     Raises:
         ValueError: the page has no place for it.
     """
     ordered = {**kept, "systems": {key: kept["systems"][key] for key in order if key in kept["systems"]}}
     to_json.write_text(json.dumps(ordered, indent=1, ensure_ascii=False, sort_keys=False) + "\n", encoding="utf-8")
+    to_json.with_suffix(".csv").write_text(case_by_case(ordered), encoding="utf-8")
     to_page.write_text(merged(to_page.read_text(encoding="utf-8"), rendered(ordered)), encoding="utf-8")
 
 
@@ -53,12 +56,8 @@ def rendered(kept: Mapping[str, Any]) -> str:
         "### In short",
         _short(kept["cases"], systems),
         *(f"`{key}` was not asked: {each['skipped']}" for key, each in kept["systems"].items() if each["skipped"]),
-        "### Case by case",
-        _long(kept["cases"], systems),
         "### How each was run",
         *(_how(key, each) for key, each in systems.items()),
-        "### Cases that are not asked of others",
-        _elsewhere(kept["elsewhere"]),
     ]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
@@ -81,13 +80,16 @@ def _counts(results: Mapping[str, Any], names: Sequence[str]) -> str:
     return " ".join(f"{words.count(word)}{mark}" for word, mark in MARKS.items() if word in words) or "·"
 
 
-def _long(cases: Sequence[Mapping[str, str]], systems: Mapping[str, Any]) -> str:
-    rows = [["case", "claim", *(each["title"] for each in systems.values())]]
-    for area in AREAS:
-        for case in (each for each in cases if each["area"] == area):
-            words = (each["results"].get(case["id"], {}).get("word", "") for each in systems.values())
-            rows.append([f"`{case['id']}`", case["claim"], *(MARKS.get(word, "·") for word in words)])
-    return _table(rows)
+def case_by_case(kept: Mapping[str, Any]) -> str:
+    """Every case and its mark under every system that was asked, as CSV."""
+    systems = [each for each in kept["systems"].values() if not each["skipped"]]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["area", "case", "claim", *(each["title"] for each in systems)])
+    for case in sorted(kept["cases"], key=lambda case: [*AREAS].index(case["area"])):
+        words = (each["results"].get(case["id"], {}).get("word", "") for each in systems)
+        table.writerow([case["area"], case["id"], case["claim"], *(MARKS.get(word, "·") for word in words)])
+    return text.getvalue()
 
 
 def _how(key: str, system: Mapping[str, Any]) -> str:
@@ -100,28 +102,14 @@ def _how(key: str, system: Mapping[str, Any]) -> str:
         if found["word"] == "unpromised":
             reasons.setdefault(found["reason"], []).append(f"`{name}`")
     lines += [f"- ○ {_sentence(reason)} {', '.join(names)}" for reason, names in reasons.items()]
-    if key != "python3":
-        lines += [
-            f"- {MARKS[found['word']]} `{name}`: {_code(found['shown'])}"
-            for name, found in system["results"].items()
-            if found["word"] in ("through", "unclear")
-        ]
+    for word in () if key == "python3" else ("through", "unclear"):
+        names = [f"`{name}`" for name, found in system["results"].items() if found["word"] == word]
+        lines += [f"- {MARKS[word]} {', '.join(names)}"] if names else []
     return "\n".join([*lines[:2], "", *lines[2:]]).rstrip()
-
-
-def _elsewhere(cases: Mapping[str, str]) -> str:
-    reasons: dict[str, list[str]] = {}
-    for name, reason in cases.items():
-        reasons.setdefault(reason, []).append(f"`{name}`")
-    return _table([["why", "cases"], *([_sentence(reason), ", ".join(names)] for reason, names in reasons.items())])
 
 
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}" + ("" if words.endswith(".") else ".")
-
-
-def _code(shown: str) -> str:
-    return f"`{shown.replace('`', chr(39)) or '(nothing)'}`"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

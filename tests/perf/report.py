@@ -93,21 +93,16 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """What stands between the markers of docs/internals/performance.md."""
-    lines = ["| row | what | measured | | bound | |", "| --- | --- | --- | --- | --- | --- |"]
+    """What stands between the markers of docs/internals/performance.md; reasons and series are elsewhere."""
+    lines = ["| row | measured | | bound | |", "| --- | --- | --- | --- | --- |"]
     for row in report["rows"]:
         measured, found, verdict = said(row)
-        lines.append(f"| `{row['row']}` | {title(row)} | {measured} | {found} | {bound_of(row)} | {_cell(verdict)} |")
-    lines += ["", "| series | p50 | quartiles | p95 | p99 | | how often, and how |", f"| {' | '.join(['---'] * 7)} |"]
-    for key, each in report["series"].items():
-        low, high = each["quartiles"]
-        numbers = f"{each['p50']:g} | {low:g} to {high:g} | {each['p95']:g} | {each['p99']:g} | {each['unit']}"
-        lines.append(f"| `{key}` | {numbers} | {_cell('; '.join(filter(None, (str(each['count']), each['note']))))} |")
+        verdict = "**not met**" if row["met"] is False else verdict
+        lines.append(f"| `{row['row']}` | {measured} | {found} | {bound_of(row)} | {_cell(verdict)} |")
     if report.get("where"):
         lines += ["", "| where the time of one warm call goes | p50 µs | p95 µs |", "| --- | --- | --- |"]
         lines += [f"| {each['part']} | {each['p50_us']:.0f} | {each['p95_us']:.0f} |" for each in report["where"]]
-    lines += ["", "| machine | |", "| --- | --- |"]
-    lines += [f"| {name} | {_cell(fact)} |" for name, fact in report["machine"].items()]
+    lines += ["", *(f"- {name}: {_cell(fact)}" for name, fact in report["machine"].items())]
     return "\n".join(lines)
 
 
