@@ -1,12 +1,15 @@
 """The locks hold what pyproject.toml asks for, exact, with hashes, and agree with each other."""
 
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.repo.files import ROOT
+from tests.repo.files import ROOT, python_files
+from tests.repo.test_layers import ALLOWED, FOLDERS, OPTIONAL, imported
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ]+) \\$")
 _HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
@@ -50,3 +53,17 @@ def test_what_is_tested_is_what_is_shipped() -> None:
     assert {
         name: version for name, version in pins("requirements.lock").items() if development.get(name) != version
     } == {}
+
+
+def test_whatever_is_imported_is_asked_for() -> None:
+    """Each package that ours import is in pyproject.toml by its own name, and each that is there is imported."""
+    tops = {
+        module.partition(".")[0]
+        for name, text in python_files(*FOLDERS)
+        for module in imported(text)
+        if not (name in OPTIONAL and module.startswith(OPTIONAL[name]))
+    }
+    foreign = tops - sys.stdlib_module_names - ALLOWED.keys()
+    brought = packages_distributions()
+    needed = {canonicalize_name(brought[top][0]) for top in foreign}
+    assert needed == {canonicalize_name(each.name) for each in asked("runtime")}
