@@ -14,11 +14,11 @@ from typing import Any, TypeAlias, TypeVar
 import anyio
 import anyio.abc
 import anyio.to_thread
+import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.transport import unixconn
 
-import docker
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker import podman
 

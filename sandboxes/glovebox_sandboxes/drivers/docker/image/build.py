@@ -14,9 +14,9 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import docker
 from docker.errors import APIError, ImageNotFound
 
-import docker
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.engine import Client, host_from_environment, translated
 from glovebox_sandboxes.drivers.docker.image import content
