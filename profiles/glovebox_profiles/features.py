@@ -7,6 +7,8 @@ words. Pure; must not import the rest of ``profiles``, which imports this.
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
@@ -33,7 +35,14 @@ class Feature:
 
 
 _NETWORK = 'A profile says "none", or "egress" with the hosts in network.allow.'
-_DRIVERS = 'The drivers are "bubblewrap", "docker" and "gvisor".'
+
+
+def _quoted(names: tuple[str, ...], joint: str) -> str:
+    *most, last = (f'"{name}"' for name in names)
+    return f"{', '.join(most)} {joint} {last}" if most else last
+
+
+_DRIVERS = f"The drivers are {_quoted(NAMES, 'and')}."
 
 FEATURES: Final = (
     Feature(
@@ -78,12 +87,16 @@ FEATURES: Final = (
         reason="no program ever runs without a sandbox",
         instead=_DRIVERS,
     ),
-    Feature(
-        key="isolation",
-        value="gvisor",
-        status="experimental",
-        reason="it is younger than the other two; `glovebox doctor --prove --driver gvisor` says what it holds here",
-        instead='List "bubblewrap" or "docker" after it.',
+    *(
+        Feature(
+            key="isolation",
+            value=driver.name,
+            status="experimental",
+            reason=driver.experimental,
+            instead=f"List {_quoted(tuple(each.name for each in DRIVERS if not each.experimental), 'or')} after it.",
+        )
+        for driver in DRIVERS
+        if driver.experimental
     ),
     Feature(
         key="approval",

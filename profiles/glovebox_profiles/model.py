@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import rfc8785
 from pydantic import (
@@ -27,6 +27,7 @@ from pydantic import (
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.features import refuse_unsupported
+from glovebox_sandboxes.drivers.registry import NAMES
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -58,7 +59,10 @@ MAX_PRELOAD: Final = 32
 MAX_EXAMPLES: Final = 64
 MAX_TEXT: Final = 500
 
-DriverName = Literal["bubblewrap", "docker", "gvisor"]
+if TYPE_CHECKING:  # the words are data, which the type checker cannot read
+    DriverName = str
+else:
+    DriverName = Literal[NAMES]
 Effect = Literal["allow", "deny", "ask"]
 """What policy may say about a call; the same words as the server's decision."""
 

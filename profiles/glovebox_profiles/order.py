@@ -9,15 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
-from typing import Any, get_args
+from typing import Any
 
 from glovebox_profiles import egress
-from glovebox_profiles.model import DriverName, Profile
-
-#: Weakest first. What an attacker has to break: the kernel through one filter; the same and a container runtime's own
-#: measures; a kernel of its own in user space first.
-STRENGTH: tuple[str, ...] = ("bubblewrap", "docker", "gvisor")
-assert set(STRENGTH) == set(get_args(DriverName))  # noqa: S101 - a driver without a strength could not be ordered
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.drivers.registry import NAMES
 
 RISKS = ("low", "medium", "high")
 
@@ -59,11 +55,12 @@ def isolation_meet(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
     """
     if a == b:
         return a
-    return tuple(sorted(set(a) & set(b), key=STRENGTH.index, reverse=True))
+    return tuple(sorted(set(a) & set(b), key=NAMES.index, reverse=True))
 
 
 def _stronger(one: str, other: str) -> bool:
-    return STRENGTH.index(one) > STRENGTH.index(other)
+    """By the registry's order, weakest first."""
+    return NAMES.index(one) > NAMES.index(other)
 
 
 def _ladder(key: str, *rungs: object) -> Dimension:

@@ -22,15 +22,14 @@ from glovebox_server.settings import Settings
 CASES = load()
 ATTEMPTS = tuple(case for case in CASES if case.attempt is not None)
 PROGRAMS = tuple(case for case in CASES if case.program is not None)
+#: Each driver, and some in other ways than their own first one.
 #: "rlimits": bubblewrap as on a host that lets it make no control groups, which is most people's own machine.
 #: "forked": bubblewrap's sandboxes as calls get them that find one prepared.
 DRIVERS = [
-    pytest.param("bubblewrap", marks=pytest.mark.driver("bubblewrap")),
+    *(pytest.param(name, marks=pytest.mark.driver(name)) for name in registry.NAMES),
     pytest.param("rlimits", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("forked", marks=pytest.mark.driver("bubblewrap")),
     pytest.param("forked-rlimits", marks=pytest.mark.driver("bubblewrap")),
-    pytest.param("docker", marks=pytest.mark.driver("docker")),
-    pytest.param("gvisor", marks=pytest.mark.driver("gvisor")),
     pytest.param(GVISOR_DOCKER, marks=pytest.mark.driver(GVISOR_DOCKER)),
 ]
 

@@ -7,12 +7,13 @@ import pytest
 
 from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.call import CallCase, load
+from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_server.prove import harness
 from glovebox_server.prove.harness import CallHarness
 from glovebox_server.settings import Settings
 
 CASES = load()
-DRIVERS = [pytest.param(name, marks=pytest.mark.driver(name)) for name in ("bubblewrap", "docker", "gvisor")]
+DRIVERS = [pytest.param(name, marks=pytest.mark.driver(name)) for name in NAMES]
 
 
 def _id(case: CallCase) -> str:

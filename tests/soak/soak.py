@@ -36,6 +36,7 @@ from tests.soak.engine import OwnEngine, own_engine
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
+from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_sandboxes.pool import pool
 from glovebox_server.audit.verify import verify
 
@@ -465,7 +466,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--driver", choices=["bubblewrap", "docker", "gvisor"], default="bubblewrap")
+    parser.add_argument("--driver", choices=NAMES, default="bubblewrap")
     parser.add_argument(
         "--start", choices=["cold", "warm"], default="cold", help="whether sandboxes are prepared ahead"
     )

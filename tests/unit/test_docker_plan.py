@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.spec import Limits, Mount, SandboxSpec
 from glovebox_sandboxes.drivers.docker.plan import Host, check_closed, make
@@ -36,6 +37,11 @@ SPEC = SandboxSpec(
     preload=("json",),
     labels=(("profile", "run_python"),),
 )
+
+
+def plan(spec: SandboxSpec = SPEC) -> Plan:
+    """The plan on an imagined host."""
+    return make(spec, HOST, SECCOMP)
 
 
 def body(spec: SandboxSpec = SPEC, host: Host = HOST) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def driver(*, version: int | None = 1, missing: tuple[Missing, ...] = (), runtim
         driver="gvisor", level="userspace-kernel", version="20240729.0", limits={}, missing=missing
     )
     hierarchy = Hierarchy(version=version, parents=(Path("/groups"),)) if version else None
-    return Gvisor(capabilities, ("/usr/bin/bwrap", "/usr/bin/runsc"), runtime, hierarchy)
+    return Gvisor(capabilities, ("/usr/bin/bwrap", "/usr/bin/runsc"), runtime, hierarchy, None)
 
 
 def plan(spec: SandboxSpec = SPEC, *, version: int | None = 1) -> Plan:
@@ -81,7 +81,7 @@ def test_what_a_spec_does_not_grant_is_not_there() -> None:
     """No output, no inputs, no workspace: none of them is mounted, inside or behind the wall."""
     bare = replace(SPEC, mounts=(), output=False, inputs=False)
     assert [mount["destination"] for mount in config(bare)["mounts"]] == [
-        "/proc", "/sys", "/dev", "/dev/shm", "/tmp", "/guest",  # noqa: S108 - inside the sandbox
+        "/proc", "/sys", "/dev", "/guest", "/dev/shm", "/tmp",  # noqa: S108 - inside the sandbox
     ]  # fmt: skip
     assert not [part for part in plan(bare).action["argv"] if "/mounts/" in part or "mount0" in part]
     assert plan(bare).expected.mounts == ("/", "/guest")

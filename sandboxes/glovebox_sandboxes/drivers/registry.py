@@ -1,26 +1,78 @@
-"""Which drivers there are, and how one is brought up: probed when it is first needed, kept until the server ends."""
+"""The drivers there are: one entry each, from which all else that lists drivers is derived, and how one is brought up.
+
+A driver is its entry in ``DRIVERS`` and the folder of its name beside this module, which exports
+``connect(data, server_id)``. It is probed when it is first needed, and kept until the server ends.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.abc
 
-from glovebox_sandboxes.contract.base import Driver, Plan
+from glovebox_sandboxes.contract.base import Driver, Level, Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.contract.spec import SandboxSpec
-from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
 
-NAMES: Final = ("bubblewrap", "docker", "gvisor")
-"""Every driver, strongest claim to be everywhere first."""
+_Connecting = AbstractAsyncContextManager[Driver]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One kind of isolation."""
+
+    name: str
+    """The word used in profiles, and the name of its folder."""
+    level: Level
+    purpose: str
+    """What it is and needs, in one line for docs/operate/drivers.md."""
+    experimental: str = ""
+    """What to know before it is used; empty for a driver that is simply there."""
+
+    def connect(self, data: Path, server_id: str) -> _Connecting:
+        """Probe and hold it for the length of the block. Its folder is imported now: the Engine's client takes 0.1 s.
+
+        Args:
+            data: directory of the embedded runtime.
+            server_id: marks what this server makes.
+        """
+        folder = import_module(f"glovebox_sandboxes.drivers.{self.name}")
+        connecting: _Connecting = folder.connect(data, server_id)
+        return connecting
+
+
+DRIVERS: Final = (
+    Entry(
+        name="bubblewrap",
+        level="namespaces",
+        purpose="user namespaces, bwrap 0.8, Landlock; no daemon, no image, no root",
+    ),
+    Entry(
+        name="docker",
+        level="container",
+        purpose="a local Docker Engine 20.10, our image",
+    ),
+    Entry(
+        name="gvisor",
+        level="userspace-kernel",
+        purpose="what bubblewrap needs but Landlock, and `runsc`; no daemon, no image, no root",
+        experimental="it is younger than the other two; `glovebox doctor --prove --driver gvisor` says what it holds "
+        "here",
+    ),
+)
+"""Weakest first, by what an attacker has to break: the kernel through one filter; the same and a container runtime's
+own measures; a kernel of its own in user space first. It is also the order of how many hosts have it."""
+
+NAMES: Final = tuple(each.name for each in DRIVERS)
+"""Their names, in the same order."""
 
 RETRY_SECONDS = 5.0
 """How long a driver that cannot be used is not asked again: an Engine that is started later is found."""
-
-_Connecting = AbstractAsyncContextManager[Driver]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,21 +156,6 @@ class Drivers:
         raise UnsupportedSpec("isolation", "no driver can enforce this profile here: " + "; ".join(reasons), fix)
 
 
-# Imported when it is needed: the Engine's client takes a tenth of a second, and bubblewrap has no use for it.
-
-
-def _docker() -> _Connecting:
-    from glovebox_sandboxes.drivers.docker.driver import DockerDriver  # noqa: PLC0415 - see above
-
-    return DockerDriver.connect()
-
-
-def _gvisor(data: Path, server_id: str) -> _Connecting:
-    from glovebox_sandboxes.drivers import gvisor  # noqa: PLC0415 - see above
-
-    return gvisor.connect(data, server_id)
-
-
 @asynccontextmanager
 async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
     """The drivers, for the length of the block; nothing of theirs is left after it.
@@ -127,11 +164,7 @@ async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
         data: directory of the embedded runtime.
         server_id: marks what this server makes.
     """
-    connect: dict[str, Callable[[], _Connecting]] = {
-        "bubblewrap": lambda: bubblewrap.connect(data, server_id),
-        "docker": _docker,
-        "gvisor": lambda: _gvisor(data, server_id),
-    }
+    connect = {each.name: partial(each.connect, data, server_id) for each in DRIVERS}
     async with anyio.create_task_group() as tasks:
         yield Drivers(tasks, connect)
         tasks.cancel_scope.cancel()

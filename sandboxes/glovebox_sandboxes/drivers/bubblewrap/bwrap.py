@@ -88,15 +88,13 @@ async def groups(server_id: str) -> cgroup.Hierarchy | None:
 class Launcher:
     """Starts bwrap and what is in it, for one driver."""
 
-    def __init__(
-        self, driver: str, hierarchy: cgroup.Hierarchy | None, janitor: Janitor | None, *, one_socket: bool = False
-    ) -> None:
-        """Take the driver's name, for messages, where its control groups are, and the wire's kind (see ``Spawner``)."""
+    def __init__(self, driver: str, hierarchy: cgroup.Hierarchy | None, janitor: Janitor | None) -> None:
+        """Take the driver's name, for messages, and where its control groups are."""
         self._driver = driver
         self._hierarchy = hierarchy
         self._janitor = janitor
         rest = tuple(f"{parent}/tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
-        self._spawner = Spawner(rest, one_socket=one_socket)
+        self._spawner = Spawner(rest)
 
     @asynccontextmanager
     async def open(

@@ -7,8 +7,9 @@ descriptors of a place it can reach (sandboxes/glovebox_sandboxes/host/staging.p
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import anyio
@@ -16,86 +17,54 @@ import anyio
 from _glovebox_guest import landlock
 from glovebox_sandboxes import seccomp
 from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan, Sandbox, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
-from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
-from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
-from glovebox_sandboxes.drivers.bubblewrap import bwrap
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.measure import NAMESPACES
+from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SCRATCH, SandboxSpec
+from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
 from glovebox_sandboxes.host import cgroup, identity
 from glovebox_sandboxes.host.host_view import Zygote as ZygoteSeen
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_sandboxes.host.janitor import Janitor
 from glovebox_sandboxes.pool.zygote import Zygote
-from glovebox_sandboxes.runtime import guest_gc, guest_tree
-from glovebox_sandboxes.runtime import runtime as runtimes
-from glovebox_sandboxes.runtime.runtime import PACKAGES, SETUP, Runtime
+from glovebox_sandboxes.runtime import guest_tree
+from glovebox_sandboxes.runtime.runtime import PACKAGES, Runtime
 
 NAME = "bubblewrap"
-SHM_BYTES = 16 * 1024 * 1024
-"""Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
-INPUT_BYTES = 64 * 1024 * 1024
-"""Size of /input: the broker sends no more than this of earlier artifacts."""
 FORK_BYTES = 4 * 1024 * 1024
 """About what a forked sandbox takes while it waits, beside what it shares with its zygote."""
 
 # Device nodes bwrap's --dev binds from the host, and the kernel's own file systems: writable, and harmless.
 _DEVICES = ("/dev/full", "/dev/null", "/dev/pts", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/proc")
-#: Never to be seen inside, whatever is mounted.
-HIDDEN = ("/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/root", "/home", "/sys/fs/cgroup")
 
 
-class Bubblewrap:
+class Bubblewrap(wall.Walled):
     """Driver for bubblewrap. Create it with ``detect``."""
 
     name = NAME
 
-    def __init__(
-        self,
-        capabilities: Capabilities,
-        program: str,
-        runtime: Runtime | None,
-        hierarchy: cgroup.Hierarchy | None,
-        janitor: Janitor | None,
-    ) -> None:
-        """Take what ``detect`` found."""
-        self.capabilities = capabilities
-        self._program = program
-        self._runtime = runtime
-        self._hierarchy = hierarchy
-        self._janitor = janitor
-        self._kept_groups = _kept_groups()
-        self._launcher = bwrap.Launcher(NAME, hierarchy, janitor, one_socket=True)
-
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
-        fatal = [missing for missing in self.capabilities.missing if missing.fatal]
-        if fatal or self._runtime is None:
-            missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
-            raise UnsupportedSpec("isolation", f"bubblewrap cannot be used here: {missing.what}", missing.fix)
-        if spec.require_cgroup and self._hierarchy is None:
-            raise UnsupportedSpec(
-                "limits.enforce",
-                "this host lets us make no control groups, so limits hold per process only",
-                cgroup.fix(),
-            )
+        runtime = self._usable(spec)
         wanted = dict(cgroup.settings(self._hierarchy.version, spec.limits)) if self._hierarchy else {}
         return Plan(
             driver=NAME,
             level="namespaces",
             spec=spec,
             action={
-                "argv": list(self._argv(spec, self._runtime, zygote=False)),
-                "zygote": list(self._argv(spec, self._runtime, zygote=True)),
+                "argv": list(self._argv(spec, runtime, zygote=False)),
+                "zygote": list(self._argv(spec, runtime, zygote=True)),
                 "cgroup": wanted,
                 "seccomp": seccomp.digest(),
-                "runtime": self._runtime.digest,
+                "runtime": runtime.digest,
             },
-            expected=_expected(spec, self._kept_groups),
+            expected=wall.expected(
+                spec, _DEVICES, namespaces=NAMESPACES, hidden=wall.HIDDEN, kept_groups=_kept_groups()
+            ),
             rlimits=() if self._hierarchy else ("memory_bytes", "pids"),
         )
 
     def _argv(self, spec: SandboxSpec, runtime: Runtime, *, zygote: bool) -> tuple[str, ...]:
         """The whole command. ``{root}`` and the like stand for descriptors that differ from call to call."""
-        own = _own_mounts(spec)
+        own = wall.own_mounts(spec)
         argv = [
             self._program,
             "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
@@ -125,26 +94,21 @@ class Bubblewrap:
             runtime.python,
             spec,
             packages=(PACKAGES,),
-            hidden=HIDDEN,
+            hidden=wall.HIDDEN,
             own_filter=seccomp.bpf() if zygote else b"",
             zygote={"tmpfs": own} if zygote else None,
         )
         return tuple(argv)
 
-    def _directories(self) -> dict[str, Path]:
-        if self._runtime is None:
-            raise SandboxUnavailable("Starting a bubblewrap sandbox", "there is no runtime", SETUP)
-        return {"root": self._runtime.root, "guest": self._runtime.guest}
-
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Driver.open``."""
-        return self._launcher.open(plan, self._directories(), {"seccomp": seccomp.bpf()})
+        return self._start(plan, {"seccomp": seccomp.bpf()})
 
     @asynccontextmanager
     async def source(self, plan: Plan) -> AsyncIterator[Source]:
         """See ``Driver.source``: a zygote of this plan."""
         outer = replace(plan, action={**plan.action, "argv": plan.action["zygote"]})
-        async with self._launcher.open(outer, self._directories(), {"seccomp": seccomp.bpf_for_zygote()}) as sandbox:
+        async with self._start(outer, {"seccomp": seccomp.bpf_for_zygote()}) as sandbox:
             zygote = Zygote(sandbox.channel)
             try:
                 namespaces = await zygote.ready()
@@ -154,14 +118,6 @@ class Bubblewrap:
                 raise SandboxUnavailable("Starting a zygote", words, "Run `glovebox doctor`.") from None
             seen = ZygoteSeen(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
             yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, seen=seen, user=sandbox.user)
-
-    def holding(self) -> AbstractContextManager[None]:
-        """Keep our guest from being removed by the setup of another version, for the length of the block."""
-        return guest_gc.held(self._runtime.guest if self._runtime else None)
-
-    async def close(self) -> None:
-        """End what starts sandboxes, and remove this server's control groups."""
-        await self._launcher.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +140,8 @@ class _Forking:
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Bubblewrap]:
     """The driver, for the length of the block; the control groups it needed are removed after it."""
-    driver = await detect(data, server_id)
-    try:
-        with driver.holding():
-            yield driver
-    finally:
-        with anyio.CancelScope(shield=True):
-            await driver.close()
+    async with (await detect(data, server_id)).running() as driver:
+        yield driver
 
 
 _LANDLOCK_FIX = "Boot Linux 5.13 or newer with landlock in its list of security modules (lsm=landlock,…)."
@@ -203,28 +154,18 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
         data: the directory that holds the runtime.
         server_id: names the control groups of this server.
     """
-    data = data.resolve()  # noqa: ASYNC240 - once; what is mounted is named by a path without links
-    found = await bwrap.find(_TRIAL)
-    missing = list(found.missing)
-    runtime, lacking = await runtimes.usable(data)
-    missing += [lacking] if lacking else []
+    missing = []
     if landlock.abi_version() == 0:
         missing.append(Missing(what="the kernel has no Landlock", fix=_LANDLOCK_FIX, fatal=True))
     try:
         seccomp.bpf()
     except SandboxUnavailable as problem:
         missing.append(Missing(what=problem.reason, fix=problem.fix, fatal=True))
-    hierarchy = await bwrap.groups(server_id)
-    if hierarchy is None:
-        missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
-    mechanism = hierarchy.mechanism if hierarchy else "rlimit"
-    limits = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": "rlimit", "wall_seconds": "broker",
-              "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
+    found = await wall.probe(_TRIAL, missing, data, server_id)
     capabilities = Capabilities(
-        driver=NAME, level="namespaces", version=found.version, limits=limits, missing=tuple(missing)
+        driver=NAME, level="namespaces", version=found.version, limits=found.limits(), missing=found.missing
     )
-    janitor = Janitor(hierarchy.parents) if hierarchy else None
-    return Bubblewrap(capabilities, found.program, runtime, hierarchy, janitor)
+    return Bubblewrap(capabilities, found.program, found.runtime, found.hierarchy, found.janitor)
 
 
 # What a sandbox needs of the kernel, tried out on nothing but an empty root.
@@ -236,32 +177,9 @@ _OVERFLOW_GID = Path("/proc/sys/kernel/overflowgid")
 """What a group without a number inside is shown as, see user_namespaces(7)."""
 
 
+@cache
 def _kept_groups() -> tuple[int, ...]:
     """A user's own groups stay with what the user starts: setgroups(2) is for the privileged."""
     if changes_user() or not set(os.getgroups()) - {os.getegid()}:
         return ()
     return (int(_OVERFLOW_GID.read_text()),)
-
-
-def _own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:
-    """Every tmpfs of a sandbox, and its size in bytes."""
-    limits = spec.limits
-    found = [("/dev/shm", SHM_BYTES), (SCRATCH, limits.scratch_bytes)]  # noqa: S108 - inside the sandbox
-    found += [(OUTPUT, limits.output_bytes)] * spec.output
-    found += [(INPUT, INPUT_BYTES)] * spec.inputs
-    found += [(WORKSPACE, limits.workspace_bytes)] * spec.overlay
-    return found
-
-
-def _expected(spec: SandboxSpec, kept_groups: tuple[int, ...] = ()) -> Expected:
-    writable = [*_DEVICES, "/dev/shm", SCRATCH]  # noqa: S108 - inside the sandbox
-    writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs + [WORKSPACE] * spec.overlay
-    return Expected(
-        uid=GUEST_UID,
-        interfaces=("lo",),
-        writable=tuple(sorted(writable)),
-        mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts)])),
-        namespaces=NAMESPACES,
-        hidden=HIDDEN,
-        kept_groups=kept_groups,
-    )

@@ -4,6 +4,6 @@
 Nothing here may import a profile or the server.
 """
 
-from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver, connect
 
-__all__ = ["DockerDriver"]
+__all__ = ["DockerDriver", "connect"]

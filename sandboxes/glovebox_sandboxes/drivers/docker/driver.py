@@ -12,7 +12,7 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.docker import plan as plans
@@ -248,3 +248,8 @@ class DockerDriver:
         if self._connection is None:
             raise RuntimeError("a usable driver is made by connect()")
         return self._connection
+
+
+def connect(data: Path, server_id: str) -> AbstractAsyncContextManager[Driver]:  # noqa: ARG001 - every driver's
+    """See ``Entry.connect``: the Engine keeps the image, and containers have a mark of their own."""
+    return DockerDriver.connect()

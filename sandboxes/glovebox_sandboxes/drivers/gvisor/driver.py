@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +11,13 @@ import anyio
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
-from glovebox_sandboxes.drivers.bubblewrap import bwrap
+from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.gvisor import plan as plans
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.janitor import Janitor
 from glovebox_sandboxes.pool.source import starting
-from glovebox_sandboxes.runtime import guest_gc
-from glovebox_sandboxes.runtime import runtime as runtimes
-from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
+from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_sandboxes.session.connection import GuestConnection
 
 READY_BYTES = 36 * 1024 * 1024
@@ -30,7 +28,7 @@ MINIMUM = 20240729
 """The release this was tried with, Debian 13's; one of 2022 (Debian 12's) starts programs in other ways."""
 
 
-class Gvisor:
+class Gvisor(wall.Walled):
     """Driver for runsc without a container engine. Create it with ``detect``."""
 
     name = plans.NAME
@@ -41,28 +39,15 @@ class Gvisor:
         programs: tuple[str, str],
         runtime: Runtime | None,
         hierarchy: cgroup.Hierarchy | None,
+        janitor: Janitor | None,
     ) -> None:
         """Take what ``detect`` found; ``programs`` are the paths of bwrap and runsc."""
-        self.capabilities = capabilities
-        self._programs = programs
-        self._runtime = runtime
-        self._hierarchy = hierarchy
-        janitor = Janitor(hierarchy.parents) if hierarchy else None
-        # A socket: gVisor lets any process of a user open another's pipes through /proc, the guest's wire among them.
-        self._launcher = bwrap.Launcher(plans.NAME, hierarchy, janitor, one_socket=True)
+        super().__init__(capabilities, programs[0], runtime, hierarchy, janitor)
+        self._runsc = programs[1]
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
-        fatal = [missing for missing in self.capabilities.missing if missing.fatal]
-        if fatal or self._runtime is None:
-            missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
-            raise UnsupportedSpec("isolation", f"gvisor cannot be used here: {missing.what}", missing.fix)
-        if spec.require_cgroup and self._hierarchy is None:
-            raise UnsupportedSpec(
-                "limits.enforce",
-                "this host lets us make no control groups, so limits hold per process only",
-                cgroup.fix(),
-            )
+        runtime = self._usable(spec)
         if spec.limits.memory_bytes < plans.MINIMUM_MEMORY:
             raise UnsupportedSpec(
                 "limits.memory_bytes",
@@ -71,31 +56,19 @@ class Gvisor:
             )
         return plans.make(
             spec,
-            self._runtime,
-            program=self._programs[0],
-            runsc=(self._programs[1], self.capabilities.version),
+            runtime,
+            program=self._program,
+            runsc=(self._runsc, self.capabilities.version),
             hierarchy=self._hierarchy,
         )
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Driver.open``."""
-        runtime = self._runtime
-        if runtime is None:
-            raise SandboxUnavailable("Starting a gvisor sandbox", "there is no runtime", SETUP)
-        directories = {"root": runtime.root, "guest": runtime.guest}
-        return self._launcher.open(plan, directories, {"config": plans.config_file(plan)})
+        return self._start(plan, {"config": plans.config_file(plan)})
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""
         return starting(self.open, plan, READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload))
-
-    def holding(self) -> AbstractContextManager[None]:
-        """Keep our guest from being removed by the setup of another version, for the length of the block."""
-        return guest_gc.held(self._runtime.guest if self._runtime else None)
-
-    async def close(self) -> None:
-        """End what starts sandboxes, and remove this server's control groups."""
-        await self._launcher.close()
 
 
 @asynccontextmanager
@@ -104,17 +77,12 @@ async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
 
     Where this host does not let us run runsc ourselves, the Docker Engine may: then it is asked to.
     """
-    driver = await detect(data, server_id)
-    try:
+    async with (await detect(data, server_id)).running() as driver:
         if driver.capabilities.usable:
-            with driver.holding():
-                yield driver
-        else:
-            async with DockerDriver.connect("runsc") as engine:
-                yield engine if engine.capabilities.usable else driver
-    finally:
-        with anyio.CancelScope(shield=True):
-            await driver.close()
+            yield driver
+            return
+        async with DockerDriver.connect("runsc") as engine:
+            yield engine if engine.capabilities.usable else driver
 
 
 async def detect(data: Path, server_id: str) -> Gvisor:
@@ -124,26 +92,21 @@ async def detect(data: Path, server_id: str) -> Gvisor:
         data: the directory that holds the runtime.
         server_id: names the control groups of this server.
     """
-    data = data.resolve()  # noqa: ASYNC240 - once; what is mounted is named by a path without links
-    wall = await bwrap.find(_TRIAL)
-    missing = list(wall.missing)
+    missing: list[Missing] = []
     runsc, version = await _find_runsc(missing)
-    runtime, lacking = await runtimes.usable(data)
-    missing += [lacking] if lacking else []
     # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
-    hierarchy = await bwrap.groups(f"{server_id}-{plans.NAME}")
-    if hierarchy is None:
-        missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
-    memory = hierarchy.mechanism if hierarchy else "rlimit"
-    limits = {"memory_bytes": memory, "pids": "rlimit", "cpu_seconds": "rlimit", "wall_seconds": "broker",
-              "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
+    found = await wall.probe(_TRIAL, missing, data, f"{server_id}-{plans.NAME}")
     capabilities = Capabilities(
-        driver=plans.NAME, level="userspace-kernel", version=version, limits=limits, missing=tuple(missing)
+        driver=plans.NAME,
+        level="userspace-kernel",
+        version=version,
+        limits=found.limits(pids="rlimit"),
+        missing=found.missing,
     )
-    driver = Gvisor(capabilities, (wall.program, runsc), runtime, hierarchy)
+    driver = Gvisor(capabilities, (found.program, runsc), found.runtime, found.hierarchy, found.janitor)
     if capabilities.usable and (trouble := await _trouble(driver)):
-        missing.append(Missing(what=f"it cannot start a sandbox: {trouble}", fix=_TRIAL_FIX, fatal=True))
-        driver.capabilities = replace(capabilities, missing=tuple(missing))
+        last = Missing(what=f"it cannot start a sandbox: {trouble}", fix=_TRIAL_FIX, fatal=True)
+        driver.capabilities = replace(capabilities, missing=(*found.missing, last))
     return driver
 
 

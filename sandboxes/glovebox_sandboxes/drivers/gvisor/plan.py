@@ -12,11 +12,9 @@ from typing import Any
 
 from glovebox_sandboxes import seccomp
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.measure import Expected
-from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
+from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SandboxSpec
 from glovebox_sandboxes.drivers import sentry
-from glovebox_sandboxes.drivers.bubblewrap import bwrap
-from glovebox_sandboxes.drivers.bubblewrap.driver import HIDDEN, INPUT_BYTES, SHM_BYTES
+from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import PACKAGES, Runtime
@@ -31,7 +29,7 @@ _ROOT = "/rootfs"
 _BUNDLE = "/bundle"
 _STATE = "/state"
 _TMP = "/tmp"  # noqa: S108 - behind the wall: runsc makes its own root directories there
-_HIDDEN = tuple(path for path in HIDDEN if not path.startswith("/sys/"))
+_HIDDEN = tuple(path for path in wall.HIDDEN if not path.startswith("/sys/"))
 """The sentry's /sys is its own, with an empty place for control groups."""
 _SMALL_BYTES = 1024 * 1024
 """Size of runsc's own directories: it writes a state file of a few KiB."""
@@ -92,7 +90,15 @@ def make(
             "runtime": runtime.digest,
             "runsc": runsc[1],
         },
-        expected=_expected(spec),
+        expected=wall.expected(
+            spec,
+            _KERNEL_WRITABLE,
+            namespaces=sentry.NAMESPACES,
+            landlock=False,
+            hidden=_HIDDEN,
+            system="gvisor",
+            unmeasured=sentry.UNMEASURED,
+        ),
         # The group counts the sentry's threads, so the program's own are counted where they are: in the sentry.
         rlimits=("pids",) if hierarchy else ("memory_bytes", "pids"),
     )
@@ -127,18 +133,14 @@ def _wall(spec: SandboxSpec, runsc: str) -> list[str]:
 
 
 def _config(spec: SandboxSpec, runtime: Runtime) -> dict[str, Any]:
-    limits = spec.limits
     command = sentry.command(runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN)
     mounts: list[Mapping[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
-        _tmpfs("/dev/shm", SHM_BYTES),  # noqa: S108 - inside the sandbox
-        _tmpfs(SCRATCH, limits.scratch_bytes),
         _bind(GUEST, GUEST),
+        *(_tmpfs(target, size) for target, size in wall.own_mounts(spec)),
     ]
-    mounts += [_tmpfs(OUTPUT, limits.output_bytes)] * spec.output + [_tmpfs(INPUT, INPUT_BYTES)] * spec.inputs
-    mounts += [_tmpfs(WORKSPACE, limits.workspace_bytes)] * spec.overlay
     mounts += [_bind(f"/mounts/{number}", mount.target) for number, mount in enumerate(spec.mounts)]
     return {
         "ociVersion": "1.0.2",
@@ -167,19 +169,3 @@ def _tmpfs(target: str, size: int) -> Mapping[str, Any]:
 
 def _bind(source: str, target: str) -> Mapping[str, Any]:
     return {"destination": target, "type": "bind", "source": source, "options": ["bind", "ro", "nosuid", "nodev"]}
-
-
-def _expected(spec: SandboxSpec) -> Expected:
-    writable = [*_KERNEL_WRITABLE, "/dev/shm", SCRATCH]  # noqa: S108 - inside the sandbox
-    writable += [OUTPUT] * spec.output + [INPUT] * spec.inputs + [WORKSPACE] * spec.overlay
-    return Expected(
-        uid=GUEST_UID,
-        interfaces=("lo",),
-        writable=tuple(sorted(writable)),
-        mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts)])),
-        namespaces=sentry.NAMESPACES,
-        landlock=False,
-        hidden=_HIDDEN,
-        system="gvisor",
-        unmeasured=sentry.UNMEASURED,
-    )

@@ -1,0 +1,152 @@
+"""What drivers share that start bwrap on the embedded runtime: one probe, one refusal, the same places to write."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+
+from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
+from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.measure import Expected
+from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
+from glovebox_sandboxes.drivers.bubblewrap import bwrap
+from glovebox_sandboxes.host import cgroup
+from glovebox_sandboxes.host.janitor import Janitor
+from glovebox_sandboxes.runtime import guest_gc
+from glovebox_sandboxes.runtime import runtime as runtimes
+from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
+
+SHM_BYTES = 16 * 1024 * 1024
+"""Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
+INPUT_BYTES = 64 * 1024 * 1024
+"""Size of /input: the broker sends no more than this of earlier artifacts."""
+HIDDEN = ("/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/root", "/home", "/sys/fs/cgroup")
+"""Never to be seen inside, whatever is mounted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the probe of this host found."""
+
+    program: str
+    """Path of bwrap."""
+    version: str
+    runtime: Runtime | None
+    hierarchy: cgroup.Hierarchy | None
+    missing: tuple[Missing, ...]
+
+    @property
+    def janitor(self) -> Janitor | None:
+        """What removes the control groups should this server be killed."""
+        return Janitor(self.hierarchy.parents) if self.hierarchy else None
+
+    def limits(self, **different: str) -> Mapping[str, str]:
+        """By which mechanism each limit is enforced, but for those that are ``different``."""
+        mechanism = self.hierarchy.mechanism if self.hierarchy else "rlimit"
+        usual = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": "rlimit", "wall_seconds": "broker",
+                 "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
+        return usual | different
+
+
+async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owner: str) -> Found:
+    """Find out what this host has of what every driver behind bwrap needs.
+
+    Args:
+        trial: arguments with which bwrap is tried out.
+        own: what the driver itself found missing.
+        data: the directory that holds the runtime.
+        owner: names the control groups.
+    """
+    found = await bwrap.find(trial)
+    # A path without links names what is mounted.
+    runtime, lacking = await runtimes.usable(data.resolve())  # noqa: ASYNC240 - once
+    missing = [*found.missing, *own, *([lacking] if lacking else [])]
+    hierarchy = await bwrap.groups(owner)
+    if hierarchy is None:
+        missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
+    return Found(
+        program=found.program, version=found.version, runtime=runtime, hierarchy=hierarchy, missing=tuple(missing)
+    )
+
+
+class Walled:
+    """Base of a driver that starts its sandboxes with bwrap."""
+
+    name: str
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        program: str,
+        runtime: Runtime | None,
+        hierarchy: cgroup.Hierarchy | None,
+        janitor: Janitor | None,
+    ) -> None:
+        """Take what the probe found; ``program`` is the path of bwrap."""
+        self.capabilities = capabilities
+        self._program = program
+        self._runtime = runtime
+        self._hierarchy = hierarchy
+        self._launcher = bwrap.Launcher(self.name, hierarchy, janitor)
+
+    def _usable(self, spec: SandboxSpec) -> Runtime:
+        """The runtime, if this host has all that any spec needs, and control groups if this one does.
+
+        Raises:
+            UnsupportedSpec: it has not.
+        """
+        fatal = [missing for missing in self.capabilities.missing if missing.fatal]
+        if fatal or self._runtime is None:
+            missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
+            raise UnsupportedSpec("isolation", f"{self.name} cannot be used here: {missing.what}", missing.fix)
+        if spec.require_cgroup and self._hierarchy is None:
+            raise UnsupportedSpec(
+                "limits.enforce",
+                "this host lets us make no control groups, so limits hold per process only",
+                cgroup.fix(),
+            )
+        return self._runtime
+
+    def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[bwrap.BwrapSandbox]:
+        """Run a plan; see ``Launcher.open``."""
+        if self._runtime is None:
+            raise SandboxUnavailable(f"Starting a {self.name} sandbox", "there is no runtime", SETUP)
+        return self._launcher.open(plan, {"root": self._runtime.root, "guest": self._runtime.guest}, files)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """This driver, for the length of the block: our guest is not removed meanwhile, our control groups after it."""
+        try:
+            with guest_gc.held(self._runtime.guest if self._runtime else None):
+                yield self
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+
+    async def close(self) -> None:
+        """End what starts sandboxes, and remove this server's control groups."""
+        await self._launcher.close()
+
+
+def own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:
+    """Every tmpfs of a sandbox, and its size in bytes."""
+    limits = spec.limits
+    found = [("/dev/shm", SHM_BYTES), (SCRATCH, limits.scratch_bytes)]  # noqa: S108 - inside the sandbox
+    found += [(OUTPUT, limits.output_bytes)] * spec.output
+    found += [(INPUT, INPUT_BYTES)] * spec.inputs
+    found += [(WORKSPACE, limits.workspace_bytes)] * spec.overlay
+    return found
+
+
+def expected(spec: SandboxSpec, writable: Iterable[str], **kernel: Any) -> Expected:
+    """What the guest must find: its own mounts and ``writable`` places, on the ``kernel`` the driver gives it."""
+    return Expected(
+        uid=GUEST_UID,
+        interfaces=("lo",),
+        writable=tuple(sorted([*writable, *(target for target, _ in own_mounts(spec))])),
+        mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts)])),
+        **kernel,
+    )

@@ -1,0 +1,40 @@
+"""What the bubblewrap driver runs: exactly this."""
+
+import json
+from pathlib import Path
+
+from tests.unit.test_gvisor_plan import RUNTIME, SPEC
+
+from glovebox_sandboxes.contract.base import Capabilities, Plan
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
+from glovebox_sandboxes.host import identity
+from glovebox_sandboxes.host.cgroup import Hierarchy
+from glovebox_sandboxes.runtime import guest_tree
+
+GOLDEN = Path(__file__).parent / "golden" / "bubblewrap_plan.json"
+
+
+def plan(spec: SandboxSpec = SPEC) -> Plan:
+    """The plan of an imagined host's driver; nothing of it is started."""
+    found = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
+    hierarchy = Hierarchy(version=1, parents=(Path("/groups"),))
+    return Bubblewrap(found, "/usr/bin/bwrap", RUNTIME, hierarchy, None).plan(spec)
+
+
+def test_the_plan_is_exactly_the_golden_one() -> None:
+    """Every argument of bwrap is in the golden file; a change of it shows in review."""
+    found = json.loads(json.dumps(plan().action))
+    # Of the policy's content, which changes with it.
+    found.pop("seccomp")
+    zygote = found.pop("zygote")
+    argv = found["argv"]
+    wall, inside = argv.index("--") + 1, argv[argv.index("--") + 1 :]
+    found["argv"] = argv[:wall]
+    assert found == json.loads(GOLDEN.read_text())
+    # Shared with the other drivers, and so not repeated in this one's golden file.
+    assert inside[:-1] == list(guest_tree.command("/usr/bin/python3", SPEC, packages=(), hidden=())[:-1])
+    # What forks sandboxes has less to write to, and nobody's data.
+    assert {"/output", "/input"} & set(zygote[: zygote.index("--")]) == set()
+    assert ("--info-fd" in zygote) == identity.has_users()
+    assert "--disable-userns" not in zygote
