@@ -1,4 +1,4 @@
-"""Hostile answers of allowed servers, over real sockets in network namespaces (attacks.md, E10, E16).
+"""Hostile answers of allowed servers, over real sockets in network namespaces (E10, E16).
 
 Each is shown with its control: the same answer without the flaw arrives whole.
 """

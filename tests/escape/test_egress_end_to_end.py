@@ -1,4 +1,4 @@
-"""Real calls on a private internet: tool, broker, sandbox, wire, proxy and gate (attacks.md, E1 to E17, M17)."""
+"""Real calls on a private internet: tool, broker, sandbox, wire, proxy and gate (E1 to E17, M17)."""
 
 import gzip
 import json
@@ -169,7 +169,7 @@ async def test_a_page_that_is_too_much_comes_in_part(wires: Cable, tmp_path: Pat
 
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_program_reaches_what_a_tunnel_rule_names(driver: str, wires: Cable, tmp_path: Path) -> None:
-    """E1, E9, E12: urllib with nothing but the environment, its certificate verified inside; all else says why not."""
+    """E1, E9: urllib with nothing but the environment, its certificate verified inside; all else says why not."""
     async with internet(wires) as net, glovebox(net, tmp_path, profile("run_python", driver, TUNNEL)) as box:
         net.zone |= {NAME: [[SITE]], "other.example.org": [[OTHER]]}
         await net.serve(SITE, 443, answering(HTML), name=NAME)

@@ -1,4 +1,4 @@
-"""Hostile networks against the real egress code: real sockets and TLS in network namespaces (attacks.md, E1 to E17).
+"""Hostile networks against the real egress code: real sockets and TLS in network namespaces (E1 to E17).
 
 Each denial is shown with its control: the same thing without the guard goes through.
 """

@@ -1,4 +1,4 @@
-"""The real resolver against a real DNS server, in namespaces of their own (attacks.md, E4, E6)."""
+"""The real resolver against a real DNS server, in namespaces of their own (E4, E6)."""
 
 import json
 import subprocess  # noqa: TID251 - runs our own probe inside namespaces; nothing here comes from a sandbox

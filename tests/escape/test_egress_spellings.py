@@ -1,4 +1,4 @@
-"""Hosts and addresses in disguise (attacks.md, E1, E6, E7), each beside the naive check that it was made for."""
+"""Hosts and addresses in disguise (E1, E6, E7), each beside the naive check that it was made for."""
 
 import socket
 from ipaddress import ip_address

@@ -1,4 +1,4 @@
-"""Hostile use of a CONNECT tunnel, over real sockets and TLS in network namespaces (attacks.md, E9, E10, E16)."""
+"""Hostile use of a CONNECT tunnel, over real sockets and TLS in network namespaces (E9, E10, E16)."""
 
 import socket
 import ssl

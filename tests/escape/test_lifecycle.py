@@ -1,4 +1,4 @@
-"""Nothing outlives a call (seeds I10, I11, M6): whoever is killed, and whenever.
+"""Nothing outlives a call (I10, I11, M6): whoever is killed, and whenever.
 
 Whole servers and real sandboxes. Each test first sees that there is something to be left behind: that is its control.
 """

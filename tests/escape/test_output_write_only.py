@@ -1,4 +1,4 @@
-"""``/output`` can be written and not read (seed I9, F6): real processes under bubblewrap, each with its control run."""
+"""``/output`` can be written and not read (I9, F6): real processes under bubblewrap, each with its control run."""
 
 import dataclasses
 import json

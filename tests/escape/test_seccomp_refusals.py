@@ -1,4 +1,4 @@
-"""Hostile system calls under the real filter in a real sandbox (seed I4: the kernel's surface).
+"""Hostile system calls under the real filter in a real sandbox (I4: the kernel's surface).
 
 The sandbox keeps every capability in its own user namespace, which no sandbox of ours does: so most attempts would
 succeed, and only the filter is left to refuse them.

@@ -1,4 +1,4 @@
-"""The HTTP the sandbox's proxy reads and writes, whatever a program sends (attacks.md, E1, E10, E16)."""
+"""The HTTP the sandbox's proxy reads and writes, whatever a program sends (E1, E10, E16)."""
 
 import h11
 import pytest
