@@ -1,5 +1,7 @@
 """Options as people mistype them: refused in one sentence that names the option, before anything is started."""
 
+import json
+import os
 import shlex
 from pathlib import Path
 
@@ -41,6 +43,15 @@ def test_clients_get_the_port_and_the_name_they_were_told(tmp_path: Path) -> Non
     assert "http://box.example:65535/mcp" in told.stdout
     told = run(tmp_path, "client-config", "--transport", "http", "--port", "443", "--host", "box.example")
     assert "https://box.example:443/mcp" in told.stdout
+
+
+def test_clients_that_start_the_server_get_a_program_that_they_can_start(tmp_path: Path) -> None:
+    """The launcher of this environment, by its absolute path; it used to be a module that nobody may execute."""
+    told = run(tmp_path, "client-config")
+    server = json.loads(told.stdout.partition("mcp.json\n")[2].partition("\n\n")[0])["servers"]["glovebox"]
+    assert Path(server["command"]).is_absolute()
+    assert os.access(server["command"], os.X_OK)
+    assert server["args"][:3] == ["serve", "--workspace", str(tmp_path)]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])  # noqa: S104

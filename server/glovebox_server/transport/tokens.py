@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import re
 import secrets
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,8 +83,9 @@ def client_configuration(
     """
     if transport == "stdio":
         # Absolute paths: desktop applications start servers with another PATH and in another directory.
-        program = shutil.which(sys.argv[0]) or sys.argv[0]
-        return client_config.for_stdio([str(Path(program).absolute()), "serve", *arguments])
+        launcher = Path(sys.executable).with_name("glovebox")
+        program = [str(launcher)] if launcher.is_file() else [sys.executable, "-I", "-m", "glovebox_server"]
+        return client_config.for_stdio([*program, "serve", *arguments])
     known = load(state_dir / DIRECTORY)
     token = known.get(DEFAULT_NAME) or next(iter(known.values()))
     # The server itself speaks no TLS: on this port it is a proxy's.
