@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,7 +299,7 @@ async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
 def test_every_field_is_documented() -> None:
     """The docstrings are complete, and docs/operate/receipts.md says the same."""
     document = Path(__file__).parents[2] / "docs" / "operate" / "receipts.md"
-    assert "|  |" not in reference.markdown(), "a field has no docstring under it"
+    assert not re.search(": $", reference.markdown(), re.MULTILINE), "a field has no docstring under it"
     assert reference.markdown() in document.read_text(), (
         "put `glovebox_server.receipts.reference.markdown()` into docs/operate/receipts.md"
     )

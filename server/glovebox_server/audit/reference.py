@@ -48,9 +48,6 @@ def markdown() -> str:
     parts = []
     for kind, event in EVENTS.items():
         call = " Belongs to a call." if issubclass(event, CallEvent) else ""
-        table = ["| field | type | meaning |", "| --- | --- | --- |"]
-        for row in _rows_of(event):
-            cells = (f"`{row.name}`", f"`{row.type}`", row.meaning.replace("``", "`"))
-            table.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts.append(f"### `{kind}`\n\n{inspect.cleandoc(event.__doc__ or '')}{call}\n\n" + "\n".join(table))
+        fields = [f"- `{row.name}`: `{row.type}`. {row.meaning.replace('``', '`')}" for row in _rows_of(event)]
+        parts.append(f"### `{kind}`\n\n{inspect.cleandoc(event.__doc__ or '')}{call}\n\n" + "\n".join(fields))
     return "\n\n".join(parts) + "\n"

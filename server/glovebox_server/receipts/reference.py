@@ -26,13 +26,13 @@ def markdown() -> str:
     """The fields section of docs/operate/receipts.md."""
     blocks = []
     for model, where in _WHERE.items():
-        table = ["| field | meaning |", "| --- | --- |"]
+        fields = []
         for name, field in model.model_fields.items():
             nested = field.annotation
             if field.description is None and isinstance(nested, type) and issubclass(nested, BaseModel):
                 meaning = " ".join((nested.__doc__ or "").split())
             else:
                 meaning = " ".join((field.description or "").split())
-            table.append(f"| `{field.alias or name}` | {meaning.replace('``', '`').replace('|', chr(92) + '|')} |")
-        blocks.append(f"### {where}\n\n" + "\n".join(table))
+            fields.append(f"- `{field.alias or name}`: {meaning.replace('``', '`')}")
+        blocks.append(f"### {where}\n\n" + "\n".join(fields))
     return "\n\n".join(blocks) + "\n"
