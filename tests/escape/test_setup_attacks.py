@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from glovebox_sandboxes.drivers.docker.image import build, content
-from glovebox_sandboxes.runtime import runtime
+from glovebox_sandboxes.runtime import packages, runtime
 
 SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALLERS: tuple[Callable[[Path], Awaitable[None]], ...] = (
-    lambda target: runtime._install(target, SERIES),
+    lambda target: packages.install(target, runtime.LOCK, SERIES),
     lambda target: build._install(target, SERIES, "x86_64"),
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.runtime import runtime
-from glovebox_sandboxes.runtime.runtime import RuntimeProblem
+from glovebox_sandboxes.runtime.packages import RuntimeProblem
 
 STRANGER = 4321
 

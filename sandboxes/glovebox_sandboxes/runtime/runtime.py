@@ -22,7 +22,8 @@ import anyio
 from glovebox_sandboxes.contract.base import Missing
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_sandboxes.runtime import guest_tree
+from glovebox_sandboxes.runtime import guest_tree, packages
+from glovebox_sandboxes.runtime.packages import RuntimeProblem, output
 
 PACKAGES = "/opt/packages"
 """Where the packages are, seen from inside."""
@@ -38,10 +39,6 @@ _ELF = b"\x7fELF"
 
 
 SETUP = "Run `glovebox setup`."
-
-
-class RuntimeProblem(Exception):  # noqa: N818 - it names what there is, and is told to a person as it stands
-    """The runtime could not be built; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +175,7 @@ def _lock_digest() -> str:
 
 async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
     python = base_python()
-    facts = json.loads(await _output([str(python), "-I", "-c", _FACTS]))
+    facts = json.loads(await output([str(python), "-I", "-c", _FACTS]))
     with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:
         building = Path(scratch) / "runtime"
         root = building / "root"
@@ -192,21 +189,24 @@ async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
         inside = root / "usr/bin" / f"python{facts['series']}"
         shutil.copy2(python, inside)
         (root / "usr/bin/python3").symlink_to(inside.name)
-        library = root / "usr/lib" / f"python{facts['series']}"
+        library = root / "usr" / facts["library"]
         ignore = shutil.ignore_patterns(*_LEFT_OUT)
         await anyio.to_thread.run_sync(lambda: shutil.copytree(facts["stdlib"], library, ignore=ignore))
         if facts["dynload"] != f"{facts['stdlib']}/lib-dynload":
             shutil.copytree(facts["dynload"], library / "lib-dynload", dirs_exist_ok=True)
         tell("Installing numpy, pandas and matplotlib (about 80 MiB the first time)")
-        await _install(root / PACKAGES[1:], facts["series"])
+        await packages.install(root / PACKAGES[1:], LOCK, facts["series"], pythons=[python])
+        shutil.rmtree(root / PACKAGES[1:] / "bin", ignore_errors=True)
         tell("Copying the shared libraries they need")
-        await _copy_libraries(root)
+        # The originals too: a copy does not find what its original finds beside itself.
+        await _copy_libraries(root, [str(python), *facts["modules"]])
         tell("Compiling")
         await _compile(python, [library, root / PACKAGES[1:]])
         await _font_list(python, root)
+        # Nothing is set-user-id, and the sandbox's user can read what was installed for its owner alone.
         for path in root.rglob("*"):
-            if not path.is_symlink() and path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
-                path.chmod(0o755)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
         manifest = {
             "format": _FORMAT,
             "lock": _lock_digest(),
@@ -221,11 +221,18 @@ async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
         building.rename(old)
 
 
-_FACTS = (
-    "import json, sys, sysconfig, platform; p = sysconfig.get_paths(); "
-    "print(json.dumps({'version': platform.python_version(), 'series': '%d.%d' % sys.version_info[:2], "
-    "'stdlib': p['stdlib'], 'dynload': sysconfig.get_config_var('DESTSHARED')}))"
-)
+_FACTS = """
+import glob, json, os, platform, sys, sysconfig
+stdlib, dynload = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib") + "/lib-dynload"
+print(json.dumps({
+    "version": platform.python_version(),
+    "series": "%d.%d" % sys.version_info[:2],
+    "stdlib": stdlib,
+    "library": os.path.relpath(stdlib, sys.base_prefix),
+    "dynload": dynload,
+    "modules": glob.glob(dynload + "/*.so"),
+}))
+"""
 
 
 async def _build_guest(data: Path, manifest: dict[str, Any], tell: Callable[[str], None]) -> None:
@@ -244,44 +251,33 @@ async def _build_guest(data: Path, manifest: dict[str, Any], tell: Callable[[str
                 raise
 
 
-async def _install(target: Path, series: str) -> None:
-    # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be the pip we run.
-    command = [
-        sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
-        "--target", str(target), "--python-version", series, "--only-binary=:all:", "--require-hashes",
-        "-r", str(LOCK),
-    ]  # fmt: skip
-    try:
-        await _output(command)
-    except RuntimeProblem as problem:
-        if "No module named pip" in str(problem):
-            raise RuntimeProblem(
-                f"Installing the runtime's packages needs pip for {sys.executable}: "
-                f"run `{sys.executable} -m ensurepip` or install the package python3-pip."
-            ) from None
-        raise
-    for extra in ("bin",):
-        shutil.rmtree(target / extra, ignore_errors=True)
+async def _copy_libraries(root: Path, originals: Iterable[str]) -> None:
+    """Copy every library ldd(1) finds outside the tree to where the dynamic linker looks for it: beside the C library.
 
-
-async def _copy_libraries(root: Path) -> None:
-    """Copy every library ldd(1) finds outside the tree, to the place the dynamic linker looks for it."""
-    programs = _programs(root)
-    found: set[Path] = set()
+    Not to where it lay: a Python below a home directory has a libpython there, and no such place exists inside.
+    """
+    programs = [*_programs(root), *originals]
+    found: dict[str, Path] = {}
     for batch in range(0, len(programs), 200):
         # ldd ends with 1 if one of the files is not dynamic: what counts is what it names.
-        done = await anyio.run_process(["ldd", *programs[batch : batch + 200]], check=False)
-        for line in done.stdout.decode(errors="replace").splitlines():
-            path = line.partition("=>")[2] or line
-            name = path.strip().partition(" (")[0]
-            if name.startswith("/") and not name.startswith(str(root)):
-                found.add(Path(name.rstrip(":")))
-    for library in found:
-        if not library.is_file() or library.suffix == ".py":
-            continue
-        target = root / _merged(library)
+        found |= _libraries(await output(["ldd", *programs[batch : batch + 200]], check=False), root)
+    beside = next((path.parent for name, path in found.items() if name.startswith("libc.so")), Path("/usr/lib"))
+    for name, path in found.items():
+        target = root / _merged(beside / name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(library, target)
+        shutil.copy2(path, target)
+
+
+def _libraries(told: str, root: Path) -> dict[str, Path]:
+    """Name by which it is looked for → path, of each library outside the tree."""
+    found = {}
+    for line in told.splitlines():
+        name, arrow, place = line.strip().rpartition("=> ")
+        path = Path(place.partition(" (")[0])
+        if path.is_absolute() and not path.is_relative_to(root) and path.is_file():
+            # The linker itself has no other name than its path.
+            found[name.strip() if arrow else str(path)] = path
+    return found
 
 
 def _programs(root: Path) -> list[str]:
@@ -301,7 +297,7 @@ def _is_elf(path: Path) -> bool:
 
 async def _compile(python: Path, directories: Iterable[Path]) -> None:
     # unchecked-hash: the tree is read-only, so a compiled file is never stale and its source need not be looked at.
-    await _output(
+    await output(
         [str(python), "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash",
          *(str(directory) for directory in directories)], check=False
     )  # fmt: skip
@@ -316,7 +312,7 @@ async def _font_list(python: Path, root: Path) -> None:
     cache = root / "opt/matplotlib"
     cache.mkdir()
     environment = {"MPLCONFIGDIR": str(cache), "HOME": str(cache), "PATH": "/nonexistent"}
-    await _output([str(python), "-I", "-c", program, str(root / PACKAGES[1:])], env=environment)
+    await output([str(python), "-I", "-c", program, str(root / PACKAGES[1:])], env=environment)
 
 
 def _tree_digest(root: Path) -> str:
@@ -332,15 +328,3 @@ def _tree_digest(root: Path) -> str:
             content = b""
         whole.update(f"{name}\0{stat.S_IMODE(path.lstat().st_mode):o}\0".encode("utf-8", "surrogateescape") + content)
     return "sha256:" + whole.hexdigest()
-
-
-async def _output(command: list[str], *, check: bool = True, env: dict[str, str] | None = None) -> str:
-    """Standard output of a program of the host's that we trust; raises RuntimeProblem with its last words."""
-    try:
-        done = await anyio.run_process(command, check=False, env=env)
-    except OSError as problem:
-        raise RuntimeProblem(f"{command[0]} cannot be run: {problem.strerror}") from problem
-    if check and done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip()[-1500:]
-        raise RuntimeProblem(f"`{' '.join(command[:4])} …` failed: {words}")
-    return done.stdout.decode(errors="replace")

@@ -14,8 +14,10 @@ from rich.text import Text as Plain
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
-from glovebox_sandboxes.runtime import guest_gc, runtime
+from glovebox_sandboxes.runtime import guest_gc, runtime, trial
+from glovebox_sandboxes.runtime.packages import RuntimeProblem
 from glovebox_server import app as apps
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.broker.arguments import validated
@@ -108,6 +110,9 @@ def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -
                     err.print(step, markup=False, highlight=False)
 
             built = await runtime.build(settings.data_dir, tell)
+            tell("Trying it in a sandbox")
+            async with registry.opened(settings.data_dir, f"setup{os.getpid()}") as drivers:
+                await trial.check(await drivers.get("bubblewrap"), settings.data_dir, runtime.base_python())
             if removed := guest_gc.remove(settings.data_dir, built.guest):
                 tell(f"Removed {counted(removed, 'guest')} of other versions")
             if docker:
@@ -221,7 +226,7 @@ def _run(
             case CannotSave():
                 _fail(err, problem, as_json=as_json)
                 return USAGE if problem.named_wrongly else UNAVAILABLE
-            case _ if isinstance(problem, (*_UNAVAILABLE, runtime.RuntimeProblem, *also)):
+            case _ if isinstance(problem, (*_UNAVAILABLE, RuntimeProblem, *also)):
                 _fail(err, problem, as_json=as_json)
                 return UNAVAILABLE
         raise

@@ -4,7 +4,6 @@ The base image may come from a registry or from anywhere else (``docker import``
 its Python, and nothing is downloaded inside it.
 """
 
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from docker.errors import APIError, ImageNotFound
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.engine import Client, host_from_environment, translated
 from glovebox_sandboxes.drivers.docker.image import content
-from glovebox_sandboxes.runtime import guest_tree
+from glovebox_sandboxes.runtime import guest_tree, packages
 
 DEFAULT_BASE = "python:3.12-slim"
 BUILD_SECONDS = 900
@@ -141,18 +140,11 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
 
 async def _install(target: Path, series: str, machine: str) -> None:
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS] + [f"manylinux2014_{machine}"]
-    # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be the pip we run.
-    command = [
-        sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
-        "--no-deps", "--target", str(target), "--only-binary=:all:", "--require-hashes",
-        "--requirement", str(content.LOCK),
-        "--implementation", "cp", "--python-version", series, *(f"--platform={name}" for name in platforms),
-    ]  # fmt: skip
-    done = await anyio.run_process(command, check=False)
-    if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip()[-_WORDS:]
-        fix = f"If pip is missing: {sys.executable} -m ensurepip. Otherwise see that the package index can be reached."
-        raise SandboxUnavailable("Installing the locked packages", words, fix)
+    try:
+        await packages.install(target, content.LOCK, series, platforms=platforms)
+    except packages.RuntimeProblem as problem:
+        fix = "See that the package index can be reached."
+        raise SandboxUnavailable("Installing the locked packages", str(problem)[-_WORDS:], fix) from None
 
 
 def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:

@@ -1,0 +1,92 @@
+"""Installs locked packages, each checked by hash, with whatever pip or uv is at hand.
+
+An environment that uv or pipx made has no pip, but Python's standard library carries one as a wheel (on Debian beside
+it, see ensurepip), and a wheel can be run as it lies.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import anyio
+
+_WORDS = 1500
+"""Characters of what a program said last: enough for what pip ends with."""
+
+
+class RuntimeProblem(Exception):  # noqa: N818 - it names what there is, and is told to a person as it stands
+    """The runtime could not be built; the message says what to do."""
+
+
+async def install(
+    target: Path, lock: Path, series: str, *, pythons: Iterable[Path] = (), platforms: Iterable[str] = ()
+) -> None:
+    """Install the wheels a lock names into a directory, for a Python that need not be ours.
+
+    Args:
+        target: the directory, absolute.
+        lock: exact versions and hashes.
+        series: of the Python they are for, as in ``3.11``.
+        pythons: where to look for a pip, beside our own Python.
+        platforms: platform tags to take wheels of, best first; without any, this machine's. Only pip knows them.
+
+    Raises:
+        RuntimeProblem: there is nothing to install with, or it failed.
+    """
+    chosen = [
+        "--quiet", "--target", str(target), "--python-version", series, "--no-deps", "--only-binary", ":all:",
+        "--require-hashes", "--requirement", str(lock),
+    ]  # fmt: skip
+    pip = await _pip((Path(sys.executable), *pythons))
+    # uv says where it is to what it starts.
+    uv = None if platforms else os.environ.get("UV") or shutil.which("uv")
+    if pip:
+        tags = ["--implementation", "cp", *(f"--platform={name}" for name in platforms)] if platforms else []
+        command = [*pip, "install", "--disable-pip-version-check", "--no-compile", *chosen, *tags]
+    elif uv:
+        # Copied: a link would be the same file as in uv's cache, which is not ours to give modes.
+        command = [uv, "pip", "install", "--python", sys.executable, "--link-mode", "copy", *chosen]
+    else:
+        raise RuntimeProblem(
+            "Installing the sandboxes' packages needs pip, and neither Python's standard library nor the system has "
+            "one: install it (Debian and Ubuntu: `apt-get install python3-pip-whl`; elsewhere the package "
+            "python3-pip) and run `glovebox setup` again."
+        )
+    # uv takes settings, the index among them, from the directory it is called in: that may be a stranger's project.
+    await output(command, cwd="/")
+
+
+_FIND_PIP = """
+import glob, importlib.util, json, sysconfig
+places = sysconfig.get_path("stdlib") + "/ensurepip/_bundled", sysconfig.get_config_var("WHEEL_PKG_DIR")
+wheels = [path for place in places if place for path in glob.glob(place + "/pip-*.whl")]
+print(json.dumps(["-m", "pip"] if importlib.util.find_spec("pip") else [f"{path}/pip" for path in wheels[:1]]))
+"""
+
+
+async def _pip(pythons: Iterable[Path]) -> list[str]:
+    """How to run the first pip there is; empty if there is none."""
+    for python in pythons:
+        # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be what we run.
+        isolated = [str(python), "-I"]
+        found: list[str] = json.loads(await output([*isolated, "-c", _FIND_PIP]))
+        if found:
+            return [*isolated, *found]
+    return []
+
+
+async def output(
+    command: list[str], *, check: bool = True, env: dict[str, str] | None = None, cwd: str | None = None
+) -> str:
+    """Standard output of a program of the host's that we trust; raises RuntimeProblem with its last words."""
+    try:
+        done = await anyio.run_process(command, check=False, env=env, cwd=cwd)
+    except OSError as problem:
+        raise RuntimeProblem(f"{command[0]} cannot be run: {problem.strerror}") from problem
+    if check and done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip()[-_WORDS:]
+        raise RuntimeProblem(f"`{' '.join(command[:4])} …` failed: {words}")
+    return done.stdout.decode(errors="replace")

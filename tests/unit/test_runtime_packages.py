@@ -1,0 +1,154 @@
+"""Building the runtime: where pip comes from, what is checked, which libraries come along, and the trial at the end."""
+
+import base64
+import hashlib
+import importlib.util
+import subprocess  # noqa: TID251 - makes the environment that is tried
+import sys
+import zipfile
+from pathlib import Path
+from typing import NoReturn, cast
+
+import anyio
+import pytest
+
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
+from glovebox_sandboxes.runtime import packages, runtime, trial
+from glovebox_sandboxes.runtime.packages import RuntimeProblem
+
+SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lock of one tiny wheel, which is the only one pip can find."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "tiny-1.0-py3-none-any.whl"
+    record = ""
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in (
+            ("tiny.py", "SIZE = 1\n"),
+            ("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"),
+            (
+                "tiny-1.0.dist-info/WHEEL",
+                "Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            ),
+        ):
+            archive.writestr(name, text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+            record += f"{name},sha256={digest},{len(text)}\n"
+        archive.writestr("tiny-1.0.dist-info/RECORD", f"{record}tiny-1.0.dist-info/RECORD,,\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    path = tmp_path / "one.lock"
+    path.write_text(f"tiny==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    return path
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """The Python of an environment without pip, as uv and pipx make it."""
+    if importlib.util.find_spec("ensurepip") is None:
+        pytest.skip("this Python has no ensurepip (on Debian: apt-get install python3-venv)")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    return tmp_path / "bare/bin/python"
+
+
+async def test_an_environment_without_pip_uses_the_one_in_the_standard_library(
+    bare: Path, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What uv and pipx make has none; the wheel of ensurepip installs as well. The control: there is really none."""
+    none = await anyio.run_process([bare, "-I", "-m", "pip"], check=False)
+    assert b"No module named pip" in none.stderr
+    monkeypatch.setattr(sys, "executable", str(bare))
+    await packages.install(tmp_path / "target", lock, SERIES)
+    assert (tmp_path / "target/tiny.py").read_text() == "SIZE = 1\n"
+
+
+async def test_a_package_that_is_not_the_locked_one_is_not_installed(lock: Path, tmp_path: Path) -> None:
+    """The hash decides, whatever the index says. The same lock with the right hash: see above."""
+    lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(RuntimeProblem, match="DO NOT MATCH THE HASHES"):
+        await packages.install(tmp_path / "target", lock, SERIES)
+    assert not (tmp_path / "target/tiny.py").exists()
+
+
+async def test_without_pip_and_uv_one_sentence_says_what_to_install(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's Python without python3-venv has neither pip nor ensurepip."""
+    monkeypatch.setattr(packages, "_FIND_PIP", "print([])")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("UV", raising=False)
+    with pytest.raises(RuntimeProblem, match="apt-get install python3-pip-whl"):
+        await packages.install(tmp_path / "target", lock, SERIES)
+
+
+def test_libraries_go_by_the_name_they_are_looked_for(tmp_path: Path) -> None:
+    """A libpython below a home directory is found by name inside; the linker keeps its path; the tree's own stay."""
+    root, home = tmp_path / "root", tmp_path / "home"
+    for path in (root / "opt/libown.so", home / "libpython3.13.so.1.0", home / "ld-linux.so.2"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    told = f"""{home}/bin/python3.13:
+\tlinux-vdso.so.1 (0x00007ffc)
+\tlibpython3.13.so.1.0 => {home}/bin/../libpython3.13.so.1.0 (0x00007fdd)
+\tlibown.so => {root}/opt/libown.so (0x00007fdd)
+\tlibgone.so.1 => not found
+\t{home}/ld-linux.so.2 (0x00007fdd)
+"""
+    (home / "bin").mkdir()
+    assert {name: path.resolve() for name, path in runtime._libraries(told, root).items()} == {
+        "libpython3.13.so.1.0": home / "libpython3.13.so.1.0",
+        f"{home}/ld-linux.so.2": home / "ld-linux.so.2",
+    }
+
+
+class _Broken:
+    """A driver whose sandboxes do not start, or that cannot be used."""
+
+    name = "bubblewrap"
+
+    def __init__(self, *, usable: bool) -> None:
+        missing = () if usable else (Missing(what="bwrap is not installed", fix="Install it.", fatal=True),)
+        self.capabilities = Capabilities(
+            driver=self.name, level="namespaces", version="0.8.0", limits={}, missing=missing
+        )
+
+    def plan(self, spec: SandboxSpec) -> SandboxSpec:
+        return spec
+
+    def open(self, _: SandboxSpec) -> NoReturn:
+        raise SandboxUnavailable("Starting", "libpython3.13.so.1.0: cannot open shared object file", "Run it again.")
+
+
+async def test_a_runtime_no_sandbox_can_run_is_taken_back(tmp_path: Path) -> None:
+    """Set-up says why and what to do instead of "Ready", and the next one builds anew."""
+    manifest = tmp_path / "runtime/manifest.json"
+    manifest.parent.mkdir()
+    manifest.write_text("{}")
+    unusable, broken = (cast("Driver", _Broken(usable=usable)) for usable in (False, True))
+    await trial.check(unusable, tmp_path, Path("/usr/bin/python3"))
+    assert manifest.exists(), "the control: where no sandbox can be made at all, that says nothing about the runtime"
+    with pytest.raises(RuntimeProblem, match=r"from /usr/bin/python3: libpython3\.13\.so\.1\.0: cannot open") as told:
+        await trial.check(broken, tmp_path, Path("/usr/bin/python3"))
+    assert "Install the distribution's own Python" in str(told.value)
+    assert not manifest.exists()
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_runtime_whose_packages_do_not_load_is_taken_back(runtime_dir: Path, tmp_path: Path) -> None:
+    """Set-up tries every package: one library less is noticed. The same tree with it passes: the control."""
+    data = tmp_path / "data"
+    await anyio.run_process(["cp", "-a", str(runtime_dir), str(data)])
+    async with bubblewrap.connect(data, "trial") as driver:
+        await trial.check(driver, data, runtime.base_python())
+        gone = next((data / "runtime/root").rglob("libstdc++.so.6"))
+        gone.unlink()
+        with pytest.raises(RuntimeProblem, match=r"No sandbox can run what was built from [^\n]*: libstdc[^\n]*$"):
+            await trial.check(driver, data, runtime.base_python())
+    assert runtime.find(data) is None
