@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DRAIN_SECONDS = 2.0
 """After the last process is dead its pipes hold at most 64 KiB each: this is for a host that is slow to take them."""
 
-_FETCH_SHARE = 0.8
+_ASKING_SHARE = 0.8
 """Of the job's time, for the network: a page that came in part is still to be taken apart."""
 
 _LOOK_SECONDS = 0.25
@@ -95,15 +95,14 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
 ) -> dict[str, Any]:
     deadline = started + job["limits"]["wall_seconds"]
     payload = dict(job["payload"])
-    if job["kind"] == "fetch":
-        from _glovebox_guest.jobs.fetch import fetch
-
-        payload = fetch(loop, payload, started + job["limits"]["wall_seconds"] * _FETCH_SHARE)
     relays: list[Relay] = []
     proxy = None
     environment: Mapping[str, str] = {}
-    # A fetch is ours from end to end and asks the host itself: no listener where no program needs one.
-    if config["proxy"] and job["kind"] == "python":
+    # Only then is it imported here as well: the child has to, and that takes milliseconds.
+    module: Any = _module(job["kind"]) if config["proxy"] else None
+    if hasattr(module, "ask"):
+        payload = module.ask(loop, payload, started + job["limits"]["wall_seconds"] * _ASKING_SHARE)
+    if getattr(module, "PROXY", False):
         from _glovebox_guest.proxy.listener import ENVIRONMENT, Proxy
 
         proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
@@ -312,7 +311,8 @@ def ready_child(config: Mapping[str, Any]) -> children.Child:
 
     def work(order: Mapping[str, Any]) -> children.Task:
         os.environ.update(order["environment"])
-        return _task(order["kind"])
+        task: children.Task = _module(order["kind"]).run
+        return task
 
     def ahead() -> None:
         _confine(config)
@@ -322,17 +322,9 @@ def ready_child(config: Mapping[str, Any]) -> children.Child:
     return children.fork(ahead, work)
 
 
-def _task(kind: str) -> children.Task:
-    # A list, not a pattern: a job is only ever one of these.
-    modules = {
-        "python": "jobs.python",
-        "read": "jobs.read",
-        "list": "jobs.listing",
-        "search": "jobs.search",
-        "fetch": "jobs.fetch",
-    }
-    task: children.Task = __import__(f"_glovebox_guest.{modules[kind]}", fromlist=["run"]).run
-    return task
+def _module(kind: str) -> Any:
+    """A job's own module. A closed list: the folder is read-only, and the host asks for nothing else."""
+    return __import__(f"_glovebox_guest.jobs.{kind}", fromlist=["run"])
 
 
 def _confine(config: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ async def test_an_allowed_page_comes_back_as_untrusted_text(
     driver: str, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """M17: one look-up, one recorded connection, and the page is taken apart in the sandbox, never in the server."""
-    readers = ("_glovebox_guest.jobs.web.page", "_glovebox_guest.jobs.web.readable", "_glovebox_guest.jobs.fetch")
+    readers = ("_glovebox_guest.web.page", "_glovebox_guest.web.readable", "_glovebox_guest.jobs.fetch")
     for module in readers:
         monkeypatch.delitem(sys.modules, module, raising=False)
     async with internet(wires) as net, glovebox(net, tmp_path, profile("fetch_url", driver, ANY)) as box:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.guest_jobs import Workspace, make
 
-from _glovebox_guest.jobs import workspace_paths
+from _glovebox_guest.workspace import paths
 
 FOREIGN = "what the host keeps"
 
@@ -133,7 +133,7 @@ def test_a_folder_swapped_for_a_link_while_it_is_walked_leads_nowhere(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F2: between looking at a folder and entering it, it becomes a link to the outside; openat does not follow it."""
-    enter = workspace_paths._enter
+    enter = paths._enter
     swapped: list[str] = []
 
     def swap_then_enter(held: list[int], name: str) -> None:
@@ -143,7 +143,7 @@ def test_a_folder_swapped_for_a_link_while_it_is_walked_leads_nowhere(
             (workspace.root / "sub").symlink_to("../w-evil")
         enter(held, name)
 
-    monkeypatch.setattr(workspace_paths, "_enter", swap_then_enter)
+    monkeypatch.setattr(paths, "_enter", swap_then_enter)
     assert workspace.rule("read", path="sub/secret.txt") == "path.missing"
     assert swapped == ["sub"]
     assert (workspace.root / "sub" / "secret.txt").read_text() == FOREIGN, "control: the swap did lead outside"
@@ -153,7 +153,7 @@ def test_a_file_swapped_for_a_link_while_it_is_opened_is_not_followed(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F2: between the check and open(2) the file becomes a link to the outside."""
-    check = workspace_paths._require_regular
+    check = paths._require_regular
     swapped: list[str] = []
 
     def swap_after_check(path: str, info: os.stat_result) -> None:
@@ -163,7 +163,7 @@ def test_a_file_swapped_for_a_link_while_it_is_opened_is_not_followed(
             (workspace.root / "inside.txt").unlink()
             (workspace.root / "inside.txt").symlink_to("../w-evil/secret.txt")
 
-    monkeypatch.setattr(workspace_paths, "_require_regular", swap_after_check)
+    monkeypatch.setattr(paths, "_require_regular", swap_after_check)
     assert workspace.rule("read", path="inside.txt") == "path.unreadable"
     assert (workspace.root / "inside.txt").read_text() == FOREIGN, "control: the swap did lead outside"
 

@@ -6,7 +6,7 @@ import re
 from tests.fixtures.guest_jobs import Collected
 from tests.fuzz.harness import bounded
 
-from _glovebox_guest.jobs.web import page, readable
+from _glovebox_guest.web import page, readable
 
 _TYPES = (
     "text/html",

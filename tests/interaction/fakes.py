@@ -12,7 +12,7 @@ import anyio.lowlevel
 from pydantic import Field
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
-from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinished
@@ -54,14 +54,9 @@ class RunResult(Result):
     stdout: str = ""
 
 
-def _job(arguments: Mapping[str, Any]) -> Job:
+def _answer(outcome: Outcome) -> Answer:
     """Never asked: a fake broker answers before there is a sandbox."""
-    raise NotImplementedError(arguments)
-
-
-def _answer(outcome: Outcome, arguments: Mapping[str, Any]) -> Answer:
-    """Never asked, as above."""
-    raise NotImplementedError(outcome, arguments)
+    raise NotImplementedError(outcome)
 
 
 RUN = Tool(
@@ -70,9 +65,7 @@ RUN = Tool(
     description="Run a short program.",
     arguments=RunArguments,
     result=RunResult,
-    open_world=False,
     kind="python",
-    job=_job,
     answer=_answer,
 )
 

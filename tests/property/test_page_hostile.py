@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fixtures.guest_jobs import Collected
 
-from _glovebox_guest.jobs.web import charsets, markup, page
+from _glovebox_guest.web import charsets, markup, page
 
 PIECES = [
     "<", ">", "/", "!", "--", "<!--", "-->", "<!>", "</", "<?", "&amp;", "&#0;", "&#x1b;", "&", '"', "'", "=", " ",

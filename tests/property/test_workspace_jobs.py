@@ -15,13 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.fixtures.guest_jobs import Workspace, make
 
-from _glovebox_guest.jobs import glob, read, workspace_paths
+from _glovebox_guest.jobs import read
+from _glovebox_guest.workspace import glob, paths
 
 names = st.binary(min_size=1, max_size=30).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
 )
 trees = st.dictionaries(st.lists(names, min_size=1, max_size=3).map(tuple), st.binary(max_size=200), max_size=8)
-paths = st.text(st.sampled_from("ab./*?[]{},!-\\\0\n\udcff^é"), max_size=12) | st.text(max_size=12)
+PATHS = st.text(st.sampled_from("ab./*?[]{},!-\\\0\n\udcff^é"), max_size=12) | st.text(max_size=12)
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def test_every_file_of_any_name_is_listed_once_and_in_order(tree: dict[tuple[byt
             for folder, folders, files in os.walk(made.root)
             for name in folders + files
         ]
-        assert sorted(entry["path"] for entry in value["entries"]) == sorted(map(workspace_paths.shown, walked))
+        assert sorted(entry["path"] for entry in value["entries"]) == sorted(map(paths.shown, walked))
         assert value["total"] == len(walked)
         assert all(entry["path"].isprintable() for entry in value["entries"])
         assert made.run("list", limit=1000) == value
@@ -143,7 +144,7 @@ def test_reading_on_gives_every_line_exactly_once(lengths: list[int], character:
     assert counted == lengths
 
 
-@given(path=paths)
+@given(path=PATHS)
 @example(path="[\udcff-?")
 @settings(max_examples=300, deadline=None)
 def test_any_path_or_pattern_gets_an_answer_from_inside(path: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.fixtures.guest_jobs import Collected
 
-from _glovebox_guest.jobs.web import page, readable
+from _glovebox_guest.web import page, readable
 
 
 def shown(

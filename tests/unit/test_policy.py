@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_profiles.model import Profile, digest
+from glovebox_profiles.model import Files, Network, Profile, digest
 from glovebox_server.app import check_example
 from glovebox_server.broker.policy import decide
 from glovebox_server.tools import TOOLS
+from glovebox_server.tools.base import Tool
 
 PROFILES = load([SHIPPED], check_example=check_example)
 PYTHON: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
@@ -86,6 +87,17 @@ def test_a_profile_without_network_denies_every_fetch() -> None:
     assert rule("fetch_url", FETCH, closed) == ("deny", "network.mode")
     empty = fetch.model_copy(update={"network": fetch.network.model_copy(update={"allow": ()})})
     assert rule("fetch_url", FETCH, empty) == ("deny", "network.allow")
+
+
+@pytest.mark.parametrize("tool", [tool for tool in TOOLS.values() if tool.needs], ids=lambda tool: tool.name)
+def test_what_a_tool_needs_must_be_granted(tool: Tool) -> None:
+    """With nothing granted the first need is the reason; a tool without needs is let through (control)."""
+    least = profile(tool.name).model_copy(update={"files": Files(), "network": Network()})
+    decision = decide(tool, FETCH, least)
+    key = {"network": "network.mode", "workspace": "files.workspace"}[tool.needs[0]]
+    assert (decision.effect, decision.rule) == ("deny", key)
+    assert decision.reason == f"This tool's profile grants no {tool.needs[0]}."
+    assert rule("run_python", PYTHON, profile("run_python").model_copy(update={"files": Files()})) == ("allow", "allow")
 
 
 def test_asking_is_not_allowing_and_never_hides_a_denial() -> None:

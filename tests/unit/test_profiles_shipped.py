@@ -16,15 +16,15 @@ from glovebox_profiles.schema import SCHEMA_FILE, schema_text
 from glovebox_profiles.words import LABELS
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_server.cli.profiles import to_toml
+from glovebox_server.tools import TOOLS
 
-TOOLS = ["fetch_url", "list_workspace_files", "read_workspace_file", "run_python", "search_workspace"]
 PROFILES = load([SHIPPED], check_example=decide_by_name)
 HERE = Path("/srv/workspace")
 
 
 def test_there_is_one_profile_for_each_tool() -> None:
     """And no other."""
-    assert list(PROFILES) == TOOLS
+    assert list(PROFILES) == list(TOOLS)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -33,8 +33,8 @@ def test_examples_show_an_allowed_and_a_refused_call(tool: str) -> None:
     assert {"allow", "deny"} <= {example.expect for example in PROFILES[tool].example}
 
 
-@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "fetch_url"])
-def test_only_fetch_url_reaches_anything(tool: str) -> None:
+@pytest.mark.parametrize("tool", [name for name, tool in TOOLS.items() if "network" not in tool.needs])
+def test_only_what_needs_it_reaches_anything(tool: str) -> None:
     """Code of a model has no network, and neither have the workspace tools."""
     assert PROFILES[tool].network.mode == "none"
     assert to_spec(PROFILES[tool], workspace=HERE).network == "none"
@@ -46,9 +46,9 @@ def test_fetch_url_sees_no_workspace() -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_only_run_python_gives_files_back(tool: str) -> None:
+def test_only_tools_that_deliver_files_may_give_some_back(tool: str) -> None:
     """Reading tools have no /output."""
-    assert PROFILES[tool].files.output == (tool == "run_python")
+    assert PROFILES[tool].files.output == TOOLS[tool].delivers
 
 
 @pytest.mark.parametrize(

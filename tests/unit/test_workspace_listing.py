@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.fixtures.guest_jobs import Workspace, make
 
-from _glovebox_guest.jobs import glob, listing, tree
+from _glovebox_guest.jobs import list as listing
+from _glovebox_guest.workspace import glob, tree
 
 FILES = [
     ".git/config", ".hidden", "README.md", "a.csv", "a/b.csv", "a/b/c.csv", "a/b/c.py", "node_modules/x/index.js",

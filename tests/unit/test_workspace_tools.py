@@ -8,14 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from glovebox_sandboxes.contract.outcome import Captured, Ended, Outcome, Usage
+from glovebox_server import tools
 from glovebox_server.broker.calls import Text
 from glovebox_server.mcp.schema import input_schema, output_schema
 from glovebox_server.tools.base import Answer, Tool
-from glovebox_server.tools.fetch_url import FETCH_URL
-from glovebox_server.tools.list_workspace_files import LIST_WORKSPACE_FILES
-from glovebox_server.tools.read_workspace_file import READ_WORKSPACE_FILE
-from glovebox_server.tools.search_workspace import SEARCH_WORKSPACE
 
+READ_WORKSPACE_FILE = tools.TOOLS["read_workspace_file"]
+LIST_WORKSPACE_FILES = tools.TOOLS["list_workspace_files"]
+SEARCH_WORKSPACE = tools.TOOLS["search_workspace"]
+FETCH_URL = tools.TOOLS["fetch_url"]
 TOOLS = [READ_WORKSPACE_FILE, LIST_WORKSPACE_FILES, SEARCH_WORKSPACE, FETCH_URL]
 LEAST: dict[str, dict[str, Any]] = {
     "read_workspace_file": {"path": "a.txt"},
@@ -48,7 +49,7 @@ def arguments(tool: Tool, **given: Any) -> dict[str, Any]:
 
 def answer(tool: Tool, value: Any, **how: Any) -> Answer:
     """The tool's answer to a value; what it says fits the tool's result model and its published schema."""
-    found = tool.answer(outcome(value, **how), arguments(tool))
+    found = tool.answer(outcome(value, **how))
     structured = {"call_id": "c_1", **found.fields}
     tool.result.model_validate_json(json.dumps(structured))
     jsonschema.validate(structured, output_schema(tool.result))

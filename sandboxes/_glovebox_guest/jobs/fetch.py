@@ -48,7 +48,7 @@ class _Response(StreamHandler):
             self.error = body
 
 
-def fetch(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+def ask(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, Any]:
     """Get what ``payload`` names until ``deadline`` (monotonic seconds); returns the payload of ``run``."""
     response = _Response()
     meta = {"method": payload["method"], "url": payload["url"], "headers": []}
@@ -76,7 +76,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
         told = {name: str(error.get(name, "")) for name in ("rule", "reason", "hint")}
         emit.value({"refused": told, "hops": list(error.get("hops", ()))})
         return
-    from _glovebox_guest.jobs.web import page
+    from _glovebox_guest.web import page
 
     head = payload["head"]
     taken = _Taken()

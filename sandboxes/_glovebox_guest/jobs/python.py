@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+PROXY = True
+"""Its program asks the host's egress policy by itself, through the proxy inside."""
 NAME = "<program>"
 """What tracebacks call the caller's code."""
 MAX_VALUE = 16_384

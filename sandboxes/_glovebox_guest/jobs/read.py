@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from io import BufferedReader, BytesIO, FileIO
 
-from _glovebox_guest.jobs import picture, wording, workspace_paths
-from _glovebox_guest.jobs.workspace_paths import Problem
+from _glovebox_guest import wording
+from _glovebox_guest.workspace import paths, picture
+from _glovebox_guest.workspace.paths import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back lines ``offset`` to ``offset + limit - 1`` of ``path`` (from 1), or the picture it is."""
     path = payload["path"]
-    name = workspace_paths.shown(path)
+    name = paths.shown(path)
     try:
-        descriptor, info = workspace_paths.open_file(path)
+        descriptor, info = paths.open_file(path)
         with BufferedReader(FileIO(descriptor), _BLOCK) as file:
             head = file.peek()
             media_type = picture.kind(head)

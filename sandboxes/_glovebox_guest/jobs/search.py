@@ -9,8 +9,9 @@ import os
 import re
 import warnings
 
-from _glovebox_guest.jobs import wording, workspace_paths
-from _glovebox_guest.jobs.tree import Walk
+from _glovebox_guest import wording
+from _glovebox_guest.workspace import paths
+from _glovebox_guest.workspace.tree import Walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     try:
         search = _Search(payload)
         walk = Walk(payload.get("path", "**"), MAX_SECONDS)
-    except workspace_paths.Problem as problem:
+    except paths.Problem as problem:
         emit.value(problem.value())
         return
     for path, entry in walk:
@@ -112,7 +113,7 @@ class _Search:
         self.searched += 1
         # A pattern's $ means the end of the line, whoever wrote the file.
         text = text.replace("\r\n", "\n")
-        number, counted, shown = 1, 0, workspace_paths.shown(name)
+        number, counted, shown = 1, 0, paths.shown(name)
         for start, end, column in self._lines(text):
             if len(self.matches) == self._limit:
                 self.full = f"{self._limit} matches"
@@ -159,13 +160,11 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
             return re.compile(re.escape(pattern) if literal else pattern, flags)
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
-        raise workspace_paths.Problem(
-            "pattern.invalid", f"The pattern is no regular expression: {workspace_paths.shown(error.msg)}{where}.", hint
+        raise paths.Problem(
+            "pattern.invalid", f"The pattern is no regular expression: {paths.shown(error.msg)}{where}.", hint
         ) from None
     except (OverflowError, RecursionError, ValueError):
-        raise workspace_paths.Problem(
-            "pattern.invalid", "The pattern is too large or too deeply nested.", hint
-        ) from None
+        raise paths.Problem("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None
 
 
 def _needle(pattern: str, *, literal: bool, fold: bool) -> bytes:

@@ -15,7 +15,8 @@ Ended = Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
 class Job:
     """One thing for the guest to do."""
 
-    kind: Literal["python", "read", "list", "search", "fetch"]
+    kind: str
+    """Name of a module in ``_glovebox_guest.jobs``."""
     payload: Mapping[str, Any]
     """JSON-compatible; what it holds depends on the kind."""
     wall_seconds: float | None = None

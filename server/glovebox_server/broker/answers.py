@@ -35,7 +35,7 @@ def answered(
     receipt: Receipt,
 ) -> CallResult:
     """The result of a call that ran."""
-    answer = tool.answer(outcome, call.arguments)
+    answer = tool.answer(outcome)
     structured: dict[str, Any] = {
         "call_id": call.id,
         "error": None,
@@ -45,7 +45,7 @@ def answered(
         "elapsed_ms": elapsed_ms,
     }
     content: list[Content] = list(answer.content)
-    if tool.kind == "python":
+    if tool.delivers:
         structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
         structured["images"] = [asdict(link) for link in delivered.figures]
         structured["changes"] = _changes(outcome.changes, delivered)

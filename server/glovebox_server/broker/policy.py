@@ -9,9 +9,13 @@ from typing import Any
 from glovebox_profiles.egress import decide_url
 from glovebox_profiles.features import named
 from glovebox_profiles.model import Profile, digest
+from glovebox_profiles.order import value_at
 from glovebox_sandboxes.plural import counted
 from glovebox_server.broker.calls import Decision
-from glovebox_server.tools.base import Tool
+from glovebox_server.tools.base import Grant, Tool
+
+_GRANTED_BY: Mapping[Grant, str] = {"network": "network.mode", "workspace": "files.workspace"}
+"""Keys of a profile whose value ``none`` withholds something."""
 
 
 def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, profile_digest: str = "") -> Decision:
@@ -52,10 +56,11 @@ def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tu
     if arguments.get("inputs") and not profile.files.inputs:
         reason = "This tool's profile takes no artifacts as inputs."
         return "deny", "files.inputs", reason, "Call it without inputs."
-    if tool.kind == "fetch":
-        if profile.network.mode == "none":
-            return "deny", "network.mode", "This tool's profile grants no network.", "The operator can grant it."
-        egress = decide_url(arguments["method"], arguments["url"], profile.network.allow)
+    for grant in tool.needs:
+        if value_at(profile, _GRANTED_BY[grant]) == "none":
+            return "deny", _GRANTED_BY[grant], f"This tool's profile grants no {grant}.", "The operator can grant it."
+    if tool.request is not None:
+        egress = decide_url(*tool.request(arguments), profile.network.allow)
         if egress.effect == "deny":
             return "deny", "network.allow", egress.reason, egress.hint
     if profile.approval == "ask":

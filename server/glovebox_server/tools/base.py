@@ -9,6 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_server.broker.calls import Content
 
+Grant = Literal["network", "workspace"]
+"""Something a profile can withhold."""
+_HOSTS = ("inputs", "timeout_seconds")
+"""Arguments of these names mean the same in every tool, and the guest does not get them."""
+
 
 class Arguments(BaseModel):
     """Base of all argument models: unknown fields and wrong types are errors, never guesses."""
@@ -71,10 +76,27 @@ class Tool:
     """Written for a model: what it does, what it cannot, what comes back. Counted in the token budget."""
     arguments: type[Arguments]
     result: type[Result]
-    open_world: bool
-    """MCP's ``openWorldHint``: whether it reaches beyond the workspace."""
-    kind: Literal["python", "read", "list", "search", "fetch"]
-    job: Callable[[Mapping[str, Any]], Job]
-    """Validated arguments to the guest's job."""
-    answer: Callable[[Outcome, Mapping[str, Any]], Answer]
-    """Outcome and arguments to what the caller sees. Everything in an outcome is untrusted text."""
+    kind: str
+    """The guest's job: the name of a module in ``_glovebox_guest.jobs``."""
+    answer: Callable[[Outcome], Answer]
+    """Outcome to what the caller sees. Everything in an outcome is untrusted text."""
+    needs: tuple[Grant, ...] = ()
+    """What its profile must grant, or every call is refused before anything starts."""
+    request: Callable[[Mapping[str, Any]], tuple[str, str]] | None = None
+    """Method and URL of the request it makes, which the profile's rules must allow; None for a tool without one."""
+    delivers: bool = False
+    """Whether its result has the fields ``artifacts``, ``images``, ``changes`` and ``notes``."""
+
+    @property
+    def open_world(self) -> bool:
+        """MCP's ``openWorldHint``: whether it reaches beyond the workspace."""
+        return "network" in self.needs
+
+    def job(self, arguments: Mapping[str, Any]) -> Job:
+        """Validated arguments to the guest's job: it gets all of them but what the host sees to."""
+        return Job(
+            kind=self.kind,
+            payload={name: value for name, value in arguments.items() if name not in _HOSTS},
+            wall_seconds=arguments.get("timeout_seconds"),
+            inputs=tuple(arguments.get("inputs", ())),
+        )

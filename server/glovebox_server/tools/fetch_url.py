@@ -3,12 +3,11 @@
 What comes back was written by strangers: every answer says so, and where it is from, before anything of it.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.values import Problem, Value, failed, taken
@@ -84,11 +83,7 @@ class FetchResult(Result):
     """What is missing, None for nothing."""
 
 
-def _job(arguments: Mapping[str, Any]) -> Job:
-    return Job(kind="fetch", payload={name: arguments[name] for name in FetchArguments.model_fields})
-
-
-def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Fetched)
     if isinstance(value, Problem):
         return _not_fetched(value, [])
@@ -133,7 +128,7 @@ def _one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-FETCH_URL = Tool(
+TOOL = Tool(
     name="fetch_url",
     title="Fetch URL",
     description=(
@@ -142,8 +137,8 @@ FETCH_URL = Tool(
     ),
     arguments=FetchArguments,
     result=FetchResult,
-    open_world=True,
     kind="fetch",
-    job=_job,
     answer=_answer,
+    needs=("network",),
+    request=lambda arguments: (arguments["method"], arguments["url"]),
 )

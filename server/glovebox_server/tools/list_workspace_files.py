@@ -1,11 +1,10 @@
 """``list_workspace_files``: which files there are, looked up inside a sandbox."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.values import Problem, Value, failed, taken
@@ -51,11 +50,7 @@ class ListResult(Listed, Result):
     """Result of ``list_workspace_files``."""
 
 
-def _job(arguments: Mapping[str, Any]) -> Job:
-    return Job(kind="list", payload={name: arguments[name] for name in ListArguments.model_fields})
-
-
-def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Listed)
     if isinstance(value, Problem):
         return failed(value)
@@ -74,14 +69,13 @@ def _line(entry: Entry) -> str:
     return f"{entry.path}{mark}{size}  {entry.modified or ''}".rstrip()
 
 
-LIST_WORKSPACE_FILES = Tool(
+TOOL = Tool(
     name="list_workspace_files",
     title="List workspace files",
     description="List files and folders with size and date. .git, node_modules, __pycache__, .venv only if named.",
     arguments=ListArguments,
     result=ListResult,
-    open_world=False,
     kind="list",
-    job=_job,
     answer=_answer,
+    needs=("workspace",),
 )

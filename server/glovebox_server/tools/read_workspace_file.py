@@ -1,11 +1,10 @@
 """``read_workspace_file``: some lines of a text file, or a picture, read inside a sandbox."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.values import Problem, Value, failed, taken
@@ -51,11 +50,7 @@ class ReadResult(Read, Result):
     """Result of ``read_workspace_file``."""
 
 
-def _job(arguments: Mapping[str, Any]) -> Job:
-    return Job(kind="read", payload={name: arguments[name] for name in ReadArguments.model_fields})
-
-
-def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Read)
     if isinstance(value, Problem):
         return failed(value)
@@ -80,14 +75,13 @@ def _heading(value: Read) -> str:
     return ", ".join(parts)
 
 
-READ_WORKSPACE_FILE = Tool(
+TOOL = Tool(
     name="read_workspace_file",
     title="Read workspace file",
     description="Read lines of a text file (UTF-8, UTF-16) or see an image (PNG, JPEG, GIF, WebP); no binary data.",
     arguments=ReadArguments,
     result=ReadResult,
-    open_world=False,
     kind="read",
-    job=_job,
     answer=_answer,
+    needs=("workspace",),
 )

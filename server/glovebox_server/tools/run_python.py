@@ -1,11 +1,10 @@
 """``run_python``: a short Python program in a sandbox of its own."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from glovebox_sandboxes.contract.outcome import Captured, Job, Outcome
+from glovebox_sandboxes.contract.outcome import Captured, Outcome
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.broker.calls import Content, Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
@@ -82,16 +81,7 @@ class RunPythonResult(Result):
     usage: Usage | None = None
 
 
-def _job(arguments: Mapping[str, Any]) -> Job:
-    return Job(
-        kind="python",
-        payload={"code": arguments["code"]},
-        wall_seconds=arguments["timeout_seconds"],
-        inputs=tuple(arguments["inputs"]),
-    )
-
-
-def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+def _answer(outcome: Outcome) -> Answer:
     value = outcome.value if isinstance(outcome.value, dict) else {}
     shown = value.get("value")
     shown = shown if isinstance(shown, str) else None
@@ -160,7 +150,7 @@ def _count(told: Any, most: int) -> int | None:
     return told if type(told) is int and 0 < told <= most else None
 
 
-RUN_PYTHON = Tool(
+TOOL = Tool(
     name="run_python",
     title="Run Python",
     description=(
@@ -171,8 +161,7 @@ RUN_PYTHON = Tool(
     ),
     arguments=RunPythonArguments,
     result=RunPythonResult,
-    open_world=False,
     kind="python",
-    job=_job,
     answer=_answer,
+    delivers=True,
 )

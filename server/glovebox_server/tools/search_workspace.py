@@ -1,11 +1,10 @@
 """``search_workspace``: lines of text files that match a pattern, searched inside a sandbox."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.list_workspace_files import MAX_PATTERN
@@ -56,11 +55,7 @@ class SearchResult(Found, Result):
     """Result of ``search_workspace``."""
 
 
-def _job(arguments: Mapping[str, Any]) -> Job:
-    return Job(kind="search", payload={name: arguments[name] for name in SearchArguments.model_fields})
-
-
-def _answer(outcome: Outcome, _arguments: Mapping[str, Any]) -> Answer:
+def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Found)
     if isinstance(value, Problem):
         return failed(value)
@@ -87,14 +82,13 @@ def _lines(match: Match) -> list[str]:
     return around + [f"  {number}- {text}" for number, text in enumerate(match.after, match.line + 1)]
 
 
-SEARCH_WORKSPACE = Tool(
+TOOL = Tool(
     name="search_workspace",
     title="Search workspace",
     description="Find lines of text files by regex, but not binary files, files over 8 MiB, or folders of tools.",
     arguments=SearchArguments,
     result=SearchResult,
-    open_world=False,
     kind="search",
-    job=_job,
     answer=_answer,
+    needs=("workspace",),
 )

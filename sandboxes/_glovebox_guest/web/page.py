@@ -5,9 +5,9 @@ The guest itself has obtained the response from the host's egress policy; here i
 
 from __future__ import annotations
 
-from _glovebox_guest.jobs import wording
-from _glovebox_guest.jobs.web import charsets
-from _glovebox_guest.jobs.workspace_paths import Problem
+from _glovebox_guest import wording
+from _glovebox_guest.web import charsets
+from _glovebox_guest.workspace.paths import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
     text, charset = charsets.decoded(body[:MAX_BODY], declared)
     title, cut = "", len(body) > MAX_BODY
     if is_html and not payload.get("raw", False):
-        from _glovebox_guest.jobs.web.readable import readable
+        from _glovebox_guest.web.readable import readable
 
         page = readable(text, payload["url"], most)
         title, text, cut = page.title, page.text, cut or page.cut

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from _glovebox_guest.jobs import wording, workspace_paths
-from _glovebox_guest.jobs.tree import Walk
+from _glovebox_guest import wording
+from _glovebox_guest.workspace import paths
+from _glovebox_guest.workspace.tree import Walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back the first ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
     try:
         walk = Walk(payload.get("pattern", "**"), MAX_SECONDS)
-    except workspace_paths.Problem as problem:
+    except paths.Problem as problem:
         emit.value(problem.value())
         return
     limit = payload.get("limit", 500)
@@ -63,9 +64,9 @@ def _described(path: str, entry: os.DirEntry[str]) -> dict[str, Any]:
     try:
         info = entry.stat(follow_symlinks=False)
     except OSError:  # gone in the meantime, or its folder may be listed but not entered
-        return {"path": workspace_paths.shown(path), "type": kind, "bytes": None, "modified": None}
+        return {"path": paths.shown(path), "type": kind, "bytes": None, "modified": None}
     return {
-        "path": workspace_paths.shown(path),
+        "path": paths.shown(path),
         "type": kind,
         "bytes": info.st_size if kind == "file" else None,
         "modified": _timestamp(info.st_mtime),

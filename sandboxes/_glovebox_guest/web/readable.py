@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from urllib.parse import urljoin
 
-from _glovebox_guest.jobs.web.markup import attributes, tokens
-from _glovebox_guest.jobs.wording import printable
+from _glovebox_guest.web.markup import attributes, tokens
+from _glovebox_guest.wording import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

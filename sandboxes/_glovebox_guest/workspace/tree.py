@@ -8,8 +8,8 @@ import stat
 from operator import attrgetter
 from time import monotonic
 
-from _glovebox_guest.jobs import glob, workspace_paths
-from _glovebox_guest.jobs.workspace_paths import Problem
+from _glovebox_guest.workspace import glob, paths
+from _glovebox_guest.workspace.paths import Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,22 +43,22 @@ class Walk:
             Problem: the pattern is malformed, leaves the workspace, or names a folder that does not exist; or the
                 workspace itself cannot be read, which must not look as if it were empty.
         """
-        parts = workspace_paths.parts(pattern)
+        parts = paths.parts(pattern)
         if ".." in parts:
-            raise workspace_paths.outside(pattern)
+            raise paths.outside(pattern)
         literal = 0
         while literal < len(parts) and not glob.SPECIAL & set(parts[literal]):
             literal += 1
         self._prefix, rest = parts[:literal], parts[literal:]
         self._single = False
-        with workspace_paths.find("/".join(self._prefix)) as place:
+        with paths.find("/".join(self._prefix)) as place:
             self._base = place.absolute
             if not stat.S_ISDIR(place.info.st_mode):
                 if rest:
                     raise _no_folder(self._prefix)
                 self._single = True
-        if self._base == workspace_paths.ROOT and not os.access(workspace_paths.ROOT, os.R_OK | os.X_OK):
-            raise workspace_paths.closed()
+        if self._base == paths.ROOT and not os.access(paths.ROOT, os.R_OK | os.X_OK):
+            raise paths.closed()
         self._named = PASSED_OVER & set(re.split(r"[/{},]", pattern))
         self._depth, self._match = _compiled(rest or ["**"])
         self._seconds = seconds
@@ -126,18 +126,16 @@ class Walk:
 def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
     """Return how many folders deep the pattern reaches (None for any), and what decides about a path."""
     try:
-        patterns = [workspace_paths.parts(pattern) for pattern in glob.alternatives("/".join(parts))]
+        patterns = [paths.parts(pattern) for pattern in glob.alternatives("/".join(parts))]
         expression = "|".join(f"(?:{glob.expression(pattern)})" for pattern in patterns)
         match = re.compile(expression).fullmatch
     except (ValueError, re.error) as error:
         hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
-        raise Problem(
-            "pattern.invalid", f"The file pattern cannot be read: {workspace_paths.shown(str(error))}.", hint
-        ) from None
+        raise Problem("pattern.invalid", f"The file pattern cannot be read: {paths.shown(str(error))}.", hint) from None
     deep = any("**" in pattern for pattern in patterns)
     return None if deep else max(map(len, patterns)), match
 
 
 def _no_folder(parts: list[str]) -> Problem:
-    name = workspace_paths.shown("/".join(parts))
+    name = paths.shown("/".join(parts))
     return Problem("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")

@@ -1,0 +1,45 @@
+"""Every tool of the registry: a module of its name, a profile, a job the guest knows, and models that fit it."""
+
+from pathlib import Path
+
+import pytest
+from tests.repo.files import ROOT
+
+import _glovebox_guest.jobs
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_server import tools
+from glovebox_server.tools import TOOLS
+from glovebox_server.tools.base import Arguments, Result, Tool
+
+BESIDE = {"__init__", "base", "values"}
+"""Modules of the folder that are no tools."""
+JOBS = {path.stem for path in Path(_glovebox_guest.jobs.__path__[0]).glob("*.py")} - {"__init__"}
+DELIVERED = {"artifacts", "images", "changes", "notes"}
+each_tool = pytest.mark.parametrize("tool", TOOLS.values(), ids=lambda tool: tool.name)
+
+
+def test_each_module_is_a_tool_and_each_job_is_done_for_one() -> None:
+    """None is forgotten; they are in alphabetical order, as clients see them."""
+    modules = {path.stem for path in Path(tools.__path__[0]).glob("*.py")} - BESIDE
+    assert list(TOOLS) == sorted(modules)
+    assert {tool.kind for tool in TOOLS.values()} == JOBS
+
+
+@each_tool
+def test_each_has_a_profile_a_job_and_its_page(tool: Tool) -> None:
+    """What ships for it is where it is looked for, and the guest's module has what it is called by."""
+    assert (SHIPPED / f"{tool.name}.toml").is_file()
+    module = __import__(f"_glovebox_guest.jobs.{tool.kind}", fromlist=["run"])
+    assert callable(module.run)
+    assert hasattr(module, "ask") == (tool.request is not None)
+    assert f"`{tool.name}`" in (ROOT / "README.md").read_text()
+
+
+@each_tool
+def test_each_says_what_its_models_say(tool: Tool) -> None:
+    """A tool that makes a request needs the network; one that delivers files has fields for them, and no other has."""
+    assert issubclass(tool.arguments, Arguments)
+    assert issubclass(tool.result, Result)
+    assert tool.open_world == ("network" in tool.needs) == (tool.request is not None)
+    fields = set(tool.result.model_fields)
+    assert fields >= DELIVERED if tool.delivers else not DELIVERED & fields
