@@ -7,7 +7,7 @@ from tests.repo.files import ROOT
 from tests.repo.pages import TYPED, anchors, blocks, links, pages
 
 #: Pages whose blocks wait for their marks.
-NOT_YET = ("docs/use/profiles.md", "docs/use/capabilities.md", "docs/operate/", "docs/internals/")
+NOT_YET = ("docs/operate/", "docs/internals/")
 _TYPED = re.compile(r"^(\$ |glovebox |make |\.venv/bin/)", re.MULTILINE)
 _TARGET = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)
 
