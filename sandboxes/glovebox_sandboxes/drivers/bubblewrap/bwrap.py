@@ -94,7 +94,7 @@ class Launcher:
         self._hierarchy = hierarchy
         self._janitor = janitor
         rest = tuple(f"{parent}/tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
-        self._spawner = Spawner(rest)
+        self._spawner = Spawner(rest, one_socket=True)
 
     @asynccontextmanager
     async def open(
