@@ -96,7 +96,7 @@ def _how(key: str, system: Mapping[str, Any]) -> str:
     lines = [
         f"**{system['title']}**, {system['version']}" + (f". {_sentence(system['notes'])}" if system["notes"] else "")
     ]
-    lines.append(f"```\n{system['command']}\n```")
+    lines.append(f"```text\n{system['command']}\n```")
     reasons: dict[str, list[str]] = {}
     for name, found in system["results"].items():
         if found["word"] == "unpromised":
