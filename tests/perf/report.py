@@ -93,15 +93,12 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """What stands between the markers of docs/internals/performance.md: the rows without a bound, time, and machine."""
+    """What stands between the markers of docs/internals/performance.md: the rows without a bound, and the machine."""
     lines = ["| row | measured | | |", "| --- | --- | --- | --- |"]
     for row in report["rows"]:
         if not row["bound"]:
             measured, found, verdict = said(row)
             lines.append(f"| `{row['row']}` | {measured} | {found} | {_cell(verdict)} |")
-    if report.get("where"):
-        lines += ["", "| where the time of one warm call goes | p50 µs | p95 µs |", "| --- | --- | --- |"]
-        lines += [f"| {each['part']} | {each['p50_us']:.0f} | {each['p95_us']:.0f} |" for each in report["where"]]
     lines += ["", *(f"- {name}: {_cell(fact)}" for name, fact in report["machine"].items())]
     return "\n".join(lines)
 

@@ -1,7 +1,9 @@
 """The policy file is strict, its digest follows its bytes, and Docker gets the same decisions."""
 
 import copy
+import csv
 import errno
+import io
 import json
 import platform
 import sys
@@ -172,17 +174,28 @@ def test_docker_document_is_plain_json() -> None:
     assert json.loads(json.dumps(docker_profile())) == docker_profile()
 
 
-def test_the_page_for_reviewers_names_every_rule_and_call() -> None:
-    """docs/internals/seccomp.md cannot drift: each group, each refused call and each link is on it."""
-    page = (Path(__file__).parents[2] / "docs" / "internals" / "seccomp.md").read_text()
-    policy = load()
-    rows = set(page.splitlines())
-    for group in policy.refuse:
-        calls = ", ".join(f"`{name}`" for name in group.syscalls)
-        answer = errno.errorcode[group.errno]
-        assert f"| `{group.id}` | {calls} | {answer} | {group.why} [source]({group.link}) |" in rows
-    for allowed in policy.allow:
-        assert any(row.startswith(f"| `{allowed.id}` |") and row.endswith(f"| {allowed.needed_by} |") for row in rows)
+def for_reviewers() -> str:
+    """docs/internals/seccomp.csv: each rule with its calls, its conditions and its reason."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["rule", "calls", "answer", "only with", "why, or needed by", "source"])
+    for group in load().refuse:
+        lines.writerow([group.id, " ".join(group.syscalls), errno.errorcode[group.errno], "", group.why, group.link])
+    for allowed in load().allow:
+        conditions = "; ".join(
+            f"argument {one.argument} & {one.mask:#x}: {', '.join(name for name, _ in one.values)}"
+            for one in allowed.when
+        )
+        lines.writerow([allowed.id, " ".join(allowed.syscalls), "the kernel's", conditions, allowed.needed_by, ""])
+    return text.getvalue()
+
+
+def test_reviewers_have_every_rule_and_call() -> None:
+    """seccomp.csv cannot drift: each group, each call, condition and link is in it; seccomp.md names each group."""
+    folder = Path(__file__).parents[2] / "docs" / "internals"
+    assert (folder / "seccomp.csv").read_text() == for_reviewers(), "write `for_reviewers()` there"
+    page = (folder / "seccomp.md").read_text()
+    assert [rule.id for rule in (*load().refuse, *load().allow) if f"`{rule.id}`" not in page] == []
 
 
 @pytest.mark.parametrize(

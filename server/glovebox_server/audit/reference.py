@@ -1,7 +1,9 @@
 """The table of events as documentation, taken from the events themselves. Used by a test and by nothing at run time."""
 
 import ast
+import csv
 import inspect
+import io
 import textwrap
 from dataclasses import dataclass
 
@@ -43,11 +45,21 @@ def _rows_of(event: type[Event]) -> list[Row]:
     return found
 
 
-def markdown() -> str:
-    """Return the events section of docs/operate/audit.md."""
-    parts = []
+def table() -> str:
+    """Return docs/operate/audit-events.csv: each event, and under it each of its fields."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["event", "field", "type", "meaning"])
     for kind, event in EVENTS.items():
-        call = " Belongs to a call." if issubclass(event, CallEvent) else ""
-        fields = [f"- `{row.name}`: `{row.type}`. {row.meaning.replace('``', '`')}" for row in _rows_of(event)]
-        parts.append(f"### `{kind}`\n\n{inspect.cleandoc(event.__doc__ or '')}{call}\n\n" + "\n".join(fields))
-    return "\n\n".join(parts) + "\n"
+        lines.writerow([kind, "", "of a call" if issubclass(event, CallEvent) else "", _plain(event.__doc__ or "")])
+        lines.writerows([kind, row.name, row.type, _plain(row.meaning)] for row in _rows_of(event))
+    return text.getvalue()
+
+
+def summary() -> str:
+    """Return the list of events in docs/operate/audit.md: the first sentence of each."""
+    return "".join(f"- `{kind}`: {_plain(event.__doc__ or '').split('. ')[0].rstrip('.')}\n" for kind, event in EVENTS.items())
+
+
+def _plain(docstring: str) -> str:
+    return " ".join(docstring.replace("``", "`").split())
