@@ -16,14 +16,16 @@ from glovebox_profiles.model import Effect, Profile
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
+from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker import preloads
+from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.broker import Broker, started
+from glovebox_server.broker.broker import Broker
 from glovebox_server.broker.policy import decide
-from glovebox_server.broker.prewarm import prepare
+from glovebox_server.broker.prewarm import check_preloads, prepare_sandboxes
+from glovebox_server.broker.records import sandbox_started
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
@@ -61,7 +63,7 @@ class App:
         return await capabilities.manifest(
             tools=self.tools,
             profiles=self.profiles,
-            drivers=self.broker.drivers,
+            drivers=self.broker.sandboxes.drivers,
             workspace=self.broker.workspace,
             version=self.version,
         )
@@ -90,7 +92,7 @@ def load_profiles(settings: Settings) -> ProfileSet:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, transport: str, tools_digest: str | None = None, *, ahead: bool = True
+    settings: Settings, transport: str, tools_digest: str | None = None, *, prewarm: bool = True
 ) -> AsyncIterator[App]:
     """A server's parts, for the length of the block.
 
@@ -98,7 +100,7 @@ async def opened(
         settings: where things are.
         transport: for the record: ``stdio``, ``http`` or ``cli``.
         tools_digest: for the record: of the list of tools that is shown to clients.
-        ahead: whether sandboxes are prepared ahead, where profiles want it.
+        prewarm: whether sandboxes are prepared ahead, where profiles want it.
 
     Raises:
         ProfileError: a profile is wrong; nothing was started.
@@ -109,6 +111,7 @@ async def opened(
     profiles = load_profiles(settings)
     owner = new_owner()
     server_id = f"g{owner.pid}-{owner.started}"
+    workspace = settings.workspace.resolve()
     ended: list[str] = []
     store = ArtifactStore(
         settings.state_dir / "artifacts",
@@ -128,9 +131,10 @@ async def opened(
         AuditLog.open(settings.state_dir / "audit", server_id) as audit,
         store,
         registry.opened(settings.data_dir, server_id) as available,
-        pools.opened(partial(_record, audit), started) as pool,
+        pools.opened(partial(_record, audit), sandbox_started) as pool,
         anyio.create_task_group() as tasks,
     ):
+        sandboxes = SandboxProvider(drivers=available, pool=pool, prewarm=prewarm)
         await audit.append(
             ServerStarted(
                 version=VERSION,
@@ -144,18 +148,16 @@ async def opened(
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
         if transport != "cli":
-            await preloads.check(profiles, available, settings.workspace.resolve(), settings.state_dir)
+            await check_preloads(profiles, sandboxes, workspace, settings.state_dir)
         tasks.start_soon(_sweep, store)
         broker = Broker(
             tools=TOOLS,
             profiles=profiles,
-            drivers=available,
-            pool=pool,
-            audit=audit,
+            admission=Admission(pool.call),
+            sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
-            workspace=settings.workspace.resolve(),
-            ahead=ahead,
+            workspace=workspace,
         )
         app = App(
             settings=settings,
@@ -167,8 +169,8 @@ async def opened(
             ended=ended,
         )
         try:
-            if ahead:
-                tasks.start_soon(prepare, profiles, available, pool, broker.workspace)
+            if prewarm:
+                tasks.start_soon(prepare_sandboxes, profiles, sandboxes, workspace)
             yield app
         finally:
             tasks.cancel_scope.cancel()

@@ -3,6 +3,9 @@
 ``contract.errors`` holds UnsupportedSpec and SandboxUnavailable, ``errors`` holds ProfileError.
 """
 
+_MAX_NAME = 64
+"""Characters of an unknown name that are repeated to the caller."""
+
 
 class Refused(Exception):  # noqa: N818 - the design's term
     """Policy said no. The model may choose differently; nothing was started, or what was started is gone."""
@@ -34,3 +37,13 @@ class AuditUnavailable(Exception):  # noqa: N818 - the design's term
         self.attempted = attempted
         self.reason = reason
         self.fix = fix
+
+
+class UnknownTool(Exception):  # noqa: N818 - the protocol's term
+    """There is no tool of that name. Nothing was started and nothing is recorded."""
+
+    def __init__(self, name: str, tools: tuple[str, ...]) -> None:
+        """Take what was asked for, which is shortened, and the names of the tools there are."""
+        self.name = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…"
+        super().__init__(f"{self.name}: unknown tool; there are {', '.join(tools)}")
+        self.tools = tools

@@ -91,7 +91,7 @@ async def test_what_is_measured_is_what_was_planned(engine: engines.Engine) -> N
     async with hosts.planted() as planted, DockerDriver.connect() as driver:
         plan = driver.plan(spec(planted.workspace))
         async with driver.open(plan) as sandbox:
-            attestation = (await run.prove(sandbox, plan)).attestation
+            attestation = (await run.attest(sandbox, plan)).attestation
     rows = {row["field"]: row for row in attestation.rows}
     assert {row["verdict"] for row in rows.values()} == {"ok"}
     assert "outside" in rows["namespaces"]
@@ -168,7 +168,7 @@ async def test_a_weaker_container_of_podmans_is_noticed(
     async with DockerDriver.connect() as driver:
         plan = driver.plan(spec())
         async with driver.open(plan) as sandbox:
-            attestation = (await run.prove(sandbox, plan)).attestation
+            attestation = (await run.attest(sandbox, plan)).attestation
     assert difference in {each.field for each in attestation.differences}
 
 

@@ -68,7 +68,7 @@ async def test_a_weaker_container_is_noticed(
         host = {**plan.action["HostConfig"], field: value}
         weaker = replace(plan, action={**plan.action, "HostConfig": host, "NetworkDisabled": field != "NetworkMode"})
         async with driver.open(weaker) as sandbox:
-            attestation = (await run.prove(sandbox, weaker)).attestation
+            attestation = (await run.attest(sandbox, weaker)).attestation
     assert difference in {each.field for each in attestation.differences}
 
 
@@ -84,7 +84,7 @@ async def test_a_limit_that_the_engine_did_not_set_is_noticed(field: str, value:
             other = replace(plan, action={**plan.action, "HostConfig": changed})
             async with driver.open(other) as sandbox:
                 sandbox._action = plan.action
-                attestation = (await run.prove(sandbox, plan)).attestation
+                attestation = (await run.attest(sandbox, plan)).attestation
             assert {each.field for each in attestation.differences} == expected
 
 
@@ -95,7 +95,7 @@ async def test_a_container_among_the_hosts_processes_does_not_even_start(monkeyp
         weaker = replace(plan, action={**plan.action, "HostConfig": {**plan.action["HostConfig"], "PidMode": "host"}})
         async with driver.open(weaker) as sandbox:
             with pytest.raises(SandboxUnavailable, match="process 1"):
-                await run.prove(sandbox, weaker)
+                await run.attest(sandbox, weaker)
 
 
 async def test_there_is_no_way_to_the_engine_or_the_network() -> None:

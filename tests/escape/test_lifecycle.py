@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import anyio
 import anyio.abc
 import pytest
 from tests.fixtures import leftovers
-from tests.fixtures.brokered import DRIVERS, Heard, profile
+from tests.fixtures.brokered import DRIVERS, profile, submitted
 from tests.fixtures.leftovers import until
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
@@ -31,8 +30,6 @@ from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import EVENTS, CallLost
 from glovebox_server.audit.file import LOG_NAME
 from glovebox_server.audit.verify import verify
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.calls import Principal, ToolCall
 from glovebox_server.ids import new_call_id
 from glovebox_server.settings import Settings
 
@@ -138,7 +135,7 @@ async def test_sigkill_of_the_server_in_mid_call(driver: str, times: int, tmp_pa
     assert report.ok, report
     # The next server starts on what they left, and works.
     async with _server(settings) as app:
-        await app.broker.call(_call(app, "print(1)"), Heard())
+        await submitted(app, "run_python", {"code": "print(1)"})
     assert verify(settings.state_dir / "audit").ok
     assert _lost(settings) == times
 
@@ -157,7 +154,7 @@ async def test_without_the_janitor_control_groups_stay_until_the_next_server(tmp
     await until(lambda: not leftovers.of_sandbox(started[0]))
     assert leftovers.groups(process.pid)
     async with _server(settings) as app:
-        await app.broker.call(_call(app, "print(1)"), Heard())
+        await submitted(app, "run_python", {"code": "print(1)"})
         assert not leftovers.groups(process.pid)
 
 
@@ -204,14 +201,14 @@ async def test_cancel_kills_the_sandbox_within_a_second(driver: str, tmp_path: P
     settings = _directories(tmp_path, driver)
     async with _server(settings) as app:
         async with anyio.create_task_group() as tasks:
-            call = _call(app, "import signal; signal.signal(15, signal.SIG_IGN)\n" + PROGRAM)
-            tasks.start_soon(app.broker.call, call, Heard())
-            started = await _started(settings, os.getpid(), call.id)
+            call_id, code = new_call_id(), "import signal; signal.signal(15, signal.SIG_IGN)\n" + PROGRAM
+            tasks.start_soon(submitted, app, "run_python", {"code": code}, None, call_id)
+            started = await _started(settings, os.getpid(), call_id)
             cancelled = time.monotonic()
             tasks.cancel_scope.cancel()
         await until(lambda: not leftovers.of_sandbox(started))
         assert time.monotonic() - cancelled < CANCEL_SECONDS
-        assert _ends(settings, call) == ["call.cancelled"]
+        assert _ends(settings, call_id) == ["call.cancelled"]
 
 
 def _kill_container(started: Record) -> None:
@@ -255,23 +252,23 @@ async def test_a_sandbox_that_is_killed_never_looks_like_a_program_that_ended(
     """I11: the call fails as ours and says so in one record; nothing of it is left, and the next call works."""
     settings = _directories(tmp_path, driver)
     async with _server(settings) as app:
-        call = _call(app, PROGRAM)
+        call_id = new_call_id()
         raised: list[Exception] = []
 
         async def make() -> None:
             try:
-                await app.broker.call(call, Heard())
+                await submitted(app, "run_python", {"code": PROGRAM}, call_id=call_id)
             except SandboxUnavailable as problem:
                 raised.append(problem)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(make)
-            started = await _started(settings, os.getpid(), call.id)
+            started = await _started(settings, os.getpid(), call_id)
             kill(started)
         assert len(raised) == 1
-        assert _ends(settings, call) == ["call.failed"]
+        assert _ends(settings, call_id) == ["call.failed"]
         await until(lambda: not leftovers.of_sandbox(started), 2)
-        result = await app.broker.call(_call(app, "print(1)"), Heard())
+        result = await submitted(app, "run_python", {"code": "print(1)"})
         assert result.structured["stdout"]["text"] == "1\n"
     assert not leftovers.containers(os.getpid())
     assert verify(settings.state_dir / "audit").ok
@@ -281,17 +278,6 @@ async def test_a_sandbox_that_is_killed_never_looks_like_a_program_that_ended(
 async def _server(settings: Settings) -> AsyncIterator[App]:
     async with apps.opened(settings, "cli") as app:
         yield app
-
-
-def _call(app: App, code: str) -> ToolCall:
-    return ToolCall(
-        id=new_call_id(),
-        principal=Principal(id="local:test", transport="cli"),
-        session=None,
-        tool="run_python",
-        arguments=validated(app.tools["run_python"], {"code": code}),
-        received=datetime.now(UTC),
-    )
 
 
 async def _started(settings: Settings, server: int, call_id: str = "") -> Record:
@@ -319,6 +305,6 @@ def _lost(settings: Settings) -> int:
     return len(lost)
 
 
-def _ends(settings: Settings, call: ToolCall) -> list[str]:
-    found = [each for each in leftovers.records(settings.state_dir, os.getpid()) if each.call_id == call.id]
+def _ends(settings: Settings, call_id: str) -> list[str]:
+    found = [each for each in leftovers.records(settings.state_dir, os.getpid()) if each.call_id == call_id]
     return [each.kind for each in found if each.kind in ENDED]

@@ -7,12 +7,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fixtures.brokered import Heard, profile
+from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.channels import READY
 
 from _glovebox_guest import wire
@@ -25,8 +24,7 @@ from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.read import records_of
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.calls import CallResult, Principal, ToolCall
+from glovebox_server.broker.calls import CallResult
 from glovebox_server.ids import new_call_id
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.verify import of_call, verify
@@ -70,20 +68,13 @@ class Home:
 
     async def call(self, code: str = CODE) -> tuple[CallResult | SandboxUnavailable, list[Record]]:
         """One call of ``run_python``; what came of it, and its records."""
-        call = ToolCall(
-            id=new_call_id(),
-            principal=Principal(id="local:test", transport="cli"),
-            session=None,
-            tool="run_python",
-            arguments=validated(self.app.tools["run_python"], {"code": code}),
-            received=datetime.now(UTC),
-        )
+        call_id = new_call_id()
         came: CallResult | SandboxUnavailable
         try:
-            came = await self.app.broker.call(call, Heard())
+            came = await submitted(self.app, "run_python", {"code": code}, call_id=call_id)
         except SandboxUnavailable as problem:
             came = problem
-        return came, list(records_of(self.state / "audit", call.id))
+        return came, list(records_of(self.state / "audit", call_id))
 
 
 @asynccontextmanager

@@ -10,13 +10,12 @@ import subprocess  # noqa: TID251 - whole server processes are what is killed he
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
 import pytest
 from tests.fixtures import leftovers, zygotes
-from tests.fixtures.brokered import Heard, profile
+from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.leftovers import until
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
@@ -24,9 +23,6 @@ from glovebox_sandboxes.host import cgroup
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.audit.verify import verify
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.calls import Principal, ToolCall
-from glovebox_server.ids import new_call_id
 from glovebox_server.settings import Settings
 
 pytestmark = pytest.mark.driver("bubblewrap")
@@ -47,20 +43,12 @@ def settings(tmp_path: Path) -> Settings:
 
 def ready(app: App) -> list[str]:
     """Ids of the sandboxes that stand ready."""
-    return [each.proved.sandbox.id for shelf in app.broker.pool._queues.values() for each in shelf.waiting]
+    return [each.proved.sandbox.id for shelf in app.broker.sandboxes.pool._queues.values() for each in shelf.waiting]
 
 
 async def printed(app: App, code: str) -> str:
     """What a program printed in a call of its own."""
-    call = ToolCall(
-        id=new_call_id(),
-        principal=Principal(id="local:test", transport="cli"),
-        session=None,
-        tool="run_python",
-        arguments=validated(app.tools["run_python"], {"code": code}),
-        received=datetime.now(UTC),
-    )
-    result = await app.broker.call(call, Heard())
+    result = await submitted(app, "run_python", {"code": code})
     return str(result.structured["stdout"]["text"])
 
 
@@ -98,7 +86,7 @@ async def test_modules_are_imported_ahead_for_programs_that_may_want_them_alone(
     file.write_text(file.read_text() + 'preload = ["colorsys"]\n')
     there = "import sys\nprint('color' + 'sys' in sys.modules)"
     async with warm(settings) as app:
-        shelves = app.broker.pool._queues.values()
+        shelves = app.broker.sandboxes.pool._queues.values()
         await until(lambda: [len(each.waiting) > 0 for each in shelves] == [True, True])
         assert len(zygotes.running(os.getpid())) == 2
         assert await printed(app, there) == "False\n"

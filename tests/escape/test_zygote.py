@@ -338,7 +338,7 @@ async def test_what_a_zygote_leaves_out_is_found_in_every_fork(workspace: Path, 
     """A fork is measured like any other sandbox: from inside, and by the host. The control is one with all of it."""
     async with zygote(workspace, before=before) as forks, forks.source.open() as sandbox:
         try:
-            differences = (await run.prove(sandbox, forks.plan)).attestation.differences
+            differences = (await run.attest(sandbox, forks.plan)).attestation.differences
             found = " ".join(str(each) for each in differences)
         except SandboxUnavailable as problem:
             found = str(problem)

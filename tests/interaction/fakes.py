@@ -17,7 +17,9 @@ from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinished
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.calls import CallResult, Content, Decision, Image, Link, Listener, Text, ToolCall
+from glovebox_server.broker.admission import Admission
+from glovebox_server.broker.arguments import tool_named, validated
+from glovebox_server.broker.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, Suite
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
@@ -76,13 +78,32 @@ class WaitingBroker:
 
     audit: AuditLog
     artifacts: ArtifactStore
+    admission: Admission = field(default_factory=Admission)
     running: dict[str, ToolCall] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     started: anyio.Event = field(default_factory=anyio.Event)
     release: anyio.Event = field(default_factory=anyio.Event)
 
-    async def call(self, call: ToolCall, listener: Listener) -> CallResult:
+    async def submit(
+        self,
+        principal: Principal,
+        tool: str,
+        arguments: Mapping[str, Any],
+        listener: Listener,
+        *,
+        call_id: str = "",
+        session: str | None = None,
+    ) -> CallResult:
+        """Validate and admit like the real one."""
+        valid = validated(tool_named({RUN.name: RUN}, tool), arguments)
+        async with self.admission.enter(principal.id, tool, valid):
+            call = ToolCall(
+                id=call_id, principal=principal, session=session, tool=tool, arguments=valid, received=datetime.now(UTC)
+            )
+            return await self._call(call, listener)
+
+    async def _call(self, call: ToolCall, listener: Listener) -> CallResult:
         """Run one call as its code asks."""
         code = str(call.arguments["code"])
         denied = code == "refuse"

@@ -11,22 +11,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import anyio
 from rich.console import Console
-from tests.fixtures.brokered import Heard, profile
+from tests.fixtures.brokered import profile, submitted
 
 from glovebox_sandboxes.drivers.bubblewrap.bwrap import BwrapSandbox
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.calls import Principal, ToolCall
-from glovebox_server.ids import new_call_id
 from glovebox_server.receipts.recorder import CallRecorder, Receipt, TerminalEvent
 from glovebox_server.settings import Settings
 
@@ -36,16 +32,8 @@ WARM_UP = 5
 
 async def once(app: App) -> tuple[float, float]:
     """Milliseconds of one call: elapsed, and of the server's processor time in all its threads."""
-    call = ToolCall(
-        id=new_call_id(),
-        principal=Principal(id="local:perf", transport="cli"),
-        session=None,
-        tool="run_python",
-        arguments=validated(app.tools["run_python"], {"code": "1"}),
-        received=datetime.now(UTC),
-    )
     began, worked = time.perf_counter(), time.process_time()
-    await app.broker.call(call, Heard())
+    await submitted(app, "run_python", {"code": "1"})
     return (time.perf_counter() - began) * 1000, (time.process_time() - worked) * 1000
 
 
@@ -54,9 +42,9 @@ async def blind(_sandbox: BwrapSandbox) -> HostView:
     return unseen("left out")
 
 
-async def plain(ledger: CallRecorder, last: TerminalEvent) -> Receipt:
+async def plain(recorder: CallRecorder, last: TerminalEvent) -> Receipt:
     """The last record, and no receipt."""
-    await ledger.append(last)
+    await recorder.record(last)
     return Receipt(uri="", digest="")
 
 
@@ -82,7 +70,7 @@ def added(full: list[float], bare: list[float]) -> str:
 async def main() -> None:
     """Measure and print."""
     console = Console()
-    look, close = BwrapSandbox.host_view, CallRecorder.close
+    look, finish = BwrapSandbox.host_view, CallRecorder.finish
     parts: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
@@ -104,13 +92,13 @@ async def main() -> None:
                         found: HostView = await timed(parts, f"look {name}", look if full else blind, sandbox)  # noqa: B023
                         return found
 
-                    async def end(ledger: CallRecorder, last: TerminalEvent, *, full: bool = full) -> Receipt:
-                        found: Receipt = await timed(parts, f"end {name}", close if full else plain, ledger, last)  # noqa: B023
+                    async def end(recorder: CallRecorder, last: TerminalEvent, *, full: bool = full) -> Receipt:
+                        found: Receipt = await timed(parts, f"end {name}", finish if full else plain, recorder, last)  # noqa: B023
                         return found
 
                     with (
                         mock.patch.object(BwrapSandbox, "host_view", see),
-                        mock.patch.object(CallRecorder, "close", end),
+                        mock.patch.object(CallRecorder, "finish", end),
                     ):
                         elapsed, own = await once(app)
                     if number >= WARM_UP:

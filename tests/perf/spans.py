@@ -27,20 +27,20 @@ POLICY, RECEIPT = "policy: decide", "audit: last record and signed receipt, on d
 AUDIT = "audit: {}, on disk"
 #: Module, name in it, what it does in a call. A context manager is two parts: entering and leaving.
 POINTS: tuple[tuple[str, str, str], ...] = (
-    ("glovebox_server.mcp.server", "validated", "arguments: validate"),
+    ("glovebox_server.broker.broker", "validated", "arguments: validate"),
     ("glovebox_server.broker.admission", "Admission.enter", "admission"),
     ("glovebox_server.mcp.delivery", "listening", "messages beside the call"),
-    ("glovebox_server.broker.broker", "Broker.call", "broker: the rest"),
+    ("glovebox_server.broker.broker", "Broker._call", "broker: the rest"),
     ("glovebox_server.broker.broker", "decide", POLICY),
-    ("glovebox_server.receipts.recorder", "CallRecorder.append", AUDIT),
-    ("glovebox_server.receipts.recorder", "CallRecorder.close", RECEIPT),
+    ("glovebox_server.receipts.recorder", "CallRecorder.record", AUDIT),
+    ("glovebox_server.receipts.recorder", "CallRecorder.finish", RECEIPT),
     ("glovebox_sandboxes.drivers.registry", "Drivers.choose", "driver and plan: choose"),
     ("glovebox_server.artifacts.store", "ArtifactStore.collect", "artifacts: a place for them"),
     ("glovebox_sandboxes.pool.pool", "Pool.take", "sandbox: take from the pool"),
-    ("glovebox_sandboxes.session.run", "run", "job: body, ending"),
+    ("glovebox_server.broker.broker", "run", "job: body, ending"),
     ("glovebox_sandboxes.session.connection", "GuestConnection.run", "job: over the wire and back"),
     ("glovebox_server.broker.collector", "Collector.deliver", "artifacts: deliver"),
-    ("glovebox_server.broker.broker", "_finished", "outcome: digests"),
+    ("glovebox_server.broker.broker", "call_finished", "outcome: digests"),
     ("glovebox_server.broker.broker", "answered", "answer: fields"),
     ("glovebox_server.mcp.rendering", "tool_result", "answer: as MCP"),
 )

@@ -10,7 +10,7 @@ from tests.perf.series import Series
 from glovebox_sandboxes.contract.outcome import Job
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.session.run import Hooks, prove, run
+from glovebox_sandboxes.session.run import Hooks, attest, run
 from glovebox_server.settings import Settings
 
 MIB = 32
@@ -64,7 +64,7 @@ async def measured(rounds: int = ROUNDS, driver: str = "bubblewrap") -> dict[str
         plan = found.plan(SandboxSpec(limits=_LIMITS))
         for number in range(WARM_UP + rounds):
             async with found.open(plan) as sandbox:
-                proved = await prove(sandbox, plan)
+                proved = await attest(sandbox, plan)
                 # proc_pid_clear_refs(5): 5 has the peak begin again at what is resident now.
                 await anyio.Path("/proc/self/clear_refs").write_text("5")
                 before, heard = _resident("VmRSS"), _Heard()

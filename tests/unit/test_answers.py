@@ -5,22 +5,31 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.fixtures.artifact_stores import limits
 
+from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
+from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.audit.chain import Head
 from glovebox_server.broker.answers import answered, refused
 from glovebox_server.broker.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
 from glovebox_server.broker.collector import Delivered
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
-from glovebox_server.tools.base import Isolation
 from glovebox_server.tools.run_python import RunPythonResult
 
 HEAD = Head(seq=7, hash="a" * 64)
 DECISION = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="sha256:p")
 RECEIPT = Receipt(uri="receipt://c_1", digest="sha256:1")
 FOUND = {"driver": "bubblewrap", "level": "namespaces", "verified": True, "differences": ()}
-ISOLATION = Isolation(driver="bubblewrap", level="namespaces", verified=True)
+PLAN = Plan(
+    driver="bubblewrap",
+    level="namespaces",
+    spec=SandboxSpec(limits=limits()),
+    action={},
+    expected=Expected(uid=1, interfaces=(), writable=(), mounts=(), namespaces=()),
+)
 CALL = ToolCall(
     id="c_1", principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
     arguments={"code": "1", "inputs": (), "timeout_seconds": None}, received=datetime(2026, 11, 20, tzinfo=UTC),
@@ -38,7 +47,7 @@ NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING) -> CallResult:
     """The answer to a call of ``run_python``; its data fits the published model."""
     result = answered(
-        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, isolation=ISOLATION, head=HEAD,
+        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, plan=PLAN, head=HEAD,
         elapsed_ms=9.0, receipt=RECEIPT,
     )  # fmt: skip
     RunPythonResult.model_validate_json(_json(result.structured))
@@ -159,7 +168,7 @@ def test_other_tools_get_no_files() -> None:
     call = replace(CALL, tool="read_workspace_file", arguments={"path": "a.png", "offset": 0, "limit": 100})
     result = answered(
         TOOLS["read_workspace_file"], call, outcome, replace(NOTHING, shown=(shown,)), decision=DECISION,
-        isolation=ISOLATION, head=HEAD, elapsed_ms=1.0, receipt=RECEIPT,
+        plan=PLAN, head=HEAD, elapsed_ms=1.0, receipt=RECEIPT,
     )  # fmt: skip
     assert "artifacts" not in result.structured
     assert shown in result.content

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.test_measure import EXPECTED, HOST, MEASURED
 
-from glovebox_sandboxes.contract.attestation import Attestation, attest, kernel_version
+from glovebox_sandboxes.contract.attestation import Attestation, compare, kernel_version
 from glovebox_sandboxes.contract.measure import MeasuredMount, parse
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
@@ -34,7 +34,7 @@ OUTSIDE = HostView(
 
 def table(outside: HostView, **measured: Any) -> Attestation:
     """What is found with this view from outside."""
-    return attest(EXPECTED, parse({**MEASURED, **KERNEL, **measured}), outside, HOST)
+    return compare(EXPECTED, parse({**MEASURED, **KERNEL, **measured}), outside, HOST)
 
 
 def row(found: Attestation, name: str) -> dict[str, Any]:
@@ -131,11 +131,11 @@ def test_under_another_kernel_only_what_is_the_hosts_is_compared() -> None:
     expected = replace(EXPECTED, system="gvisor")
     measured = parse({**MEASURED, "system": "gvisor"})
     view = replace(OUTSIDE, seccomp=0, capabilities=1 << 21, namespaces=dict.fromkeys(HOST, 7))
-    found = attest(expected, measured, view, HOST)
+    found = compare(expected, measured, view, HOST)
     assert found.differences == ()
     assert "gvisor" in row(found, "seccomp")["outside"]
     assert row(found, "namespaces shared with the host")["outside"] == []
-    shared = attest(expected, measured, replace(view, namespaces=HOST), HOST)
+    shared = compare(expected, measured, replace(view, namespaces=HOST), HOST)
     assert [each.field for each in shared.differences] == ["namespaces shared with the host"]
 
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fixtures.audit_logs import decided, finished, log_lines
@@ -17,7 +16,6 @@ from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.receipts.verify import of_call
 
 FULL = "Its last record could not be written: No space left on device."
@@ -375,21 +373,3 @@ def test_verify_stays_small_and_accuses_nobody_it_forgot(directory: Path, monkey
     living.commit([draft(finished("c_0"))])
     assert verify(directory).ok
     living.close()
-
-
-def test_the_ledger_hands_over_what_it_could_not_write() -> None:
-    """The call's own id and the reason."""
-    told: list[tuple[str, str]] = []
-
-    class Log:
-        def lose(self, call_id: str, reason: str) -> None:
-            told.append((call_id, reason))
-
-    class Call:
-        id = "c_1"
-
-    unused: Any = None
-    made: Any = Log()
-    call: Any = Call()
-    ReceiptIssuer(log=made, signer=unused, version="0", server_id="s").recorder(call, None).lose(FULL)
-    assert told == [("c_1", FULL)]

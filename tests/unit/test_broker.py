@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import PoolEvent
+from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.pool.source import starting
 from glovebox_sandboxes.session.run import host_namespaces
 from glovebox_server.app import check_example
@@ -31,8 +31,10 @@ from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Draft, Head, Record
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.log import Then
-from glovebox_server.broker.broker import Broker, started
-from glovebox_server.broker.calls import CallResult, Principal, ToolCall
+from glovebox_server.broker.admission import Admission
+from glovebox_server.broker.broker import Broker
+from glovebox_server.broker.calls import CallResult, Principal
+from glovebox_server.broker.records import sandbox_started
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
@@ -204,11 +206,10 @@ class Scene:
 
     async def call(self, **arguments: Any) -> CallResult:
         """One call of ``run_python``."""
-        call = ToolCall(
-            id="c_" + "0" * 26, principal=Principal(id="local:1", transport="cli"), session=None, tool="run_python",
-            arguments={**ARGUMENTS, **arguments}, received=datetime.now(UTC),
-        )  # fmt: skip
-        return await self.broker.call(call, Heard())
+        principal = Principal(id="local:1", transport="cli")
+        return await self.broker.submit(
+            principal, "run_python", {**ARGUMENTS, **arguments}, Heard(), call_id="c_" + "0" * 26
+        )
 
 
 @asynccontextmanager
@@ -221,7 +222,7 @@ async def a_pool() -> AsyncIterator[pools.Pool]:
         return None
 
     async def hold() -> None:
-        async with pools.opened(ignore, started) as pool:
+        async with pools.opened(ignore, sandbox_started) as pool:
             ready.set_result(pool)
             await over.wait()
 
@@ -239,9 +240,8 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         broker = Broker(
             tools=TOOLS,
             profiles=load([SHIPPED], check_example=check_example),
-            drivers=cast("Any", driver),
-            pool=pool,
-            audit=cast("Any", audit),
+            admission=Admission(pool.call),
+            sandboxes=SandboxProvider(drivers=cast("Any", driver), pool=pool),
             receipts=ReceiptIssuer(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s"),
             artifacts=store,
             workspace=None,
@@ -262,7 +262,7 @@ async def test_a_call_from_decision_to_result(scene: Scene) -> None:
 async def settled(scene: Scene) -> None:
     """Everything that waits is on its shelf, and nothing else is alive."""
     for _ in range(1000):
-        shelves = scene.broker.pool._queues.values()
+        shelves = scene.broker.sandboxes.pool._queues.values()
         waiting = sum(len(shelf.waiting) for shelf in shelves)
         if scene.driver.live == waiting and not any(shelf.preparing or shelf.room > 0 for shelf in shelves):
             return
@@ -294,7 +294,7 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
 async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox_without(scene: Scene) -> None:
     """By a plan of its own, with a shelf of its own."""
     scene.driver.prepares = True
-    shelves = scene.broker.pool._queues
+    shelves = scene.broker.sandboxes.pool._queues
     for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
         await scene.call(code=code)
         assert [bool(shelf.plan.spec.preload) for shelf in shelves.values()] == kinds
@@ -303,8 +303,10 @@ async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox
 async def test_a_call_alone_has_nothing_prepared_and_imports_nothing_ahead(scene: Scene) -> None:
     """Its sandbox is started for it, whatever its profile says."""
     scene.driver.prepares = True
-    await replace(scene, broker=replace(scene.broker, ahead=False)).call(code="import pandas")
-    assert scene.broker.pool._queues == {}
+    await replace(scene, broker=replace(scene.broker, sandboxes=replace(scene.broker.sandboxes, prewarm=False))).call(
+        code="import pandas"
+    )
+    assert scene.broker.sandboxes.pool._queues == {}
     assert [plan.spec.preload for plan in scene.driver.plans] == [()]
 
 
@@ -479,7 +481,7 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
     async def fail(*_: object) -> list[tuple[str, bytes]]:
         raise ArtifactsUnavailable("reading an artifact", "Input/output error", "Check the disk.")
 
-    monkeypatch.setattr("glovebox_server.broker.broker.open_inputs", fail)
+    monkeypatch.setattr("glovebox_server.broker.inputs._read", fail)
     with pytest.raises(ArtifactsUnavailable):
         await scene.call()
     assert scene.audit.kinds() == ["call.decided", "call.failed"]

@@ -9,8 +9,8 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from glovebox_server.cli.exits import OK, USAGE
 from glovebox_server.cli.main import main
+from glovebox_server.exits import OK, USAGE
 from glovebox_server.transport import serve
 
 

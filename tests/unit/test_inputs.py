@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 from tests.fixtures.artifact_stores import ALICE, BOB, a_call, a_store, keep
 
-from glovebox_server.broker.inputs import MAX_BYTES, open_inputs
-from glovebox_server.errors import Refused
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.broker.calls import Decision
+from glovebox_server.broker.inputs import MAX_BYTES, Inputs, open_inputs
+
+ALLOWED = Decision(effect="allow", rule="allow", reason="The profile allows it.", hint="", profile_digest="sha256:p")
+
+
+async def denial(store: ArtifactStore, *uris: str) -> Decision:
+    """What becomes of a call of Alice's that names these, which must be a denial without any input."""
+    decision, found = await open_inputs(store, replace(a_call(ALICE), arguments={"inputs": uris}), ALLOWED)
+    assert (decision.effect, decision.profile_digest, found) == ("deny", ALLOWED.profile_digest, Inputs())
+    return decision
 
 
 async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
@@ -15,31 +25,37 @@ async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
     async with a_store(tmp_path) as store:
         one, two = await keep(store, "a/1.csv", b"one"), await keep(store, "2.csv", b"")
         call = replace(a_call(), arguments={"inputs": (two.uri, one.uri)})
-        found = await open_inputs(store, call)
-        assert [(given.name, content) for given, content in found] == [("2.csv", b""), ("a/1.csv", b"one")]
-        assert [given.sha256 for given, _ in found] == [two.sha256, one.sha256]
-        assert await open_inputs(store, a_call()) == []
+        decision, found = await open_inputs(store, call, ALLOWED)
+        assert decision is ALLOWED
+        assert found.contents() == [("2.csv", b""), ("a/1.csv", b"one")]
+        assert [given.sha256 for given in found.listed] == [two.sha256, one.sha256]
+        assert await open_inputs(store, a_call(), ALLOWED) == (ALLOWED, Inputs())
+
+
+async def test_a_call_that_is_denied_anyway_has_nothing_read(tmp_path: Path) -> None:
+    """Not even looked for: its decision stays what it was."""
+    denied = replace(ALLOWED, effect="deny", rule="network.mode")
+    async with a_store(tmp_path) as store:
+        one = await keep(store, "1.csv", b"one")
+        call = replace(a_call(), arguments={"inputs": (one.uri,)})
+        assert await open_inputs(store, call, denied) == (denied, Inputs())
 
 
 @pytest.mark.parametrize("uri", ["artifact://" + "0" * 26, "", "file:///etc/passwd", "artifact://../../x", "\udcff"])
 async def test_what_is_no_artifact_is_unknown(tmp_path: Path, uri: str) -> None:
     """Whatever it is, in the same words."""
     async with a_store(tmp_path) as store:
-        with pytest.raises(Refused) as refusal:
-            await open_inputs(store, replace(a_call(), arguments={"inputs": (uri,)}))
-    assert refusal.value.rule == "artifacts.unknown"
+        assert (await denial(store, uri)).rule == "artifacts.unknown"
 
 
 async def test_another_principals_artifact_is_unknown(tmp_path: Path) -> None:
     """In exactly the words for one that never was; its owner gets it."""
     async with a_store(tmp_path) as store:
         secret = await keep(store, "secret.csv", b"secret", principal=BOB)
-        with pytest.raises(Refused) as foreign:
-            await open_inputs(store, replace(a_call(ALICE), arguments={"inputs": (secret.uri,)}))
-        with pytest.raises(Refused) as missing:
-            await open_inputs(store, replace(a_call(ALICE), arguments={"inputs": ("artifact://" + "0" * 26,)}))
-        assert (foreign.value.rule, str(foreign.value)) == (missing.value.rule, str(missing.value))
-        assert await open_inputs(store, replace(a_call(BOB), arguments={"inputs": (secret.uri,)}))
+        foreign, missing = await denial(store, secret.uri), await denial(store, "artifact://" + "0" * 26)
+        assert foreign == missing
+        _, found = await open_inputs(store, replace(a_call(BOB), arguments={"inputs": (secret.uri,)}), ALLOWED)
+        assert found.contents() == [("secret.csv", b"secret")]
 
 
 @pytest.mark.parametrize("second", ["a.csv", "A.CSV", "a.csv/b"])
@@ -48,9 +64,7 @@ async def test_two_inputs_of_one_name_are_refused(tmp_path: Path, second: str) -
     async with a_store(tmp_path) as store:
         one, two = await keep(store, "a.csv", b"1"), await keep(store, second, b"2")
         for uris in ((one.uri, two.uri), (one.uri, one.uri)):
-            with pytest.raises(Refused) as refusal:
-                await open_inputs(store, replace(a_call(), arguments={"inputs": uris}))
-            assert refusal.value.rule == "artifacts.name"
+            assert (await denial(store, *uris)).rule == "artifacts.name"
 
 
 async def test_inputs_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +74,6 @@ async def test_inputs_are_bounded_together(tmp_path: Path, monkeypatch: pytest.M
     async with a_store(tmp_path) as store:
         first = await keep(store, "x", bytes(6))
         fits, beyond = await keep(store, "y", bytes(4)), await keep(store, "z", bytes(5))
-        assert len(await open_inputs(store, replace(a_call(), arguments={"inputs": (first.uri, fits.uri)}))) == 2
-        with pytest.raises(Refused) as refusal:
-            await open_inputs(store, replace(a_call(), arguments={"inputs": (first.uri, beyond.uri)}))
-    assert refusal.value.rule == "files.inputs"
+        _, found = await open_inputs(store, replace(a_call(), arguments={"inputs": (first.uri, fits.uri)}), ALLOWED)
+        assert len(found.contents()) == 2
+        assert (await denial(store, first.uri, beyond.uri)).rule == "files.inputs"

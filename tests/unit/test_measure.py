@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glovebox_sandboxes.contract.attestation import attest
+from glovebox_sandboxes.contract.attestation import compare
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.measure import NAMESPACES, Difference, Expected, more_groups, parse
 from glovebox_sandboxes.drivers.bubblewrap import driver
@@ -44,7 +44,7 @@ MEASURED: dict[str, Any] = {
 
 def differences(expected: Expected = EXPECTED, **changes: Any) -> tuple[Difference, ...]:
     """What the comparison says of a measurement with these changes."""
-    return attest(expected, parse({**MEASURED, **changes}), unseen("not here"), HOST).differences
+    return compare(expected, parse({**MEASURED, **changes}), unseen("not here"), HOST).differences
 
 
 def test_what_was_planned_is_no_difference() -> None:

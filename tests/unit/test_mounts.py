@@ -2,7 +2,7 @@
 
 import pytest
 
-from glovebox_sandboxes.contract.measure import Difference, told
+from glovebox_sandboxes.contract.measure import Difference, describe
 from glovebox_sandboxes.host.mounts import inside, named
 
 TABLE = """\
@@ -52,10 +52,10 @@ def test_a_long_difference_is_cut_between_its_items() -> None:
     """No path ends in the middle; how many were left out is told. The control is a short one, whole."""
     paths = [f"/somewhere/a-mount-{number}" for number in range(40)]
     long = Difference(field="mounts", planned="['/']", measured=str(paths))
-    words = told((long,))
+    words = describe((long,))
     shown = [word for word in words.removesuffix(" more").split("'") if word.startswith("/somewhere")]
     assert shown == paths[: len(shown)]
     assert words.endswith(f"… and {40 - len(shown)} more")
     short = Difference(field="uid", planned="1", measured="0")
-    assert told((short,)) == "uid: planned 1, found 0"
-    assert told((short,) * 6) == "; ".join(["uid: planned 1, found 0"] * 4) + "; and 2 more differences"
+    assert describe((short,)) == "uid: planned 1, found 0"
+    assert describe((short,) * 6) == "; ".join(["uid: planned 1, found 0"] * 4) + "; and 2 more differences"

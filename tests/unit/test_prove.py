@@ -23,8 +23,8 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.pool.source import Starting
 from glovebox_sandboxes.seccomp.cases import load_cases
 from glovebox_server.cli import commands
-from glovebox_server.cli.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.errors import AuditUnavailable
+from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.prove import harness
 from glovebox_server.settings import Settings
 

@@ -208,31 +208,31 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
         real(fd)
 
     async with desk(tmp_path) as office:
-        ledger = await office.recorder()
+        recorder = await office.recorder()
         monkeypatch.setattr(os, "fdatasync", sync)
-        await ledger.close(finished())
+        await recorder.finish(finished())
         assert len(synced) == 1
 
         def full(_fd: int) -> None:
             raise OSError(28, "No space left on device")
 
-        ledger = await office.recorder("c_" + "1" * 26)
+        recorder = await office.recorder("c_" + "1" * 26)
         before = log_lines(tmp_path)
         monkeypatch.setattr(os, "fdatasync", full)
         with pytest.raises(AuditUnavailable, match="No space left"):
-            await ledger.close(finished("c_" + "1" * 26))
+            await recorder.finish(finished("c_" + "1" * 26))
         assert log_lines(tmp_path) == before
 
 
 async def test_a_last_word_too_long_to_be_recorded_is_a_lost_record(tmp_path: Path) -> None:
     """What does not fit in one record is no other error than a full disk; a word that fits is written (control)."""
     async with desk(tmp_path) as office:
-        ledger = await office.recorder()
+        recorder = await office.recorder()
         before = log_lines(tmp_path)
         with pytest.raises(AuditUnavailable, match=r"record call\.failed.*a record holds 1047552"):
-            await ledger.close(CallFailed(call_id=CALL_ID, error="E", reason="x" * (1 << 20), elapsed_ms=1.0))
+            await recorder.finish(CallFailed(call_id=CALL_ID, error="E", reason="x" * (1 << 20), elapsed_ms=1.0))
         assert log_lines(tmp_path) == before
-        await ledger.close(CallFailed(call_id=CALL_ID, error="E", reason="x" * 1000, elapsed_ms=1.0))
+        await recorder.finish(CallFailed(call_id=CALL_ID, error="E", reason="x" * 1000, elapsed_ms=1.0))
         assert len(log_lines(tmp_path)) == len(before) + 2
 
 
@@ -254,8 +254,8 @@ async def test_calls_that_do_not_finish_have_one_too(
 ) -> None:
     """Failed and cancelled: what is known of them, bound to their own last record."""
     async with desk(tmp_path) as office:
-        ledger = await office.recorder()
-        await ledger.close(last)
+        recorder = await office.recorder()
+        await recorder.finish(last)
         content = office.content()
     assert verify(content, public(), tmp_path).statement.predicate.outcome.kind == last.kind
     assert said(content)["predicate"]["outcome"] == outcome
@@ -264,15 +264,15 @@ async def test_calls_that_do_not_finish_have_one_too(
 async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None:
     """The first are listed, the others counted; the log has them all."""
     async with desk(tmp_path) as office:
-        ledger = await office.recorder(files=0, egress=0)
+        recorder = await office.recorder(files=0, egress=0)
         name = "é" * 250
         uri, digest = "artifact://" + "1" * 32, "0" * 64
         for number in range(1024):
             collected = ArtifactCollected(
                 call_id=CALL_ID, name=f"{name}{number}", uri=uri, sha256=digest, bytes=1, media_type="text/plain"
             )
-            await ledger.append(collected)
-        await ledger.close(finished())
+            await recorder.record(collected)
+        await recorder.finish(finished())
         content = office.content()
     told = said(content)
     assert len(told["subject"]) == names.MAX_SUBJECTS + 2

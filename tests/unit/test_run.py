@@ -17,7 +17,7 @@ from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.session import run as running
 from glovebox_sandboxes.session.connection import GuestOutcome
-from glovebox_sandboxes.session.run import AttestedSandbox, Hooks, prove, run
+from glovebox_sandboxes.session.run import AttestedSandbox, Hooks, attest, run
 
 LIMITS = Limits(
     wall_seconds=2.5, cpu_seconds=4, memory_bytes=512 * 2**20, pids=64, scratch_bytes=2**20, output_bytes=2**20,
@@ -124,7 +124,7 @@ async def guarded(sandbox: Sandbox, script: Callable[[Guest], Awaitable[None]]) 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(guest)
         try:
-            yield await prove(sandbox, PLAN)
+            yield await attest(sandbox, PLAN)
         except Exception as raised:  # noqa: BLE001 - raised again below, outside of the group
             problem = raised
         tasks.cancel_scope.cancel()
@@ -157,7 +157,7 @@ async def test_a_job_carries_its_limits() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(guest, sandbox.channel)
-        proved = await prove(sandbox, PLAN)
+        proved = await attest(sandbox, PLAN)
         job = Job(kind="python", payload={"code": "1"}, wall_seconds=1.5)
         await run(proved, job, inputs=(), hooks=Hooks(file=_refuse))
     await sandbox.channel.aclose()
@@ -253,11 +253,11 @@ async def test_a_guest_that_never_gets_ready_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(running, "READY_SECONDS", 0.05)
     sandbox = Sandbox()
     with pytest.raises(SandboxUnavailable, match="not ready after"):
-        await prove(sandbox, PLAN)
+        await attest(sandbox, PLAN)
     await sandbox.channel.aclose()
     sandbox = Sandbox(SandboxStats(detail="bwrap: no"))
     sandbox.channel.to_host.close()
     with pytest.raises(SandboxUnavailable, match="bwrap: no"):
-        await prove(sandbox, PLAN)
+        await attest(sandbox, PLAN)
     assert sandbox.killed == 1
     await sandbox.channel.aclose()

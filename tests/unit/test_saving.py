@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from tests.fixtures.artifact_stores import Clock, a_store, keep
 
 from glovebox_server.broker.calls import Principal
-from glovebox_server.cli.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.cli.main import main
+from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 
 ROOT = Path(__file__).parents[2]
 CONTENT = b"kept\n" * 10_000

@@ -114,7 +114,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
     try:
         async with driver.open(plan) as sandbox:
             identity = sandbox.id
-            proved = await run.prove(sandbox, plan)
+            proved = await run.attest(sandbox, plan)
             namespaces = proved.measured.namespaces
             # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
             seen.watched = bool(processes(namespaces) or _groups(identity))

@@ -87,7 +87,7 @@ class Attestation:
         return tuple(each.row() for each in self.fields)
 
 
-def attest(
+def compare(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> Attestation:
     """Hold both views against the plan, and against each other."""

@@ -104,7 +104,7 @@ _DIFFERENCES = 4
 """Differences in a message: the first few say what is wrong."""
 
 
-def told(differences: tuple[Difference, ...]) -> str:
+def describe(differences: tuple[Difference, ...]) -> str:
     """Differences as one sentence of bounded length, cut between items and never inside one's name."""
     words = [
         f"{each.field}: planned {_short(each.planned)}, found {_short(each.measured)}"

@@ -20,10 +20,10 @@ from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
-from glovebox_sandboxes.contract.measure import told
+from glovebox_sandboxes.contract.measure import describe
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.pool.idle_gate import IdleGate
-from glovebox_sandboxes.session.run import AttestedSandbox, prove
+from glovebox_sandboxes.session.run import AttestedSandbox, attest
 
 MOST_READY = 16
 """On one queue: as many as calls run at one time, so a full turn of them finds its sandboxes waiting."""
@@ -60,8 +60,8 @@ class PoolEvent:
 
 
 Tell = Callable[[PoolEvent], Awaitable[None]]
-Note = Callable[[Driver, AttestedSandbox], object]
-"""Says what ``AttestedSandbox.note`` is to be; called before a call gets the sandbox."""
+Describe = Callable[[Driver, AttestedSandbox], object]
+"""Says what ``AttestedSandbox.record`` is to be; called before a call gets the sandbox."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -180,11 +180,11 @@ class _ReadyQueue:
 class Pool:
     """The prepared sandboxes of one server. Open it with ``opened``."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, note: Note) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, describe: Describe) -> None:
         """Take the task group everything lives in, who hears of changes, and what is noted of each sandbox."""
         self._tasks = tasks
         self._tell = tell
-        self._note = note
+        self._describe = describe
         self._queues: dict[tuple[str, str], _ReadyQueue] = {}
         self._makers = anyio.CapacityLimiter(MAKERS)
         self._calls = IdleGate()
@@ -254,8 +254,8 @@ class Pool:
             yield proved
 
     async def _proved(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> AttestedSandbox:
-        proved = await prove(sandbox, plan)
-        return replace(proved, note=self._note(driver, proved))
+        proved = await attest(sandbox, plan)
+        return replace(proved, record=self._describe(driver, proved))
 
     async def _another(self, queue: _ReadyQueue, waits: Callable[[], Awaitable[None]]) -> _Waiting | None:
         found = queue.pop()
@@ -363,7 +363,7 @@ class Pool:
                 finally:
                     queue.preparing -= 1
                 if proved.attestation.differences:
-                    words = told(proved.attestation.differences)
+                    words = describe(proved.attestation.differences)
                     reason = f"it is not what was planned ({words})"
                     raise SandboxUnavailable("Preparing a sandbox", reason, "Run `glovebox doctor`.")  # noqa: TRY301 - one place
                 if queue.failures:
@@ -396,15 +396,15 @@ class Pool:
 
 
 @asynccontextmanager
-async def opened(tell: Tell, note: Note = lambda *_: None) -> AsyncIterator[Pool]:
+async def opened(tell: Tell, describe: Describe = lambda *_: None) -> AsyncIterator[Pool]:
     """A pool, for the length of the block; nothing of it is left after it.
 
     Args:
         tell: hears of changes.
-        note: says what is to be remembered of each sandbox.
+        describe: says what is to be remembered of each sandbox.
     """
     async with anyio.create_task_group() as tasks:
-        pool = Pool(tasks, tell, note)
+        pool = Pool(tasks, tell, describe)
         try:
             yield pool
         finally:

@@ -12,10 +12,10 @@ from typing import Any
 import anyio
 
 from _glovebox_guest.measure import namespace_number
-from glovebox_sandboxes.contract.attestation import Attestation, attest
+from glovebox_sandboxes.contract.attestation import Attestation, compare
 from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
-from glovebox_sandboxes.contract.measure import NAMESPACES, Measured
+from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, describe
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Ended, Job, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
@@ -63,11 +63,24 @@ class AttestedSandbox:
     link: GuestConnection
     measured: Measured
     attestation: Attestation
-    note: Any = None
-    """What the pool's user has to say of it: made ahead, so that a call for which it stood ready need not."""
+    record: Any = None
+    """What whoever uses it records of it (``Pool``'s ``describe``), made when it got ready."""
+
+    def require_as_planned(self) -> None:
+        """Refuse one whose isolation is not what was planned.
+
+        Raises:
+            SandboxUnavailable: names each field that differs.
+        """
+        if self.attestation.differences:
+            raise SandboxUnavailable(
+                "Proving a sandbox's isolation",
+                f"it is not what was planned ({describe(self.attestation.differences)})",
+                "Run `glovebox doctor`.",
+            )
 
 
-async def prove(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
+async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
     """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
 
     Raises:
@@ -83,7 +96,7 @@ async def prove(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
         await sandbox.kill()
         facts = await sandbox.stats()
         raise _unavailable(facts.detail or "the guest ended before it was ready") from None
-    attestation = attest(plan.expected, measured, await sandbox.host_view(), host_namespaces())
+    attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
     return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
 
 
@@ -98,23 +111,23 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[tuple[str, 
     limits = plan.spec.limits
     wall = min(limits.wall_seconds, job.wall_seconds or limits.wall_seconds)
     streams = _Streams(limits.stream_bytes, hooks, overlay=plan.spec.overlay)
-    told: GuestOutcome | None = None
+    reported: GuestOutcome | None = None
     died = False
     started = anyio.current_time()
     with anyio.move_on_after(wall + GRACE_SECONDS):
         try:
-            told = await link.run(_job_body(plan, job, wall, len(inputs)), inputs, streams.accept, hooks.serve)
+            reported = await link.run(_job_body(plan, job, wall, len(inputs)), inputs, streams.accept, hooks.serve)
         except anyio.EndOfStream:
             died = True
     elapsed = (anyio.current_time() - started) * 1000
-    if told is None:
+    if reported is None:
         await sandbox.kill()
     facts = await sandbox.stats()
     if died and not facts.out_of_memory:
         raise _unavailable(facts.detail or "the sandbox ended without an outcome")
-    if told is not None and told.refused:
-        raise _too_large(told.refused)
-    ended, code, reason = _ending(plan, told, facts, wall, streams.result.value)
+    if reported is not None and reported.refused:
+        raise _too_large(reported.refused)
+    ended, code, reason = _ending(plan, reported, facts, wall, streams.result.value)
     return Outcome(
         ended=ended,
         code=code,
@@ -124,12 +137,12 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[tuple[str, 
         value=streams.result.value,
         blobs=tuple(streams.result.blobs),
         problems=tuple(streams.result.problems),
-        skipped=_skipped(told),
-        changes=_changes(told, plan),
+        skipped=_skipped(reported),
+        changes=_changes(reported, plan),
         usage=Usage(
-            wall_ms=round(told.wall_ms if told else elapsed, _DIGITS),
-            cpu_ms=_processor_ms(told, facts),
-            memory_peak_bytes=facts.memory_peak_bytes or (told.memory_peak_bytes if told else 0),
+            wall_ms=round(reported.wall_ms if reported else elapsed, _DIGITS),
+            cpu_ms=_processor_ms(reported, facts),
+            memory_peak_bytes=facts.memory_peak_bytes or (reported.memory_peak_bytes if reported else 0),
         ),
     )
 
@@ -139,19 +152,19 @@ def _too_large(reason: str) -> UnsupportedSpec:
     return UnsupportedSpec("files.workspace", f"the workspace cannot be copied: {reason}", fix)
 
 
-def _skipped(told: GuestOutcome | None) -> tuple[SkippedFile, ...]:
-    if told is None:
+def _skipped(reported: GuestOutcome | None) -> tuple[SkippedFile, ...]:
+    if reported is None:
         return ()
-    found = [SkippedFile(name=each.name, reason=each.reason) for each in told.skipped]
-    if told.changes is not None:
-        found += [SkippedFile(name=f"{WORKSPACE}/{each.name}", reason=each.reason) for each in told.changes.skipped]
+    found = [SkippedFile(name=each.name, reason=each.reason) for each in reported.skipped]
+    if reported.changes is not None:
+        found += [SkippedFile(name=f"{WORKSPACE}/{each.name}", reason=each.reason) for each in reported.changes.skipped]
     return tuple(found)
 
 
-def _changes(told: GuestOutcome | None, plan: Plan) -> Changes | None:
-    if told is None or told.changes is None or not plan.spec.overlay:
+def _changes(reported: GuestOutcome | None, plan: Plan) -> Changes | None:
+    if reported is None or reported.changes is None or not plan.spec.overlay:
         return None
-    found = told.changes
+    found = reported.changes
     return Changes(
         created=tuple(found.created),
         changed=tuple(found.changed),
@@ -161,10 +174,10 @@ def _changes(told: GuestOutcome | None, plan: Plan) -> Changes | None:
     )
 
 
-def _processor_ms(told: GuestOutcome | None, facts: SandboxStats) -> float | None:
+def _processor_ms(reported: GuestOutcome | None, facts: SandboxStats) -> float | None:
     """By the guest, or where the host had to end it, by the kernel as far as that counts for the sandbox."""
-    if told is not None:
-        return round(told.cpu_ms, _DIGITS)
+    if reported is not None:
+        return round(reported.cpu_ms, _DIGITS)
     return None if facts.cpu_seconds is None else round(facts.cpu_seconds * 1000, _DIGITS)
 
 
@@ -179,32 +192,32 @@ def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
 
 
 def _ending(
-    plan: Plan, told: GuestOutcome | None, facts: SandboxStats, wall: float, value: Any
+    plan: Plan, reported: GuestOutcome | None, facts: SandboxStats, wall: float, value: Any
 ) -> tuple[Ended, int | None, str]:
     """How it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
-    if told is None:
+    if reported is None:
         return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(wall)
-    if told.stopped == "time":
+    if reported.stopped == "time":
         return _timed_out(wall)
-    if told.stopped:
-        return "limit", None, _LIMITS[told.stopped](limits)
-    if told.status < 0:
-        return _signalled(limits, told, facts)
-    if _lacked_memory(plan, told, facts, value):
-        return _out_of_memory(limits, told.status)
-    return "exited", told.status, ""
+    if reported.stopped:
+        return "limit", None, _LIMITS[reported.stopped](limits)
+    if reported.status < 0:
+        return _signalled(limits, reported, facts)
+    if _lacked_memory(plan, reported, facts, value):
+        return _out_of_memory(limits, reported.status)
+    return "exited", reported.status, ""
 
 
-def _lacked_memory(plan: Plan, told: GuestOutcome, facts: SandboxStats, value: Any) -> bool:
+def _lacked_memory(plan: Plan, reported: GuestOutcome, facts: SandboxStats, value: Any) -> bool:
     """Whether a program that ended by itself did so for want of memory."""
     error = value.get("error") if isinstance(value, dict) else None
     # A program can say so of itself as it likes. Where the limit holds per process there is no other witness.
     witness = facts.out_of_memory or "memory_bytes" in plan.rlimits
-    if witness and told.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
+    if witness and reported.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
         return True
     # Where the kernel took what holds the program's memory (under gVisor), the program ends without a word.
-    return told.status != 0 and value is None and facts.out_of_memory
+    return reported.status != 0 and value is None and facts.out_of_memory
 
 
 # What is said of a program that was stopped for a limit, by the guest's word for it.
@@ -218,13 +231,13 @@ _LIMITS: Mapping[str, Callable[[Limits], str]] = {
 }
 
 
-def _signalled(limits: Limits, told: GuestOutcome, facts: SandboxStats) -> tuple[Ended, int | None, str]:
-    spent = told.cpu_ms >= limits.cpu_seconds * 1000
-    if told.status == -_SIGXCPU or (told.status == -_SIGKILL and spent):
+def _signalled(limits: Limits, reported: GuestOutcome, facts: SandboxStats) -> tuple[Ended, int | None, str]:
+    spent = reported.cpu_ms >= limits.cpu_seconds * 1000
+    if reported.status == -_SIGXCPU or (reported.status == -_SIGKILL and spent):
         return "limit", None, _LIMITS["processor"](limits)
-    if told.status == -_SIGKILL and facts.out_of_memory:
+    if reported.status == -_SIGKILL and facts.out_of_memory:
         return _out_of_memory(limits, None)
-    return "signalled", -told.status, f"It was ended by signal {-told.status}."
+    return "signalled", -reported.status, f"It was ended by signal {-reported.status}."
 
 
 def _out_of_memory(limits: Limits, status: int | None) -> tuple[Ended, int | None, str]:

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import rfc8785
@@ -65,6 +65,10 @@ class Draft:
     data: Mapping[str, Any]
     encoded: bytes
     """``data`` as canonical JSON."""
+
+    def of_call(self, call_id: str) -> "Draft":
+        """The same event, of this call: for what was drafted before its call came."""
+        return replace(self, call_id=call_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

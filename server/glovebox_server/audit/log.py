@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 import anyio.to_thread
@@ -38,13 +38,6 @@ COMMIT_WAIT_SECONDS = 30.0
 #: Calls that wait for their ``call.lost``. Each write carries all of them, and a call needs a write to begin, so there
 #: are never more than are under way at once; one beyond it is told of by the next server that starts.
 MAX_LOST = 1024
-
-
-class Appends(Protocol):
-    """Whatever events can be appended to."""
-
-    async def append(self, event: Event) -> Record:
-        """See ``AuditLog.append``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

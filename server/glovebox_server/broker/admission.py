@@ -1,12 +1,9 @@
-"""How many calls may be under way: per caller, in all, and of one kind. Refuses with a reason instead of piling up.
-
-Must not import MCP or a transport; the broker knows nothing of it.
-"""
+"""Bounds how many calls are under way: per caller, in all, and of one kind. Refuses instead of piling up."""
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +41,21 @@ class _UnderWay:
 class Admission:
     """Keeps the count of calls under way. One per server."""
 
-    def __init__(self, running: int = RUNNING, per_principal: int = PER_PRINCIPAL) -> None:
-        """Take the bounds; the defaults are the ones the documentation promises."""
+    def __init__(
+        self,
+        under_way: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        running: int = RUNNING,
+        per_principal: int = PER_PRINCIPAL,
+    ) -> None:
+        """Take the bounds; the defaults are the ones the documentation promises.
+
+        Args:
+            under_way: entered for as long as a call has its turn, so that what can wait for a pause waits.
+            running: calls at work at one time.
+            per_principal: calls of one principal, waiting ones included.
+        """
+        self._under_way = under_way
         self._turns = anyio.CapacityLimiter(running)
         self._per_principal = per_principal
         self._calls: set[_UnderWay] = set()
@@ -68,7 +78,8 @@ class Admission:
                 reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
                 raise Refused("busy.waiting", reason, "Nothing was started; call again later.")
             try:
-                yield
+                with self._under_way():
+                    yield
             finally:
                 self._turns.release_on_behalf_of(call)
         finally:

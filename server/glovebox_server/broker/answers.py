@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.audit.chain import Head
 from glovebox_server.broker.calls import CallResult, Content, Decision, Text, ToolCall
@@ -29,13 +30,14 @@ def answered(
     delivered: Delivered,
     *,
     decision: Decision,
-    isolation: Isolation,
+    plan: Plan,
     head: Head,
     elapsed_ms: float,
     receipt: Receipt,
 ) -> CallResult:
     """The result of a call that ran."""
     answer = tool.answer(outcome)
+    isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
     structured: dict[str, Any] = {
         "call_id": call.id,
         "error": None,

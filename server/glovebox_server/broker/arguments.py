@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from glovebox_server.errors import InvalidArguments
+from glovebox_server.errors import InvalidArguments, UnknownTool
 from glovebox_server.tools.base import Tool
 
 #: Most problems named in one error; the first few are what a caller repairs.
@@ -14,6 +14,17 @@ MAX_PROBLEMS = 8
 
 #: Longest field name repeated to the caller: names come from the caller too.
 MAX_FIELD = 64
+
+
+def tool_named(tools: Mapping[str, Tool], name: str) -> Tool:
+    """The tool of that name.
+
+    Raises:
+        UnknownTool: there is none.
+    """
+    if name not in tools:
+        raise UnknownTool(name, tuple(sorted(tools)))
+    return tools[name]
 
 
 def validated(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:

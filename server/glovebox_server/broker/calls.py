@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
+
+#: Of milliseconds: a clock shows more, and means nothing by it.
+_DIGITS = 3
 
 Effect = Literal["allow", "deny", "ask"]
 
@@ -31,6 +34,11 @@ class ToolCall:
     arguments: Mapping[str, Any]
     """Already validated by the tool's argument model; JSON-compatible."""
     received: datetime
+
+
+def elapsed_ms(call: ToolCall) -> float:
+    """Milliseconds since a call's turn came."""
+    return round((datetime.now(UTC) - call.received).total_seconds() * 1000, _DIGITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

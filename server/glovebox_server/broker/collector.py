@@ -12,9 +12,9 @@ from glovebox_server.artifacts.collect import Sink as FileSink
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
-from glovebox_server.audit.log import Appends
 from glovebox_server.broker.calls import Image, Link, ToolCall
 from glovebox_server.errors import Refused
+from glovebox_server.receipts.recorder import CallRecorder
 
 MAX_INLINE_BYTES = 128 * 1024
 """An image file of this size is also shown; larger ones are links, because messages are capped at 256 KiB."""
@@ -38,9 +38,9 @@ class Delivered:
 class Collector:
     """Collects the files of one call: ``async with Collector(…) as collector``; leaving drops what is not complete."""
 
-    def __init__(self, collection: Collection, audit: Appends, call: ToolCall) -> None:
+    def __init__(self, collection: Collection, recorder: CallRecorder, call: ToolCall) -> None:
         self._collection = collection
-        self._audit = audit
+        self._recorder = recorder
         self._call = call
         self._skipped: list[SkippedFile] = []
         self._uncounted = 0
@@ -133,7 +133,7 @@ class Collector:
     async def _publish(self) -> tuple[Artifact, ...]:
         found = self._collection.artifacts
         for artifact in found:
-            await self._audit.append(
+            await self._recorder.record(
                 ArtifactCollected(
                     call_id=self._call.id,
                     name=artifact.name,
@@ -151,7 +151,7 @@ class Collector:
             return ()
 
     async def _record(self, name: str, reason: str) -> None:
-        await self._audit.append(ArtifactRefused(call_id=self._call.id, name=name, reason=reason))
+        await self._recorder.record(ArtifactRefused(call_id=self._call.id, name=name, reason=reason))
 
 
 _INCOMPLETE = Refused("artifacts.incomplete", "It did not arrive whole.", "Run it again.")

@@ -3,22 +3,22 @@
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.session.connection import Duplex, Serve
 from glovebox_server.audit.events import EgressDecided
-from glovebox_server.audit.log import Appends
 from glovebox_server.broker.calls import ToolCall
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.serve import serve
+from glovebox_server.receipts.recorder import CallRecorder
 
 
-def gate_for(profile: Profile, audit: Appends, call: ToolCall) -> EgressGate | None:
+def gate_for(profile: Profile, recorder: CallRecorder, call: ToolCall) -> EgressGate | None:
     """The gate for one call; None where its profile grants no network."""
     if profile.network.mode == "none":
         return None
 
     async def record(attempt: EgressAttempt) -> None:
         target = attempt.target
-        await audit.append(
+        await recorder.record(
             EgressDecided(
                 call_id=call.id,
                 scheme=target.scheme if target else "unreadable",

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from glovebox_sandboxes.drivers import registry
 from glovebox_server.app import VERSION, load_profiles
-from glovebox_server.cli.exits import OK
+from glovebox_server.exits import OK
 from glovebox_server.mcp.manifest import Manifest, manifest
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS

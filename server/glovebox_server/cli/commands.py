@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from glovebox_sandboxes.runtime import guest_gc, runtime, trial
 from glovebox_sandboxes.runtime.packages import RuntimeProblem
 from glovebox_server import app as apps
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.calls import CallResult, Image, Link, Principal, Text, ToolCall
-from glovebox_server.cli.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
+from glovebox_server.broker.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.saving import CannotSave, save
-from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused
-from glovebox_server.ids import new_call_id
+from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused, UnknownTool
+from glovebox_server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import SecretUnusable
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -56,25 +53,15 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
 
     async def make() -> int:
         # What would stand ready after one call is of no use to anybody, and its end would be waited for.
-        async with apps.opened(settings, "cli", ahead=False) as app:
-            wanted = app.tools.get(tool)
-            if wanted is None:
-                raise InvalidArguments(tool, (f"unknown tool; there are {', '.join(sorted(app.tools))}",))
+        async with apps.opened(settings, "cli", prewarm=False) as app:
             try:
                 raw = strict_json.check_shape(arguments)
             except ValueError as problem:
                 raise InvalidArguments("--args", (f"must be one JSON object: {problem}",)) from None
             if not isinstance(raw, dict):
                 raise InvalidArguments("--args", ("must be one JSON object",))
-            request = ToolCall(
-                id=new_call_id(),
-                principal=Principal(id=f"local:{os.getuid()}", transport="cli"),
-                session=None,
-                tool=tool,
-                arguments=validated(wanted, raw),
-                received=datetime.now(UTC),
-            )
-            result = await app.broker.call(request, _Told(err))
+            principal = Principal(id=f"local:{os.getuid()}", transport="cli")
+            result = await app.broker.submit(principal, tool, raw, _Told(err))
         _show(result, out, as_json=as_json)
         if "refused" in result.structured:
             return REFUSED
@@ -151,7 +138,7 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
 
     async def make() -> int:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli")
-        async with apps.opened(settings, "cli", ahead=False) as app, app.artifacts.open(uri, principal) as reader:
+        async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, principal) as reader:
             await save(reader.chunks(), output)
         return OK
 
@@ -220,7 +207,7 @@ def _run(
             case Refused():
                 _fail(err, problem, as_json=as_json)
                 return REFUSED
-            case InvalidArguments() | ProfileError():
+            case InvalidArguments() | UnknownTool() | ProfileError():
                 _fail(err, problem, as_json=as_json)
                 return USAGE
             case CannotSave():

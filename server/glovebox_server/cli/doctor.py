@@ -20,7 +20,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server import app as apps
-from glovebox_server.cli.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.settings import Settings
 
 _WIDEST = 100

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 from rich.console import Console
 
-from glovebox_server.cli.exits import USAGE
+from glovebox_server.exits import USAGE
 from glovebox_server.settings import Settings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -7,7 +7,6 @@ protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``,
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import anyio
@@ -17,12 +16,9 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
-from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.broker.admission import Admission
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.calls import CallResult, Listener, Principal, ToolCall
-from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused
+from glovebox_server.broker.calls import CallResult, Listener, Principal
+from glovebox_server.broker.failures import failure_of
+from glovebox_server.errors import Refused, UnknownTool
 from glovebox_server.ids import new_call_id
 from glovebox_server.mcp import catalogue, delivery, rendering, resources
 from glovebox_server.mcp.delivery import Context
@@ -35,7 +31,6 @@ from glovebox_server.mcp.resources import (
     Stores,
     Watches,
 )
-from glovebox_server.redaction import without_paths
 from glovebox_server.tools.base import Tool
 
 #: Told to a model once per connection; longer texts are cut by clients.
@@ -55,17 +50,23 @@ GONE_SCOPE_KEY = "glovebox.gone"
 #: Sessions whose ``logging/setLevel`` is remembered; the oldest is forgotten first and hears ``info`` again.
 MAX_LEVELS = 1024
 
-#: Longest unknown name repeated to the caller.
-_MAX_NAME = 64
-
 _log = structlog.get_logger(__name__)
 
 
 class Broker(Protocol):
     """The only path a call can take."""
 
-    async def call(self, call: ToolCall, listener: Listener) -> CallResult:
-        """Run one call; cancelling it kills the sandbox. Policy's refusals are results."""
+    async def submit(
+        self,
+        principal: Principal,
+        tool: str,
+        arguments: Mapping[str, Any],
+        listener: Listener,
+        *,
+        call_id: str = "",
+        session: str | None = None,
+    ) -> CallResult:
+        """See ``broker.broker.Broker.submit``."""
 
 
 class App(Stores, Protocol):
@@ -95,7 +96,6 @@ class McpServer:
         """Take the app and the way to tell callers apart; ``build`` is the public way."""
         self._app = app
         self._identify = identify
-        self._admission = Admission()
         self._stopping = anyio.Event()
         self._resources = Resources(app, self._stopping)
         self._levels: OrderedDict[tuple[str, str | None], types.LoggingLevel] = OrderedDict()
@@ -129,46 +129,25 @@ class McpServer:
         return types.ListToolsResult(tools=self._tools, _meta={DIGEST_META_KEY: self._digest})
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        principal = self._identify(ctx)
-        tool = self._app.tools.get(params.name)
-        if tool is None:
-            name = params.name if len(params.name) <= _MAX_NAME else f"{params.name[:_MAX_NAME]}…"
-            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {name}", {"tools": sorted(self._app.tools)})
-        call_id = new_call_id()
-        try:
-            arguments = validated(tool, params.arguments or {})
-            async with self._admission.enter(principal.id, tool.name, arguments):
-                call = ToolCall(
-                    id=call_id,
-                    principal=principal,
-                    session=session_of(ctx),
-                    tool=tool.name,
-                    arguments=arguments,
-                    received=datetime.now(UTC),
-                )
-                outcome = await self._run(ctx, call)
-        except (InvalidArguments, Refused) as error:
-            outcome = error
-        return _explained(outcome, call_id) if isinstance(outcome, Exception) else rendering.tool_result(outcome)
-
-    async def _run(self, ctx: Context, call: ToolCall) -> CallResult | Exception:
-        """Run one call beside its messages, until it ends, its client is gone or the server stops."""
+        principal, call_id, session = self._identify(ctx), new_call_id(), session_of(ctx)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             closed = gone(ctx)
             endings = {"server stopping": self._stopping} | ({"stream closed": closed} if closed else {})
             for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
-            level = self._levels.get((call.principal.id, call.session), "info")
-            async with delivery.listening(ctx, self._app.audit, call.id, level, endings) as reporter:
+            level = self._levels.get((principal.id, session), "info")
+            async with delivery.listening(ctx, self._app.audit, call_id, level, endings) as reporter:
                 try:
-                    outcome = await self._app.broker.call(call, reporter)
+                    outcome = await self._app.broker.submit(
+                        principal, params.name, params.arguments or {}, reporter, call_id=call_id, session=session
+                    )
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
                     outcome = error
             tasks.cancel_scope.cancel()
         if outcome is None:
-            raise MCPError(types.CONNECTION_CLOSED, f"Call {call.id} was stopped; its sandbox is gone.")
-        return outcome
+            raise MCPError(types.CONNECTION_CLOSED, f"Call {call_id} was stopped; its sandbox is gone.")
+        return _failed(outcome, call_id) if isinstance(outcome, Exception) else rendering.tool_result(outcome)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
         key = (self._identify(ctx).id, session_of(ctx))
@@ -249,29 +228,22 @@ def gone(ctx: Context) -> anyio.Event | None:
     return None if ctx.request is None else ctx.request.scope.get(GONE_SCOPE_KEY)
 
 
-def _explained(error: Exception, call_id: str) -> types.CallToolResult:
+def _failed(error: Exception, call_id: str) -> types.CallToolResult:
     """Turn the reason why there is no result into what the model reads; what nobody foresaw stays in our log."""
-    match error:
-        case InvalidArguments():
-            return rendering.failure(f"Invalid arguments, nothing was started. {error}")
-        case Refused():
-            refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
-            return rendering.failure(f"Refused by {error.rule}: {error}", {"call_id": call_id, "refused": refusal})
-        case SandboxUnavailable() | UnsupportedSpec():
-            return _unavailable("Sandbox", error, call_id)
-        case AuditUnavailable():
-            return _unavailable("Audit", error, call_id)
-        case ArtifactsUnavailable():
-            return _unavailable("Artifacts", error, call_id)
-        case MCPError():
+    failure = failure_of(error)
+    if failure is None:
+        if isinstance(error, MCPError):
             raise error
-        case _:
-            _log.error("a call failed in a way nobody foresaw", call_id=call_id, exc_info=error)
-            text = f"Internal error in call {call_id}; the server's log has the details."
-            raise MCPError(types.INTERNAL_ERROR, text) from error
-
-
-def _unavailable(what: str, error: Exception, call_id: str) -> types.CallToolResult:
-    """Tell the caller what is broken and the fix; where on this host is for the operator, in our log."""
-    _log.error(f"{what.lower()} unavailable", call_id=call_id, reason=str(error))
-    return rendering.failure(f"{what} unavailable (call {call_id}): {without_paths(str(error))}")
+        _log.error("a call failed in a way nobody foresaw", call_id=call_id, exc_info=error)
+        text = f"Internal error in call {call_id}; the server's log has the details."
+        raise MCPError(types.INTERNAL_ERROR, text) from error
+    sentence = failure.sentence(error, call_id)
+    if isinstance(error, UnknownTool):
+        raise MCPError(types.INVALID_PARAMS, sentence, {"tools": list(error.tools)})
+    if isinstance(error, Refused):
+        refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
+        return rendering.failure(sentence, {"call_id": call_id, "refused": refusal})
+    if failure.classed == "unavailable":
+        # Where on this host is for the operator.
+        _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=str(error))
+    return rendering.failure(sentence)

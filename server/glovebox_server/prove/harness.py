@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,15 @@ from glovebox_profiles.load.loader import load
 from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.call import Call, CallCase
 from glovebox_sandboxes.conformance.host import CANARY, Planted
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.read import records_of
 from glovebox_server.audit.verify import verify
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.calls import CallResult, Principal, Text, ToolCall
-from glovebox_server.errors import InvalidArguments, Refused
+from glovebox_server.broker.calls import CallResult, Principal, Text
+from glovebox_server.broker.failures import failure_of
+from glovebox_server.errors import Refused
 from glovebox_server.ids import new_call_id
-from glovebox_server.redaction import without_paths
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
 from glovebox_server.transport import strict_json
@@ -119,13 +116,15 @@ class CallHarness:
         names |= {f"artifact {name}": uri for name, uri in uris.items()}
         try:
             await self._make(call, driver, names, seen)
-        except (InvalidArguments, ValueError) as problem:
+        except ValueError as problem:
             seen.how, seen.told = "invalid", str(problem)
-        except (SandboxUnavailable, UnsupportedSpec) as problem:
-            # As ``glovebox_server.mcp.server`` tells them.
-            seen.how, seen.told = "unavailable", without_paths(str(problem))
         except ProfileError as problem:
             seen.how, seen.told = "profile_error", str(problem)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure is None:
+                raise
+            seen.how, seen.told = failure.classed, failure.sentence(error, seen.call_id)
         if seen.call_id:
             seen.records = list(records_of(self._state / "audit", seen.call_id))
         for record in seen.records:
@@ -139,20 +138,11 @@ class CallHarness:
         broker = replace(self._app.broker, profiles=profiles)
         if call.workspace == "gone":
             broker = replace(broker, workspace=self._host.root / "gone")
-        tool = self._app.tools[call.tool]
         given = strict_json.check(_filled(call.raw, names)) if call.raw is not None else _filled(call.arguments, names)
-        request = ToolCall(
-            id=new_call_id(),
-            principal=_principal(call.caller),
-            session=None,
-            tool=call.tool,
-            arguments=validated(tool, given),
-            received=datetime.now(UTC),
-        )
-        seen.call_id, seen.tool = request.id, request.tool
+        seen.call_id, seen.tool = new_call_id(), call.tool
         with anyio.CancelScope() as scope:
             listener = _Listener(seen, scope, call.cancel)
-            seen.result = await broker.call(request, listener)
+            seen.result = await broker.submit(_principal(call.caller), call.tool, given, listener, call_id=seen.call_id)
         if scope.cancelled_caught:
             seen.how = "cancelled"
 

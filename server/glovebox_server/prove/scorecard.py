@@ -28,7 +28,7 @@ from glovebox_sandboxes.contract.base import Capabilities, Driver
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
 from glovebox_server.app import VERSION
-from glovebox_server.cli.exits import FAILED, OK, UNAVAILABLE
+from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.prove import harness
 from glovebox_server.settings import Settings
 

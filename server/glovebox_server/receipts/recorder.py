@@ -1,17 +1,20 @@
-"""A call's records on their way to the audit log, remembered, and the receipt made of them with the last one.
+"""Records one call in the audit log and issues its receipt, which is made of the same records.
 
 So a receipt cannot say anything else than the log. Both are written by one disk write: see ``AuditLog.append_all``.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import anyio
+
 from glovebox_profiles.explain import withheld
 from glovebox_profiles.model import Profile
-from glovebox_server.audit.chain import Draft, Record
+from glovebox_server.audit.chain import Draft, Head, Record
 from glovebox_server.audit.events import (
     ArtifactCollected,
     ArtifactRefused,
@@ -25,9 +28,11 @@ from glovebox_server.audit.events import (
     SandboxStarted,
 )
 from glovebox_server.audit.log import Then
-from glovebox_server.broker.calls import ToolCall
+from glovebox_server.broker.calls import ToolCall, elapsed_ms
+from glovebox_server.broker.failures import foreseen
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts import names
+from glovebox_server.redaction import without_paths
 
 TerminalEvent = CallFinished | CallCancelled | CallFailed
 
@@ -50,6 +55,10 @@ class Log(Protocol):
 
     def lose(self, call_id: str, reason: str) -> None:
         """See ``AuditLog.lose``."""
+
+    @property
+    def head(self) -> Head:
+        """See ``AuditLog.head``."""
 
 
 class Signs(Protocol):
@@ -75,7 +84,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptIssuer:
-    """Opens one ledger per call: the log, who signs, and as whom."""
+    """Issues a signed receipt with the last record of each call."""
 
     log: Log
     signer: Signs
@@ -85,49 +94,102 @@ class ReceiptIssuer:
     """Id of the server process, as in its records."""
 
     def recorder(self, call: ToolCall, profile: Profile | None) -> "CallRecorder":
-        """The ledger of one call."""
+        """A recorder for one call."""
         return CallRecorder(self, call, profile)
 
 
 class CallRecorder:
-    """The records of one call. Appending to it appends to the log."""
+    """Writes the records of one call to the audit log, and its receipt with the last one.
 
-    def __init__(self, office: ReceiptIssuer, call: ToolCall, profile: Profile | None) -> None:
+    It alone decides which records share a disk write.
+    """
+
+    def __init__(self, issuer: ReceiptIssuer, call: ToolCall, profile: Profile | None) -> None:
         """Begin with no record."""
-        self._office = office
+        self._issuer = issuer
         self._call = call
         self._profile = profile
-        self._told: list[Record] = []
+        self._written: list[Record] = []
         self._held: list[Event] = []
 
-    def hold(self, event: Event) -> None:
-        """Have a record written by the same disk write as the next one: nothing that it announces may happen before."""
-        self._held.append(event)
+    @property
+    def head(self) -> Head:
+        """The end of the log's chain."""
+        return self._issuer.log.head
 
-    async def release(self) -> None:
-        """Write what is held now, because the next record may be long in coming; see ``AuditLog.append``."""
+    async def record(self, event: Event | Draft) -> None:
+        """Write one record; it is on the disk when this returns, but for a decision to allow.
+
+        That one shares the disk write of the record after it, which comes before anything else happens where a sandbox
+        stands ready. Whoever is about to do something that it announces before there is another record calls ``flush``.
+
+        Raises:
+            AuditUnavailable: the record is not in the log, so what it announces must not happen.
+        """
+        if isinstance(event, CallDecided) and event.effect == "allow":
+            self._held.append(event)
+        else:
+            await self._write([event])
+
+    async def flush(self) -> None:
+        """Write what has been held back, if anything.
+
+        Raises:
+            AuditUnavailable: it is not in the log.
+        """
         if self._held:
-            await self._append([])
+            await self._write([])
 
-    async def append(self, event: Event | Draft) -> Record:
-        """Write one record, after those that are held; see ``AuditLog.append``."""
-        return (await self._append([event]))[-1]
-
-    async def _append(self, events: Sequence[Event | Draft]) -> list[Record]:
+    async def _write(self, events: Sequence[Event | Draft]) -> None:
         # Not kept where this fails: whether they are in the log is not known then, and a decision is there once.
         held, self._held = self._held, []
-        records = await self._office.log.append_all([*held, *events])
-        self._told += records
-        return records
+        self._written += await self._issuer.log.append_all([*held, *events])
 
-    async def close(self, last: TerminalEvent) -> Receipt:
+    @asynccontextmanager
+    async def until_ended(self, ended_by: Callable[[], str]) -> AsyncIterator[None]:
+        """Record how the call ended if the block does not end by itself: it was cancelled, or it failed.
+
+        Args:
+            ended_by: asked who cancelled it: ``client``, ``stream closed`` or ``server stopping``.
+        """
+        try:
+            yield
+        except anyio.get_cancelled_exc_class():
+            await self._finish_anyway(
+                CallCancelled(call_id=self._call.id, by=ended_by(), elapsed_ms=elapsed_ms(self._call))
+            )
+            raise
+        except Exception as problem:
+            # Also for what nobody foresaw: a call without its last record would look as if it still ran.
+            reason = str(problem) if foreseen(problem) else "Nobody foresaw this; see the server's log."
+            await self._finish_anyway(
+                CallFailed(
+                    call_id=self._call.id,
+                    error=type(problem).__name__,
+                    reason=without_paths(reason)[:500],
+                    elapsed_ms=elapsed_ms(self._call),
+                )
+            )
+            raise
+
+    async def _finish_anyway(self, event: TerminalEvent) -> None:
+        """Record how the call ended although it is being cancelled, or although the log is what failed."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.finish(event)
+            except AuditUnavailable as problem:
+                # The caller hears of it already, or is gone. The log says it is lost when it can, with no receipt.
+                reason = f"Its last record could not be written: {without_paths(problem.reason)[:200]}."
+                self._issuer.log.lose(self._call.id, reason)
+
+    async def finish(self, last: TerminalEvent) -> Receipt:
         """Write the call's last record and its receipt, both or none.
 
         Raises:
             AuditUnavailable: neither is on the disk.
         """
-        office = self._office
-        if not self._held and not any(each.kind == CallDecided.kind for each in self._told):
+        issuer = self._issuer
+        if not self._held and not any(each.kind == CallDecided.kind for each in self._written):
             reason = "that it was allowed could not be recorded"
             raise AuditUnavailable(f"record {last.kind}", reason, "Look at the disk, and try again.")
         digest = ""
@@ -138,26 +200,22 @@ class CallRecorder:
 
             def signed(record: Record) -> ReceiptSigned:
                 nonlocal digest
-                envelope = office.signer.sign(_placed(statement, record))
+                envelope = issuer.signer.sign(_placed(statement, record))
                 # Nothing but ASCII text: this is its canonical JSON.
                 digest = _digest(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
-                return ReceiptSigned(call_id=last.call_id, digest=digest, key=office.signer.key_id, envelope=envelope)
+                return ReceiptSigned(call_id=last.call_id, digest=digest, key=issuer.signer.key_id, envelope=envelope)
 
             # Base64 makes four bytes of three.
             return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
 
-        await office.log.append_all([*self._held, last], receipt)
+        await issuer.log.append_all([*self._held, last], receipt)
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
-
-    def lose(self, reason: str) -> None:
-        """Give up the call's last record, which could not be written: the log says so when it can, with no receipt."""
-        self._office.log.lose(self._call.id, reason)
 
     def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
         """The statement of ``statement.Statement``, all but the place of the last record, which is the last draft."""
         profile, kind, ended = self._profile, drafts[-1].kind, drafts[-1].data
         told: dict[str, list[Mapping[str, Any]]] = {}
-        before: list[Record | Draft] = [*self._told, *drafts[:-1]]
+        before: list[Record | Draft] = [*self._written, *drafts[:-1]]
         for each in before:
             told.setdefault(each.kind, []).append(each.data)
         refused = {each["name"] for each in told.get(ArtifactRefused.kind, ())}
@@ -177,7 +235,7 @@ class CallRecorder:
             "unlisted": sum(max(0, len(each) - most) for each, most in ((files, names.MAX_SUBJECTS),
                                                                         (connections, names.MAX_EGRESS))),
             "withheld": withheld(profile) if profile else (),
-            "server": {"version": self._office.version, "id": self._office.server_id},
+            "server": {"version": self._issuer.version, "id": self._issuer.server_id},
         }  # fmt: skip
         started = told.get(SandboxStarted.kind)
         if started and profile:

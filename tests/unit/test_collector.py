@@ -15,8 +15,8 @@ from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Skipped
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.broker.collector import MAX_INLINE, MAX_INLINE_BYTES, MAX_REFUSED, Collector
+from glovebox_server.receipts.recorder import CallRecorder
 
 NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
 
@@ -27,7 +27,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    async def append(self, event: object) -> None:
+    async def record(self, event: object) -> None:
         """Take one event."""
         self.events.append(event)
 
@@ -57,7 +57,7 @@ async def collecting(
     async with (
         a_store(directory) as store,
         store.collect(a_call(), bounds) as collection,
-        Collector(collection, cast("AuditLog", recorder), a_call()) as collector,
+        Collector(collection, cast("CallRecorder", recorder), a_call()) as collector,
     ):
         yield collector, store
 
@@ -268,7 +268,7 @@ async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None
     async with (
         a_store(tmp_path, total=1000) as store,
         store.collect(a_call(), limits()) as collection,
-        Collector(collection, cast("AuditLog", recorder), a_call()) as collector,
+        Collector(collection, cast("CallRecorder", recorder), a_call()) as collector,
     ):
         await put(collector, "a.txt", b"x" * 800)
         await put(collector, "b.txt", b"x" * 800 + b"y")

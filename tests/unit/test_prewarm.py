@@ -9,6 +9,7 @@ import pytest
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_server.app import check_example
 from glovebox_server.broker import prewarm
 
@@ -45,7 +46,8 @@ async def test_those_without_modules_come_first(
 
     monkeypatch.setattr(anyio, "sleep", slept)
     profiles = load([SHIPPED], check_example=check_example)
-    await prewarm.prepare(profiles, cast("Any", host), cast("Any", host), tmp_path)
+    provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
+    await prewarm.prepare_sandboxes(profiles, provider, tmp_path)
     modules = profiles.get("run_python")
     assert modules is not None
     assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])

@@ -1,4 +1,4 @@
-"""Whether a program may want the modules its profile preloads: a glance at its text. Pure.
+"""Tells from a program's text whether it may need the modules that sandboxes preload. Pure.
 
 What was imported ahead costs a program that does not use it milliseconds. A wrong guess costs time and nothing else:
 every program can import everything in either kind of sandbox. So the text is not parsed; a parser that reads strangers'
@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-MAX_GLANCED = 16 * 1024
+MAX_SCANNED = 16 * 1024
 """Characters that are looked at: a millisecond. A longer program is taken to want them."""
 
 _STATEMENT = re.compile(r"\b(?:from[ \t\f]+(\S+)[ \t\f]+import\b|import[ \t\f]+([^\n;#]*))")
@@ -20,7 +20,7 @@ _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
 def needs_preload(code: str, preload: Sequence[str]) -> bool:
     """Whether ``code`` names one of these modules, or imports or runs what is not in view and may need them."""
     words = (*_ELSEWHERE, *(module.partition(".")[0] for module in preload))
-    if len(code) > MAX_GLANCED or any(word in code for word in words):
+    if len(code) > MAX_SCANNED or any(word in code for word in words):
         return True
     return any(name not in sys.stdlib_module_names for name in _imported(code.replace("\\\n", " ")))
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from glovebox_server.broker.imports import MAX_GLANCED, needs_preload
+from glovebox_sandboxes.pool.preload import MAX_SCANNED, needs_preload
 
 PRELOAD = ("numpy", "matplotlib.pyplot")
 
@@ -59,7 +59,7 @@ def test_a_program_of_the_standard_library_alone_does_without(code: str) -> None
         "exec(open('report.py').read())",
         "import pickle\npickle.load(open('frame', 'rb'))",
         "x = 1  # numpy would be nice",
-        f"{'#' * MAX_GLANCED}\n",
+        f"{'#' * MAX_SCANNED}\n",
     ],
 )
 def test_whatever_may_want_them_gets_them(code: str) -> None:
@@ -70,8 +70,8 @@ def test_whatever_may_want_them_gets_them(code: str) -> None:
 @pytest.mark.parametrize(
     "piece", ["from ", "import ", "from a ", "import a,", "from\t\n", "import", "from a\nimport", " "]
 )
-def test_a_glance_is_short_whatever_it_looks_at(piece: str) -> None:
+def test_a_scan_is_short_whatever_it_looks_at(piece: str) -> None:
     """In proportion to the text: the longest takes far less than the second that this allows."""
     began = time.monotonic()
-    needs_preload((piece * MAX_GLANCED)[:MAX_GLANCED], PRELOAD)
+    needs_preload((piece * MAX_SCANNED)[:MAX_SCANNED], PRELOAD)
     assert time.monotonic() - began < 1

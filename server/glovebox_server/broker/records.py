@@ -1,0 +1,78 @@
+"""Makes the audit events of a call from what the broker has in hand. Pure; the recorder writes them."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.attestation import made_with
+from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_sandboxes.session.run import AttestedSandbox
+from glovebox_server.audit.chain import Draft
+from glovebox_server.audit.events import NOT_YET, CallDecided, CallFinished, Output, SandboxStarted, draft
+from glovebox_server.broker.calls import Decision, ToolCall, elapsed_ms
+from glovebox_server.broker.inputs import Inputs
+from glovebox_server.egress.gate import EgressGate
+
+MAX_KEPT = 128 * 1024
+"""Characters of one output that a profile has kept in the log: a record holds 1 MiB, escaped."""
+
+
+def call_decided(call: ToolCall, decision: Decision, profile: Profile | None, inputs: Inputs) -> CallDecided:
+    """What was decided; with the arguments only where the profile keeps them."""
+    keep = profile is not None and "arguments" in profile.audit.keep
+    return CallDecided.of(call, decision, keep_arguments=keep, inputs=inputs.listed)
+
+
+def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
+    """What a sandbox is, for the call that will get it: drafted when it gets ready, which may be before the call."""
+    plan, attestation = sandbox.plan, sandbox.attestation
+    return draft(
+        SandboxStarted(
+            call_id=NOT_YET,
+            sandbox_id=sandbox.sandbox.id,
+            driver=plan.driver,
+            level=plan.level,
+            plan_digest=plan.digest,
+            fields=attestation.rows,
+            measured=sandbox.measured.model_dump(mode="json"),
+            host=made_with(driver, plan),
+            verified=not attestation.differences,
+        )
+    )
+
+
+def call_finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGate | None) -> CallFinished:
+    """How a call ended that ran: what was used, and digests of what came out."""
+    usage: dict[str, Any] = asdict(outcome.usage)
+    if gate is not None:
+        usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
+        if gate.unrecorded:
+            usage["egress_attempts_without_record"] = gate.unrecorded
+    if outcome.changes is not None:
+        usage |= {f"workspace_{kind}": count for kind, count in outcome.changes.counts.items()}
+    outputs = [
+        _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
+        _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),
+    ]
+    if outcome.value is not None:
+        value = json.dumps(outcome.value).encode()
+        outputs.append(_output("value", value, len(value)))
+    outputs += [_output(f"image:{n}", blob.data, len(blob.data)) for n, blob in enumerate(outcome.blobs)]
+    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": json.dumps(outcome.value)}
+    kept: dict[str, str] = {name: text[:MAX_KEPT] for name, text in texts.items() if name in profile.audit.keep}
+    return CallFinished(
+        call_id=call.id,
+        ended=outcome.ended,
+        exit_code=outcome.code,
+        elapsed_ms=elapsed_ms(call),
+        usage=usage,
+        outputs=tuple(outputs),
+        kept=kept or None,
+    )
+
+
+def _output(name: str, kept: bytes, total: int) -> Output:
+    return Output(name=name, digest="sha256:" + hashlib.sha256(kept).hexdigest(), bytes=total)
