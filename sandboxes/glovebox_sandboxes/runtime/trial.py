@@ -9,7 +9,7 @@ import anyio
 
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
-from glovebox_sandboxes.contract.measure import told
+from glovebox_sandboxes.contract.measure import describe
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.runtime.packages import RuntimeProblem
 from glovebox_sandboxes.session import run
@@ -43,7 +43,7 @@ async def check(driver: Driver, data: Path, python: Path) -> None:
     try:
         plan = driver.plan(_SPEC)
         async with driver.open(plan) as sandbox:
-            trouble = told((await run.prove(sandbox, plan)).attestation.differences)
+            trouble = describe((await run.attest(sandbox, plan)).attestation.differences)
     except (SandboxUnavailable, UnsupportedSpec) as problem:
         # Of a traceback the last line: it names what is missing.
         trouble = problem.reason.strip().splitlines()[-1]
