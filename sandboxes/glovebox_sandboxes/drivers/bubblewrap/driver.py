@@ -9,7 +9,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import anyio
@@ -177,7 +176,6 @@ _OVERFLOW_GID = Path("/proc/sys/kernel/overflowgid")
 """What a group without a number inside is shown as, see user_namespaces(7)."""
 
 
-@cache
 def _kept_groups() -> tuple[int, ...]:
     """A user's own groups stay with what the user starts: setgroups(2) is for the privileged."""
     if changes_user() or not set(os.getgroups()) - {os.getegid()}:
