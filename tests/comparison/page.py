@@ -57,7 +57,7 @@ def rendered(kept: Mapping[str, Any]) -> str:
         _short(kept["cases"], systems),
         *(f"`{key}` was not asked: {each['skipped']}" for key, each in kept["systems"].items() if each["skipped"]),
         "### How each was run",
-        *(_how(key, each) for key, each in systems.items()),
+        *(_how(each) for each in systems.values()),
     ]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
@@ -92,7 +92,7 @@ def case_by_case(kept: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def _how(key: str, system: Mapping[str, Any]) -> str:
+def _how(system: Mapping[str, Any]) -> str:
     lines = [
         f"**{system['title']}**, {system['version']}" + (f". {_sentence(system['notes'])}" if system["notes"] else "")
     ]
@@ -102,9 +102,6 @@ def _how(key: str, system: Mapping[str, Any]) -> str:
         if found["word"] == "unpromised":
             reasons.setdefault(found["reason"], []).append(f"`{name}`")
     lines += [f"- ○ {_sentence(reason)} {', '.join(names)}" for reason, names in reasons.items()]
-    for word in () if key == "python3" else ("through", "unclear"):
-        names = [f"`{name}`" for name, found in system["results"].items() if found["word"] == word]
-        lines += [f"- {MARKS[word]} {', '.join(names)}"] if names else []
     return "\n".join([*lines[:2], "", *lines[2:]]).rstrip()
 
 

@@ -156,7 +156,7 @@ ROWS: tuple[Row, ...] = (
     _timed(key="sandbox-runtime", what="peer: sandbox-runtime, `print(1)`", base="bare"),
     _timed(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`", base="bare"),
     _timed(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`", base="bare"),
-    _rate(key="throughput", what=_LOAD, base="bare-throughput", least=1, limit=_WORK),
+    _rate(key="throughput", what=_LOAD, base="bare-throughput", least=1, limit="as for `print-p50`"),
     _rate(
         key="throughput-pandas",
         what="the same with the program with pandas",
