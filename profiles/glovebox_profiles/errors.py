@@ -2,26 +2,26 @@
 
 from pathlib import Path
 
+from glovebox_sandboxes.contract.errors import Diagnosed
+
 #: How much of a key or sentence is repeated: enough to find it in the file, too little to fill a terminal.
 SHOWN_CHARACTERS = 300
 
 
-class ProfileError(Exception):
+class ProfileError(Diagnosed):
     """A profile cannot be used as it is written, so the server does not start with it."""
 
-    def __init__(self, path: Path | str, line: int | None, key: str, problem: str, hint: str) -> None:
+    def __init__(self, path: Path | str, line: int | None, key: str, reason: str, fix: str) -> None:
         """Say which file, line (from 1, None for the file as a whole) and dotted key, what is wrong, and the fix.
 
         The message is for the operator's terminal and log; it names host paths and never goes to a client. Key and
-        problem may repeat text of the file, so what a terminal would act on is escaped and the length is bounded.
+        reason may repeat text of the file, so what a terminal would act on is escaped and the length is bounded.
         """
         self.path = Path(path)
         self.line = line
         self.key = _plain(key)
-        self.problem = _plain(problem)
-        self.hint = _plain(hint)
         where = f"{_plain(str(path))}:{line}" if line else _plain(str(path))
-        super().__init__(f"{where}: {f'{self.key}: ' if key else ''}{self.problem}. {self.hint}")
+        super().__init__(f"{where}: {self.key}" if key else where, _plain(reason), _plain(fix))
 
 
 def _plain(text: str) -> str:

@@ -1,21 +1,14 @@
-"""Failures of the server itself. One level deep: no tree.
+"""Failures of the server itself. One level deep: ``Refused`` for callers, subclasses of ``Diagnosed`` for the operator.
 
-``contract.errors`` holds UnsupportedSpec and SandboxUnavailable, ``errors`` holds ProfileError.
+``contract.errors`` holds UnsupportedSpec and SandboxUnavailable, ``glovebox_profiles.errors`` ProfileError.
 """
+
+from glovebox_sandboxes.contract.errors import Diagnosed, Refused
 
 _MAX_NAME = 64
 """Characters of an unknown name that are repeated to the caller."""
 
-
-class Refused(Exception):  # noqa: N818 - the design's term
-    """Policy said no. The model may choose differently; nothing was started, or what was started is gone."""
-
-    def __init__(self, rule: str, reason: str, hint: str) -> None:
-        """Name the rule, say why, and what would be allowed or how to ask. No host paths, no secrets."""
-        super().__init__(f"{reason} {hint}")
-        self.rule = rule
-        self.reason = reason
-        self.hint = hint
+__all__ = ["AuditUnavailable", "InvalidArguments", "Refused", "UnknownTool"]
 
 
 class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
@@ -28,15 +21,8 @@ class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
         self.problems = problems
 
 
-class AuditUnavailable(Exception):  # noqa: N818 - the design's term
+class AuditUnavailable(Diagnosed):
     """A record could not be made durable, so the effect it announces does not happen."""
-
-    def __init__(self, attempted: str, reason: str, fix: str) -> None:
-        """Say what was to be recorded, why it failed, and what the operator can do."""
-        super().__init__(f"{attempted}: {reason}. {fix}")
-        self.attempted = attempted
-        self.reason = reason
-        self.fix = fix
 
 
 class UnknownTool(Exception):  # noqa: N818 - the protocol's term

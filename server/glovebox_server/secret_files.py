@@ -1,6 +1,6 @@
 """Small files nobody else may read: one directory, one secret per file; refused where others could have read it.
 
-No secret is printed or logged here. Must not import anything of ours.
+No secret is printed or logged here.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from glovebox_sandboxes.contract.errors import Diagnosed
 
-class SecretUnusable(Exception):  # noqa: N818 - the state of things, as the other failures
+
+class SecretUnusable(Diagnosed):
     """A secret cannot be read safely, so what needs it does not start. Subclasses say what kind of secret."""
 
-    what: ClassVar[str] = "secret"
+    kind: ClassVar[str] = "secret"
     """What the file holds, for the sentence."""
 
     def __init__(self, path: Path, reason: str, fix: str) -> None:
         """Say which path, what is wrong with it, and the command that repairs it."""
-        super().__init__(f"{self.what} {path}: {reason}. {fix}")
+        super().__init__(f"{self.kind} {path}", reason, fix)
         self.path = path
-        self.reason = reason
-        self.fix = fix
 
 
 class SecretDirectory:

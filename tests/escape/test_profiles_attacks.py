@@ -160,8 +160,8 @@ def test_m10_a_file_that_somebody_else_could_have_written_is_refused(
         pytest.skip("changing the owner of a file needs root")
     with pytest.raises(ProfileError) as caught:
         load([path.parent], check_example=None)
-    assert problem in caught.value.problem
-    assert caught.value.hint
+    assert problem in caught.value.reason
+    assert caught.value.fix
 
 
 def test_m10_a_profile_holds_no_commands() -> None:

@@ -32,8 +32,8 @@ def outcome(data: bytes) -> Profile | None:
     except ProfileError as caught:
         error = caught
     assert str(error).startswith("probe.toml")
-    assert error.problem
-    assert error.hint
+    assert error.reason
+    assert error.fix
     return None
 
 
@@ -79,7 +79,7 @@ def test_the_scanner_finds_every_key_that_the_parser_finds(text: str) -> None:
     try:
         lines = scan(text).lines
     except ScanError as caught:
-        problem = caught.problem
+        problem = caught.reason
     else:
         problem = ""
     if problem:

@@ -100,7 +100,7 @@ def refusal(directory: Path) -> AuditUnavailable:
     """Return why the log cannot be opened."""
     with pytest.raises(AuditUnavailable) as caught:
         fill(directory, 1)
-    assert str(directory) in caught.value.attempted
+    assert str(directory) in caught.value.what
     assert caught.value.fix
     return caught.value
 
@@ -192,7 +192,7 @@ async def test_a_refused_write_leaves_nothing_and_names_the_fix(
             patch.setattr(os, "write", half)
             with pytest.raises(AuditUnavailable, match=fix) as caught:
                 await audit.append(decided("c_refused"))
-        assert "record call.decided" in caught.value.attempted
+        assert "record call.decided" in caught.value.what
         assert log_lines(directory) == before
         await audit.append(decided("c_next"))
     assert verify(directory).ok

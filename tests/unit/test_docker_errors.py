@@ -35,7 +35,7 @@ def test_each_kind_of_failure_is_told_with_its_fix(problem: Exception, reason: s
     """The Engine's own sentence is the reason; the fix depends on the kind."""
     with pytest.raises(SandboxUnavailable) as told, translated("Creating a container"):
         raise problem
-    assert told.value.attempted == "Creating a container"
+    assert told.value.what == "Creating a container"
     assert reason in told.value.reason
     assert fix in told.value.fix
     assert not told.value.reason.endswith(".")

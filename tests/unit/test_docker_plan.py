@@ -108,7 +108,7 @@ def test_a_limit_that_means_no_limit_is_refused(field: str, value: int) -> None:
     """I13: 0 and -1 are "unlimited" to the Engine and to tmpfs; the refusal names the field."""
     with pytest.raises(UnsupportedSpec) as refusal:
         make(replace(SPEC, limits=replace(LIMITS, **{field: value})), HOST, SECCOMP)
-    assert refusal.value.field == f"limits.{field}"
+    assert refusal.value.what == f"limits.{field}"
     assert "no limit" in refusal.value.reason
 
 
@@ -132,7 +132,7 @@ def test_a_mount_that_opens_the_host_is_refused(source: str, shown: str) -> None
     spec = replace(SPEC, mounts=(Mount(source=source, target="/workspace"),))
     with pytest.raises(UnsupportedSpec) as refusal:
         make(spec, replace(HOST, socket="/srv/engine/docker.sock"), SECCOMP)
-    assert refusal.value.field == "mounts.source"
+    assert refusal.value.what == "mounts.source"
     assert f"the host's {shown}" in refusal.value.reason
 
 
@@ -158,7 +158,7 @@ def test_an_unclear_path_is_refused(source: str, target: str, field: str) -> Non
     """Only plain absolute paths, and only the workspace's place: nothing of the image can be covered."""
     with pytest.raises(UnsupportedSpec) as refusal:
         make(replace(SPEC, mounts=(Mount(source=source, target=target),)), HOST, SECCOMP)
-    assert refusal.value.field == field
+    assert refusal.value.what == field
 
 
 def test_two_mounts_cannot_share_a_target() -> None:
@@ -201,7 +201,7 @@ def test_a_body_that_opens_the_host_does_not_pass_the_last_look(name: str) -> No
     OPENINGS[name](opened, opened["HostConfig"])
     with pytest.raises(UnsupportedSpec, match="open the host") as refusal:
         check_closed(opened)
-    assert refusal.value.field.startswith("plan.")
+    assert refusal.value.what.startswith("plan.")
 
 
 def test_the_body_itself_passes_the_last_look() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from glovebox_sandboxes.drivers.docker.usage import Usage, bound_sockets, end, groups, limits, read
+from glovebox_sandboxes.contract.base import SandboxStats
+from glovebox_sandboxes.drivers.docker.usage import bound_sockets, end, groups, limits, read
 from glovebox_sandboxes.host.cgroup import SOCKET_BYTES
 
 CONTAINER = "c0ffee" * 10
@@ -34,7 +35,7 @@ def test_version_1_is_read_per_controller(tmp_path: Path) -> None:
         },
     )
     found = read(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc"))
-    assert found == Usage(out_of_memory=True, memory_peak_bytes=4096, cpu_seconds=1.5)
+    assert found == SandboxStats(out_of_memory=True, memory_peak_bytes=4096, cpu_seconds=1.5)
 
 
 def test_version_2_is_read_from_one_group(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_version_2_is_read_from_one_group(tmp_path: Path) -> None:
         },
     )
     found = read(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc"))
-    assert found == Usage(out_of_memory=False, memory_peak_bytes=None, cpu_seconds=2.5)
+    assert found == SandboxStats(out_of_memory=False, memory_peak_bytes=None, cpu_seconds=2.5)
 
 
 @pytest.mark.parametrize("line", ["4:memory:/docker/another\n", "0::/user.slice\n", ""])

@@ -113,8 +113,8 @@ def test_a_mistake_is_named_with_line_key_and_hint(extra: str, line: int, key: s
     """The operator can go to the line and fix it; nothing is guessed or dropped."""
     error = refused(MINIMAL + extra + "\n")
     assert (error.path, error.line, error.key) == (PATH, line, key)
-    assert problem in error.problem
-    assert hint in error.hint
+    assert problem in error.reason
+    assert hint in error.fix
     assert str(error).startswith(f"probe.toml:{line}: ")
 
 
@@ -135,20 +135,20 @@ def test_what_a_profile_must_say_is_checked(text: str, line: int, key: str, prob
     """Required keys, and the four that cannot be left to a default."""
     error = refused(text)
     assert (error.line, error.key) == (line, key)
-    assert problem in error.problem
+    assert problem in error.reason
 
 
 def test_text_that_is_not_utf8_is_named_with_its_line() -> None:
     """A stray Latin-1 byte is an error of the file, not of the program."""
     error = refused(MINIMAL.encode() + b"# caf\xe9\n")
-    assert (error.line, error.problem) == (5, "not UTF-8 text")
+    assert (error.line, error.reason) == (5, "not UTF-8 text")
 
 
 def test_a_huge_file_is_refused_and_the_largest_allowed_one_is_not() -> None:
     """The bound is on bytes, before anything is parsed."""
     largest = (MINIMAL + "#" * MAX_FILE)[:MAX_FILE]
     assert parse(largest.encode(), PATH) == profile()
-    assert "larger than 64 KiB" in refused(largest + "#").problem
+    assert "larger than 64 KiB" in refused(largest + "#").reason
 
 
 def test_the_digest_is_of_meaning_not_of_spelling() -> None:
@@ -242,7 +242,7 @@ def test_a_failing_example_is_named(tmp_path: Path, seconds: int, expect: str, r
     with pytest.raises(ProfileError) as caught:
         load([write(tmp_path, "probe.toml", text).parent], check_example=decide_by_name)
     assert (caught.value.line, caught.value.key) == (9, "example[1]")
-    assert problem in caught.value.problem
+    assert problem in caught.value.reason
 
 
 def test_the_bounds_are_what_they_say() -> None:

@@ -1,18 +1,13 @@
 """The one way this package says that a text is not a host, a URL or a rule. No I/O."""
 
+from glovebox_sandboxes.contract.errors import Refused
+
 #: How much of a hostile text is repeated in a message: enough to recognise it, too little to carry instructions.
 QUOTED_CHARACTERS = 60
 
 
-class InvalidTarget(ValueError):  # noqa: N818 - what it is, not what it does
-    """A host, port, URL or pattern that is refused before any rule is looked at."""
-
-    def __init__(self, rule: str, reason: str, hint: str) -> None:
-        """Name the rule (``egress.spelling``, ``egress.address``, …), say why in one sentence, and what would do."""
-        super().__init__(f"{reason} {hint}")
-        self.rule = rule
-        self.reason = reason
-        self.hint = hint
+class InvalidTarget(Refused, ValueError):  # noqa: N818 - what it is, not what it does
+    """A host, port, URL or pattern that is refused before any rule is looked at; ``egress.spelling``, for instance."""
 
 
 def quoted(text: str) -> str:

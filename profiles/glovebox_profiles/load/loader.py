@@ -146,9 +146,9 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
     try:
         positions = scan(text)
     except ScanError as error:
-        if not error.hint:
+        if not error.fix:
             _parse_toml(text, path)
-        raise ProfileError(path, error.line, error.key, error.problem, error.hint or _TOML) from None
+        raise ProfileError(path, error.line, error.key, error.reason, error.fix or _TOML) from None
     values, lines = _parse_toml(text, path), positions.lines
     if RULES in positions.headed:
         # Cut off in the middle, a rule below a header of its own would lose its paths and so name every path.

@@ -30,13 +30,13 @@ _KEY_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'")
 class ScanError(Exception):
     """The text has no readable structure at one place."""
 
-    def __init__(self, line: int, key: str, problem: str, hint: str = "") -> None:
-        """Name line, key, problem and hint; no hint where tomllib will know the better sentence."""
-        super().__init__(problem)
+    def __init__(self, line: int, key: str, reason: str, fix: str = "") -> None:
+        """Name line, key, reason and fix; no fix where tomllib will know the better sentence."""
+        super().__init__(reason)
         self.line = line
         self.key = key
-        self.problem = problem
-        self.hint = hint
+        self.reason = reason
+        self.fix = fix
 
 
 def dotted(path: KeyPath) -> str:

@@ -25,7 +25,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back the first ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
     try:
         walk = Walk(payload.get("pattern", "**"), MAX_SECONDS)
-    except paths.Problem as problem:
+    except paths.Refused as problem:
         emit.value(problem.value())
         return
     limit = payload.get("limit", 500)

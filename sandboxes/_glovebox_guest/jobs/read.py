@@ -6,7 +6,7 @@ from io import BufferedReader, BytesIO, FileIO
 
 from _glovebox_guest import wording
 from _glovebox_guest.workspace import paths, picture
-from _glovebox_guest.workspace.paths import Problem
+from _glovebox_guest.workspace.paths import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,17 +41,17 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             else:
                 value = _picture(file, head, media_type, info.st_size, emit)
         value = {"path": name, "bytes": info.st_size} | value
-    except Problem as problem:
+    except Refused as problem:
         value = problem.value()
     except OSError:
-        value = Problem("path.unreadable", f"{name}: reading it failed.", "Try again.").value()
+        value = Refused("path.unreadable", f"{name}: reading it failed.", "Try again.").value()
     emit.value(value)
 
 
 def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int, emit: Emit) -> dict[str, Any]:
     if size > MAX_PICTURE:
         reason = f"The file is a picture of {size} bytes; at most {MAX_PICTURE} can be shown."
-        raise Problem("path.too_large", reason, "Use run_python to make a smaller copy.")
+        raise Refused("path.too_large", reason, "Use run_python to make a smaller copy.")
     emit.blob(media_type, file.read(MAX_PICTURE))
     width, height = picture.size(head, media_type) or (None, None)
     return {"media_type": media_type, "width": width, "height": height}
@@ -100,7 +100,7 @@ def _converted(file: BufferedReader[Any]) -> BufferedReader[Any]:
     data = file.read(MAX_UTF16 + 1)
     if len(data) > MAX_UTF16:
         reason = f"The file is UTF-16 and larger than {MAX_UTF16} bytes."
-        raise Problem("path.too_large", reason, 'Use run_python: open(path, encoding="utf-16").')
+        raise Refused("path.too_large", reason, 'Use run_python: open(path, encoding="utf-16").')
     try:
         return BufferedReader(BytesIO(data.decode("utf-16").encode()))
     except UnicodeError:
@@ -122,7 +122,7 @@ def _skip(file: BufferedReader[Any], lines: int) -> int:
         file.read(len(block))
         if file.tell() > MAX_SCAN:
             reason = f"Line {lines + 1} lies behind the first {MAX_SCAN} bytes of the file."
-            raise Problem("path.too_large", reason, "Use run_python to read that far.")
+            raise Refused("path.too_large", reason, "Use run_python to read that far.")
     return skipped + (not ended)
 
 
@@ -173,7 +173,7 @@ def _count(file: BufferedReader[Any], lines: int) -> int | None:
     return lines + (not ended)
 
 
-def _binary() -> Problem:
+def _binary() -> Refused:
     reason = "The file is neither UTF-8 nor UTF-16 text."
     hint = "Use run_python to read it, with another encoding or a parser for its format."
-    return Problem("path.binary", reason, hint)
+    return Refused("path.binary", reason, hint)

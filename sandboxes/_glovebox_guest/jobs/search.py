@@ -45,7 +45,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     try:
         search = _Search(payload)
         walk = Walk(payload.get("path", "**"), MAX_SECONDS)
-    except paths.Problem as problem:
+    except paths.Refused as problem:
         emit.value(problem.value())
         return
     for path, entry in walk:
@@ -160,11 +160,11 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
             return re.compile(re.escape(pattern) if literal else pattern, flags)
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
-        raise paths.Problem(
+        raise paths.Refused(
             "pattern.invalid", f"The pattern is no regular expression: {paths.shown(error.msg)}{where}.", hint
         ) from None
     except (OverflowError, RecursionError, ValueError):
-        raise paths.Problem("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None
+        raise paths.Refused("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None
 
 
 def _needle(pattern: str, *, literal: bool, fold: bool) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from _glovebox_guest import wording
 from _glovebox_guest.web import charsets
-from _glovebox_guest.workspace.paths import Problem
+from _glovebox_guest.workspace.paths import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back title and text of ``body``, at most ``max_chars`` characters; HTML unconverted if ``raw``."""
     try:
         value = _value(payload)
-    except Problem as problem:
+    except Refused as problem:
         value = problem.value()
     emit.value(value)
 
@@ -55,7 +55,7 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
     is_html = media_type in _HTML or (not media_type and beginning.startswith(_LOOKS_LIKE_HTML))
     if body.startswith(_MAGIC) or media_type.startswith(_NOT_TEXT) or wording.is_binary(body):
         reason = f"The response is {media_type or 'binary data'} of {len(body)} bytes, not text."
-        raise Problem("page.binary", reason, "Look for a page that describes it, or for a text version.")
+        raise Refused("page.binary", reason, "Look for a page that describes it, or for a text version.")
     text, charset = charsets.decoded(body[:MAX_BODY], declared)
     title, cut = "", len(body) > MAX_BODY
     if is_html and not payload.get("raw", False):

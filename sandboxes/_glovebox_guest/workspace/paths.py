@@ -28,8 +28,11 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Problem(Exception):  # noqa: N818 - it becomes a value, never a traceback
-    """Something the caller asked for that cannot be had; jobs turn it into their value."""
+class Refused(Exception):  # noqa: N818 - it becomes a value, never a traceback
+    """Something the caller asked for that cannot be had; jobs turn it into their value.
+
+    Twin of ``glovebox_sandboxes.contract.errors.Refused``, which is not there inside a sandbox.
+    """
 
     def __init__(self, rule: str, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -90,7 +93,7 @@ def parts(path: str) -> list[str]:
     """Split a path relative to the workspace; the sandbox's own name for the workspace may stand before it.
 
     Raises:
-        Problem: it is absolute and names something else.
+        Refused: it is absolute and names something else.
     """
     if path.startswith("/"):
         if path != ROOT and not path.startswith(ROOT + "/"):
@@ -103,7 +106,7 @@ def find(path: str) -> Place:
     """Return the place a path leads to, every symlink on the way followed as long as it stays inside.
 
     Raises:
-        Problem: ``path.outside``, ``path.missing`` or ``path.unreadable``.
+        Refused: ``path.outside``, ``path.missing`` or ``path.unreadable``.
     """
     held: list[int] = []
     try:
@@ -146,7 +149,7 @@ def _walk(path: str, held: list[int]) -> Place:
         target = os.readlink(part, dir_fd=held[0])
         try:
             ahead.extend(parts(target)[::-1])
-        except Problem:
+        except Refused:
             raise outside(path) from None
         if target.startswith("/"):
             names.clear()
@@ -175,12 +178,12 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
         Its descriptor and status; the caller closes it.
 
     Raises:
-        Problem: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
+        Refused: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
     """
     with find(path) as place:
         if stat.S_ISDIR(place.info.st_mode):
             hint = "Use list_workspace_files to see what is in it."
-            raise Problem("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
+            raise Refused("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
         # Looked at before it is opened: opening a FIFO would already wake its writer.
         _require_regular(path, place.info)
         try:
@@ -190,7 +193,7 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
     info = os.fstat(descriptor)
     try:
         _require_regular(path, info)
-    except Problem:
+    except Refused:
         os.close(descriptor)
         raise
     return descriptor, info
@@ -198,26 +201,26 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
 
 def _require_regular(path: str, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
-        raise Problem(
+        raise Refused(
             "path.special",
             f"{_name(path)}: is not a regular file.",
             "Only files, not pipes, sockets or devices, are read.",
         )
 
 
-def outside(path: str) -> Problem:
+def outside(path: str) -> Refused:
     """Return the refusal of a path that leaves the workspace."""
     hint = "Give a path relative to the workspace, such as data/sales.csv."
-    return Problem("path.outside", f"{_name(path)}: outside the workspace.", hint)
+    return Refused("path.outside", f"{_name(path)}: outside the workspace.", hint)
 
 
-def closed() -> Problem:
+def closed() -> Refused:
     """Return what is said where nothing of the workspace can be seen: not the caller's to put right."""
     hint = (
         "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "
         "so everybody must be able to read the workspace (chmod -R o+rX)."
     )
-    return Problem("path.unreadable", "The workspace itself cannot be read (permission denied).", hint)
+    return Refused("path.unreadable", "The workspace itself cannot be read (permission denied).", hint)
 
 
 def _translate(path: str, error: OSError | ValueError) -> NoReturn:
@@ -225,15 +228,15 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
     number = error.errno if isinstance(error, OSError) else errno.ENOENT
     if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
         hint = "Use list_workspace_files to see what exists; names are case-sensitive, folders are separated by /."
-        raise Problem("path.missing", f"{_name(path)}: no such file in the workspace.", hint) from None
+        raise Refused("path.missing", f"{_name(path)}: no such file in the workspace.", hint) from None
     if number == errno.ELOOP:
         hint = "Name the file the links were meant for."
-        raise Problem("path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint) from None
+        raise Refused("path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint) from None
     if number in (errno.EACCES, errno.EPERM) and not os.access(ROOT, os.X_OK):
         raise closed() from None
     hint = "The file's owner has to allow reading it."
     why = os.strerror(number or errno.EIO).lower()
-    raise Problem("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None
+    raise Refused("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None
 
 
 def _name(path: str) -> str:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from time import monotonic
 
 from _glovebox_guest.workspace import glob, paths
-from _glovebox_guest.workspace.paths import Problem
+from _glovebox_guest.workspace.paths import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Walk:
             seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
 
         Raises:
-            Problem: the pattern is malformed, leaves the workspace, or names a folder that does not exist; or the
+            Refused: the pattern is malformed, leaves the workspace, or names a folder that does not exist; or the
                 workspace itself cannot be read, which must not look as if it were empty.
         """
         parts = paths.parts(pattern)
@@ -131,11 +131,11 @@ def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
         match = re.compile(expression).fullmatch
     except (ValueError, re.error) as error:
         hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
-        raise Problem("pattern.invalid", f"The file pattern cannot be read: {paths.shown(str(error))}.", hint) from None
+        raise Refused("pattern.invalid", f"The file pattern cannot be read: {paths.shown(str(error))}.", hint) from None
     deep = any("**" in pattern for pattern in patterns)
     return None if deep else max(map(len, patterns)), match
 
 
-def _no_folder(parts: list[str]) -> Problem:
+def _no_folder(parts: list[str]) -> Refused:
     name = paths.shown("/".join(parts))
-    return Problem("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")
+    return Refused("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")

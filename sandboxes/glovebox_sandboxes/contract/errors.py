@@ -1,26 +1,56 @@
-"""Failures of isolation. Each says what was attempted, on what, and what to do next.
+"""The two shapes of a failure: a refusal, for whoever asked, and a diagnosis, for whoever runs the server.
 
 A program that fails inside a sandbox is not an error: that is an ``Outcome``.
 """
 
+from dataclasses import dataclass
 
-class UnsupportedSpec(Exception):  # noqa: N818 - the design's term; it names what is wrong, not that something is
-    """A driver cannot enforce one part of a spec on this host, so nothing was started."""
 
-    def __init__(self, field: str, reason: str, fix: str) -> None:
-        """Name the field of the spec, why it cannot be enforced, and the command or setting that fixes it."""
-        super().__init__(f"{field}: {reason}. {fix}")
-        self.field = field
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why something is not allowed, and what would be. No host paths, no secrets."""
+
+    rule: str
+    """Id of the rule that decided, e.g. ``limits.wall_seconds``."""
+    reason: str
+    """One sentence."""
+    hint: str
+    """What would be allowed, or how to ask."""
+
+    def __str__(self) -> str:
+        return f"{self.reason} {self.hint}".strip()
+
+
+class Refused(Exception):  # noqa: N818 - the design's term
+    """Policy said no. The model may choose differently; nothing was started, or what was started is gone."""
+
+    def __init__(self, rule: str, reason: str, hint: str) -> None:
+        """Name the rule, say why, and what would be allowed or how to ask: a ``Refusal``."""
+        super().__init__(f"{reason} {hint}")
+        self.rule = rule
+        self.reason = reason
+        self.hint = hint
+
+    @property
+    def refusal(self) -> Refusal:
+        """The same as data."""
+        return Refusal(rule=self.rule, reason=self.reason, hint=self.hint)
+
+
+class Diagnosed(Exception):  # noqa: N818 - as above
+    """Base of what a person can put right; its message says all three parts."""
+
+    def __init__(self, what: str, reason: str, fix: str) -> None:
+        """Say what was attempted, or what is wrong, and on what; why; and the command or setting that puts it right."""
+        super().__init__(f"{what}: {reason}. {fix}")
+        self.what = what
         self.reason = reason
         self.fix = fix
 
 
-class SandboxUnavailable(Exception):  # noqa: N818 - as above
+class UnsupportedSpec(Diagnosed):
+    """A driver cannot enforce one part of a spec on this host, so nothing was started. ``what`` is the spec's field."""
+
+
+class SandboxUnavailable(Diagnosed):
     """A sandbox could not be started, proved, or kept alive; the caller's program never looks like this."""
-
-    def __init__(self, attempted: str, reason: str, fix: str) -> None:
-        """Say what was attempted, why it failed, and what the operator can do."""
-        super().__init__(f"{attempted}: {reason}. {fix}")
-        self.attempted = attempted
-        self.reason = reason
-        self.fix = fix

@@ -307,7 +307,7 @@ class Pool:
         queue.not_before = anyio.current_time() + min(first * 2.0**queue.failures, last)
         queue.failures += 1
         if queue.failures == 1:
-            await self._say("failed", queue, f"{problem.attempted}: {problem.reason}")
+            await self._say("failed", queue, f"{problem.what}: {problem.reason}")
 
     def _leave(self, queue: _ReadyQueue) -> None:
         queue.source = None

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
+from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_server.errors import Refused
 
 _ID_BYTES: Final = 16
@@ -19,15 +20,8 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 _SCHEME: Final = "artifact://"
 
 
-class ArtifactsUnavailable(Exception):  # noqa: N818 - as the design's other failures
+class ArtifactsUnavailable(Diagnosed):
     """The artifact store could not do its work; nothing half-done is left. The operator can act, the model cannot."""
-
-    def __init__(self, attempted: str, reason: str, fix: str) -> None:
-        """Say what was attempted, why it failed, and what the operator can do. No host paths."""
-        super().__init__(f"{attempted}: {reason}. {fix}")
-        self.attempted = attempted
-        self.reason = reason
-        self.fix = fix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ class AuditLog:
             written = await self._write(drafts, lost)
         except AuditUnavailable as error:
             for waiting in batch:
-                waiting.outcome = AuditUnavailable(error.attempted, error.reason, error.fix)
+                waiting.outcome = AuditUnavailable(error.what, error.reason, error.fix)
             return
         for call in lost:
             self._lost.pop(call, None)

@@ -58,7 +58,9 @@ def table() -> str:
 
 def summary() -> str:
     """Return the list of events in docs/operate/audit.md: the first sentence of each."""
-    return "".join(f"- `{kind}`: {_plain(event.__doc__ or '').split('. ')[0].rstrip('.')}\n" for kind, event in EVENTS.items())
+    return "".join(
+        f"- `{kind}`: {_plain(event.__doc__ or '').split('. ')[0].rstrip('.')}\n" for kind, event in EVENTS.items()
+    )
 
 
 def _plain(docstring: str) -> str:

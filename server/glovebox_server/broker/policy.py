@@ -4,18 +4,21 @@ Rules are asked in a fixed order and the first that objects decides. Nothing her
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from glovebox_profiles.egress import decide_url
 from glovebox_profiles.features import named
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
-from glovebox_server.broker.calls import Decision
+from glovebox_server.broker.calls import Decision, Effect
 from glovebox_server.tools.base import Grant, Tool
 
 _GRANTED_BY: Mapping[Grant, str] = {"network": "network.mode", "workspace": "files.workspace"}
 """Keys of a profile whose value ``none`` withholds something."""
+_NO_OBJECTION = Refusal(rule="allow", reason="The profile allows it.", hint="")
 
 
 def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, profile_digest: str = "") -> Decision:
@@ -35,36 +38,32 @@ def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, pr
             hint="The operator can add one to the profile directory.",
             profile_digest="",
         )
-    objection = _objection(tool, arguments, profile)
-    effect, rule, reason, hint = objection or ("allow", "allow", "The profile allows it.", "")
-    return Decision(
-        effect=effect,  # type: ignore[arg-type]  # one of the three words below
-        rule=rule,
-        reason=reason,
-        hint=hint,
-        profile_digest=profile_digest or digest(profile),
-    )
+    effect, refusal = _objection(tool, arguments, profile) or ("allow", _NO_OBJECTION)
+    return Decision(effect=effect, **asdict(refusal), profile_digest=profile_digest or digest(profile))
 
 
-def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tuple[str, str, str, str] | None:
-    """The first rule that does not let the call through: effect, rule, reason, hint."""
+def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tuple[Effect, Refusal] | None:
+    """The first rule that does not let the call through, and whether it denies or asks."""
     wall = profile.limits.wall_seconds
     timeout = arguments.get("timeout_seconds")
     if timeout is not None and timeout > wall:
         reason = f"timeout_seconds is {timeout:g}, and this tool's calls may take {counted(wall, 'second')}."
-        return "deny", "limits.wall_seconds", reason, f"Ask for at most {wall:g}, or leave timeout_seconds out."
+        return _deny("limits.wall_seconds", reason, f"Ask for at most {wall:g}, or leave timeout_seconds out.")
     if arguments.get("inputs") and not profile.files.inputs:
-        reason = "This tool's profile takes no artifacts as inputs."
-        return "deny", "files.inputs", reason, "Call it without inputs."
+        return _deny("files.inputs", "This tool's profile takes no artifacts as inputs.", "Call it without inputs.")
     for grant in tool.needs:
         if value_at(profile, _GRANTED_BY[grant]) == "none":
-            return "deny", _GRANTED_BY[grant], f"This tool's profile grants no {grant}.", "The operator can grant it."
+            return _deny(_GRANTED_BY[grant], f"This tool's profile grants no {grant}.", "The operator can grant it.")
     if tool.request is not None:
         egress = decide_url(*tool.request(arguments), profile.network.allow)
         if egress.effect == "deny":
-            return "deny", "network.allow", egress.reason, egress.hint
+            return _deny("network.allow", egress.reason, egress.hint)
     if profile.approval == "ask":
         asking = named("approval", "ask")
         reason = f"This tool's profile wants a person to approve each call; {asking.reason}."
-        return "ask", "approval.ask", reason, asking.instead
+        return "ask", Refusal(rule="approval.ask", reason=reason, hint=asking.instead)
     return None
+
+
+def _deny(rule: str, reason: str, hint: str) -> tuple[Effect, Refusal]:
+    return "deny", Refusal(rule=rule, reason=reason, hint=hint)

@@ -218,7 +218,7 @@ def _show_report(console: Console, report: VerifyReport, *, anchored: bool) -> N
 
 def _unavailable(console: Console, error: AuditUnavailable, *, as_json: bool) -> int:
     if as_json:
-        _json(console, {"attempted": error.attempted, "fix": error.fix, "reason": error.reason})
+        _json(console, {"attempted": error.what, "fix": error.fix, "reason": error.reason})
     else:
         console.print(Text(printable(str(error))))
     return UNAVAILABLE

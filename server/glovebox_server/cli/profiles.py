@@ -205,7 +205,7 @@ def _fail(console: Console, error: ProfileError, *, as_json: bool) -> None:
 
 def _described(error: ProfileError) -> dict[str, Any]:
     return {
-        "path": str(error.path), "line": error.line, "key": error.key, "problem": error.problem, "hint": error.hint
+        "path": str(error.path), "line": error.line, "key": error.key, "problem": error.reason, "hint": error.fix
     }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ResponseHead:
     """Status and headers of the final response."""
 
     status: int
@@ -99,8 +99,8 @@ class Closed:
     received: int = 0
 
 
-RequestEvent = Head | Body | End | Denied | Failed
-"""A request ends in ``End``, ``Denied`` or ``Failed``; ``End`` follows one ``Head`` and any number of ``Body``."""
+RequestEvent = ResponseHead | Body | End | Denied | Failed
+"""A request ends in ``End``, ``Denied`` or ``Failed``; ``End`` follows one ``ResponseHead`` and some ``Body``."""
 TunnelEvent = Opened | Closed | Denied
 """A tunnel ends in ``Denied`` or ``Closed``; an allowed one is ``Opened`` first."""
 SendRequestEvent = Callable[[RequestEvent], Awaitable[None]]

@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 from glovebox_profiles.egress import EgressTarget, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_server.egress.dial import Unreachable, secure, within
-from glovebox_server.egress.events import Body, Denied, EgressAttempt, End, Failed, Head, Hop, SendRequestEvent
+from glovebox_server.egress.events import Body, Denied, EgressAttempt, End, Failed, Hop, ResponseHead, SendRequestEvent
 from glovebox_server.egress.gate import DeniedError, EgressGate
 from glovebox_server.egress.headers import request_headers, returned_headers
 from glovebox_server.egress.http1 import REDIRECTS, Clock, Exchange, PeerFailed
@@ -99,7 +99,7 @@ class _Request:
                 self.hops.append(Hop(status=status, url=target.url))
                 self.url = _join(target.url, location[0])
                 return True
-            head = Head(
+            head = ResponseHead(
                 status=status,
                 headers=returned_headers(received),
                 url=target.url,
@@ -109,7 +109,7 @@ class _Request:
             await self._answer(head, exchange)
             return False
 
-    async def _answer(self, head: Head, exchange: Exchange) -> None:
+    async def _answer(self, head: ResponseHead, exchange: Exchange) -> None:
         self.answered = True
         await self.send(head)
         async with aclosing(exchange.body()) as pieces:

@@ -30,10 +30,10 @@ from glovebox_server.egress.events import (
     Denied,
     End,
     Failed,
-    Head,
     Hop,
     Opened,
     RequestEvent,
+    ResponseHead,
     TunnelEvent,
 )
 from glovebox_server.egress.exchange import request
@@ -94,7 +94,7 @@ async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
         pass
 
     async def send(event: RequestEvent) -> None:
-        if isinstance(event, Head):
+        if isinstance(event, ResponseHead):
             await stream.accept(_head(event))
         elif isinstance(event, Body):
             await stream.send(event.data)
@@ -118,7 +118,7 @@ async def _connect(gate: EgressGate, stream: Duplex, meta: ConnectMeta) -> None:
     await connect(gate, meta.authority, stream, send=send)
 
 
-def _head(event: Head) -> Mapping[str, Any]:
+def _head(event: ResponseHead) -> Mapping[str, Any]:
     return {
         "status": event.status,
         "headers": event.headers,

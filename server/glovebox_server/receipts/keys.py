@@ -28,7 +28,7 @@ _NO_PUBLIC_KEY = "it is not an Ed25519 public key in PEM, as `glovebox receipt k
 class KeyUnusable(SecretUnusable):
     """The key cannot be read safely, so nothing runs that would need a receipt."""
 
-    what = "receipt key"
+    kind = "receipt key"
 
 
 class Signer:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_server.broker.calls import Content
 
@@ -28,14 +29,6 @@ class Isolation(BaseModel):
     level: str
     verified: bool = Field(description="measured from inside and outside before the job and equal to the plan")
     differences: tuple[str, ...] = ()
-
-
-class Refusal(BaseModel):
-    """Why policy refused a call, and what to do instead."""
-
-    rule: str
-    reason: str
-    hint: str
 
 
 class Failure(BaseModel):

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Problem, Value, failed, taken
+from glovebox_server.tools.values import Refused, Value, failed, failure, taken
 
 MAX_URL = 2000
 """Characters; longer addresses carry data rather than name a page."""
@@ -33,7 +34,7 @@ class Hop(Value):
     url: str
 
 
-class Head(Value):
+class Response(Value):
     """The last response, as the egress policy saw it. Its headers are the page job's matter."""
 
     model_config = ConfigDict(extra="ignore")
@@ -51,16 +52,16 @@ class Page(Value):
     title: str = ""
     text: str = ""
     truncated: str | None = None
-    error: Problem | None = None
+    error: Refused | None = None
     """Instead of all else, where the response is nothing to read."""
 
 
 class Fetched(Value):
     """What the job brought: ``head`` and ``page``, or ``refused``."""
 
-    head: Head = Head(url="", status=0)
+    head: Response = Response(url="", status=0)
     page: Page = Page()
-    refused: Problem | None = None
+    refused: Refused | None = None
     """Why the egress policy did not get the page, or could not."""
     hops: list[Hop] = Field(default_factory=list)
     """Redirects that led to the refusal."""
@@ -85,7 +86,7 @@ class FetchResult(Result):
 
 def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Fetched)
-    if isinstance(value, Problem):
+    if isinstance(value, Refusal):
         return _not_fetched(value, [])
     if value.refused is not None:
         return _not_fetched(value.refused, value.hops)
@@ -97,7 +98,7 @@ def _answer(outcome: Outcome) -> Answer:
         lines.append(f"[cut: {_one_line(truncated)}]")
     # Everything a stranger wrote stands after our last line, so that none of it can look like one of ours before it.
     if page.error is not None:
-        lines.append(page.error.failure()["message"])
+        lines.append(str(page.error))
     else:
         lines += [f"Title: {_one_line(page.title)}\n"] * bool(page.title)
         lines.append(page.text)
@@ -111,15 +112,15 @@ def _answer(outcome: Outcome) -> Answer:
             "title": page.title,
             "text": page.text,
             "truncated": truncated,
-            "error": page.error and page.error.failure(),
+            "error": page.error and failure(page.error),
         },
         content=(Text(text="\n".join(lines)),),
         failed=page.error is not None,
     )
 
 
-def _not_fetched(problem: Problem, hops: list[Hop]) -> Answer:
-    answer = failed(problem)
+def _not_fetched(refusal: Refusal, hops: list[Hop]) -> Answer:
+    answer = failed(refusal)
     fields = {"untrusted": True, "redirects": [hop.model_dump() for hop in hops], **answer.fields}
     return Answer(fields=fields, content=answer.content, failed=True)
 

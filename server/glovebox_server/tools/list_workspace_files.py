@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Problem, Value, failed, taken
+from glovebox_server.tools.values import Value, failed, taken
 
 MAX_PATTERN = 1000
 """Characters of a file pattern."""
@@ -52,7 +53,7 @@ class ListResult(Listed, Result):
 
 def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Listed)
-    if isinstance(value, Problem):
+    if isinstance(value, Refusal):
         return failed(value)
     notes = [f"found: {value.total}"]
     if value.passed_over:

@@ -4,10 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Problem, Value, failed, taken
+from glovebox_server.tools.values import Value, failed, taken
 
 MAX_PATH = 4096
 """Characters: the kernel's PATH_MAX."""
@@ -52,7 +53,7 @@ class ReadResult(Read, Result):
 
 def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Read)
-    if isinstance(value, Problem):
+    if isinstance(value, Refusal):
         return failed(value)
     if value.text is None:
         size = "" if value.width is None else f", {value.width} × {value.height} pixels"

@@ -1,10 +1,11 @@
 """``run_python``: a short Python program in a sandbox of its own."""
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from glovebox_sandboxes.contract.outcome import Captured, Outcome
+from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.broker.calls import Content, Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
@@ -47,14 +48,6 @@ class File(BaseModel):
     sha256: str
     bytes: int
     media_type: str
-
-
-class Usage(BaseModel):
-    """What the program spent."""
-
-    wall_ms: float
-    cpu_ms: float | None
-    memory_peak_bytes: int
 
 
 class Changes(BaseModel):
@@ -119,11 +112,7 @@ def _answer(outcome: Outcome) -> Answer:
             "value": shown,
             "error": error,
             "notes": notes,
-            "usage": {
-                "wall_ms": outcome.usage.wall_ms,
-                "cpu_ms": outcome.usage.cpu_ms,
-                "memory_peak_bytes": outcome.usage.memory_peak_bytes,
-            },
+            "usage": asdict(outcome.usage),
         },
         content=tuple(content),
         failed=outcome.ended != "exited" or outcome.code != 0,

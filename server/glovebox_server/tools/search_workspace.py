@@ -4,11 +4,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.list_workspace_files import MAX_PATTERN
-from glovebox_server.tools.values import Problem, Value, failed, taken
+from glovebox_server.tools.values import Value, failed, taken
 
 MAX_MATCHES = 1000
 """Matches in one answer."""
@@ -57,7 +58,7 @@ class SearchResult(Found, Result):
 
 def _answer(outcome: Outcome) -> Answer:
     value = taken(outcome, Found)
-    if isinstance(value, Problem):
+    if isinstance(value, Refusal):
         return failed(value)
     notes = [f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"]
     if value.passed_over:

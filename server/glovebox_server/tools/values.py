@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.broker.calls import Text
 from glovebox_server.tools.base import Answer
 
-_Words = Annotated[str, Field(max_length=2000)]
+_MOST = 2000
+"""Characters of each part of a refusal."""
 
 
 class Value(BaseModel):
@@ -17,31 +19,33 @@ class Value(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Problem(Value):
-    """Why the job could not do what was asked: the caller's to put right, unlike a refusal of policy."""
+def _refusal(value: Any) -> Refusal:
+    """Read exactly three texts of bounded length: pydantic takes no dataclass from a table where it is strict."""
+    if not isinstance(value, dict) or not all(isinstance(part, str) and len(part) <= _MOST for part in value.values()):
+        raise ValueError("not a rule, a reason and a hint")
+    try:
+        return Refusal(**value)
+    except TypeError as problem:
+        raise ValueError(str(problem)) from None
 
-    rule: _Words
-    reason: _Words
-    hint: _Words
 
-    def failure(self) -> dict[str, Any]:
-        """The problem as callers see it."""
-        return {"kind": self.rule, "message": f"{self.reason} {self.hint}".strip(), "line": None}
+Refused = Annotated[Refusal, PlainValidator(_refusal)]
+"""Why the job could not do what was asked: the caller's to put right, unlike a refusal of policy."""
 
 
 class _Failure(Value):
-    error: Problem
+    error: Refused
 
 
 _Model = TypeVar("_Model", bound=Value)
 
 
-def taken(outcome: Outcome, model: type[_Model]) -> _Model | Problem:
+def taken(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
     """Return the job's value as ``model`` reads it, or what kept it from having one."""
     if outcome.ended != "exited" or outcome.code != 0:
         reason = outcome.reason or "The job failed inside the sandbox."
-        return Problem(
-            rule=f"job.{outcome.ended}", reason=reason[:2000], hint="Ask for less, or for something simpler."
+        return Refusal(
+            rule=f"job.{outcome.ended}", reason=reason[:_MOST], hint="Ask for less, or for something simpler."
         )
     try:
         if isinstance(outcome.value, dict) and "error" in outcome.value:
@@ -49,12 +53,16 @@ def taken(outcome: Outcome, model: type[_Model]) -> _Model | Problem:
         return model.model_validate(outcome.value)
     except ValidationError:
         hint = "Try again; if it stays so, the sandbox's runtime is not the one that belongs to this server."
-        return Problem(
+        return Refusal(
             rule="job.malformed", reason="What came out of the sandbox is not this tool's answer.", hint=hint
         )
 
 
-def failed(problem: Problem) -> Answer:
+def failure(refusal: Refusal) -> dict[str, Any]:
+    """The field ``error`` of a result."""
+    return {"kind": refusal.rule, "message": str(refusal), "line": None}
+
+
+def failed(refusal: Refusal) -> Answer:
     """Return the answer of a call whose job could not do it."""
-    failure = problem.failure()
-    return Answer(fields={"error": failure}, content=(Text(text=failure["message"]),), failed=True)
+    return Answer(fields={"error": failure(refusal)}, content=(Text(text=str(refusal)),), failed=True)

@@ -40,7 +40,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}", re.ASCII)
 class TokensUnusable(SecretUnusable):
     """The tokens cannot be read safely, so the server does not listen."""
 
-    what = "token file"
+    kind = "token file"
 
 
 def load(directory: Path) -> dict[str, str]:

@@ -54,7 +54,7 @@ class DockerSandbox:
         self._seen = False
         self._found: Mapping[str, Any] | None = None
         self._located = anyio.Event()
-        self._last = usage.Usage()
+        self._last = SandboxStats()
         self._out_of_memory = False
 
     @property

@@ -9,10 +9,10 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.host.cgroup import SOCKET_BYTES
 from glovebox_sandboxes.host.host_view import groups_of
 
@@ -26,15 +26,6 @@ _GROUPS = tuple(place + name for place in ("pids/", "") for name in ("docker/{}"
 """Where the Engine puts a container's group, by itself or through systemd: on version 1, and on version 2."""
 _ROUNDS = 100
 """Looks at a group whose processes are being killed: more than the generations of a fork bomb that its limit allows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """One reading; None where the kernel does not tell."""
-
-    out_of_memory: bool = False
-    memory_peak_bytes: int | None = None
-    cpu_seconds: float | None = None
 
 
 def groups(
@@ -143,7 +134,7 @@ def _text(directory: Path | None, file: str) -> str | None:
         return None
 
 
-def read(directories: Mapping[str, Path]) -> Usage | None:
+def read(directories: Mapping[str, Path]) -> SandboxStats | None:
     """The present reading; None when the groups are gone."""
     memory = directories.get("memory")
     if memory is not None:
@@ -161,7 +152,7 @@ def read(directories: Mapping[str, Path]) -> Usage | None:
         seconds = None if spent is None else spent / _MICROSECONDS
     if not events:
         return None
-    return Usage(out_of_memory=events.get("oom_kill", 0) > 0, memory_peak_bytes=peak, cpu_seconds=seconds)
+    return SandboxStats(out_of_memory=events.get("oom_kill", 0) > 0, memory_peak_bytes=peak, cpu_seconds=seconds)
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -108,7 +108,7 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
             with translated(f"Pulling {base}"):
                 api.pull(base)
         except SandboxUnavailable as problem:
-            raise SandboxUnavailable(problem.attempted, problem.reason, _OTHER_BASE) from problem
+            raise SandboxUnavailable(problem.what, problem.reason, _OTHER_BASE) from problem
         found = api.inspect_image(base)
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
     container = api.create_container_from_config(
