@@ -30,7 +30,7 @@ from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import EVENTS, CallLost
 from glovebox_server.audit.file import LOG_NAME
 from glovebox_server.audit.verify import verify
-from glovebox_server.ids import new_call_id
+from glovebox_server.calls import new_call_id
 from glovebox_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -24,8 +24,7 @@ from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.read import records_of
-from glovebox_server.broker.calls import CallResult
-from glovebox_server.ids import new_call_id
+from glovebox_server.calls import CallResult, new_call_id
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.verify import of_call, verify
 from glovebox_server.settings import Settings

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.fuzz.harness import bounded
 
-from glovebox_server.transport.strict_json import MAX_DEPTH, check_shape
-from glovebox_server.transport.strict_json import check as strict
+from glovebox_server.strict_json import MAX_DEPTH, check_shape
+from glovebox_server.strict_json import check as strict
 
 
 def _depth(value: Any) -> int:

@@ -19,7 +19,7 @@ from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinishe
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import tool_named, validated
-from glovebox_server.broker.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
+from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, Suite
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool

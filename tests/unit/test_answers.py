@@ -13,8 +13,8 @@ from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Skipped
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.audit.chain import Head
 from glovebox_server.broker.answers import answered, refused
-from glovebox_server.broker.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
 from glovebox_server.broker.collector import Delivered
+from glovebox_server.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.run_python import RunPythonResult

@@ -33,8 +33,8 @@ from glovebox_server.audit.events import draft
 from glovebox_server.audit.log import Then
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.broker import Broker
-from glovebox_server.broker.calls import CallResult, Principal
 from glovebox_server.broker.records import sandbox_started
+from glovebox_server.calls import CallResult, Principal
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer

@@ -14,7 +14,7 @@ from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.call import Call, CallCase, load
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.read import records_of
-from glovebox_server.broker.calls import Text
+from glovebox_server.calls import Text
 from glovebox_server.prove import harness
 from glovebox_server.prove.harness import CallHarness
 from glovebox_server.settings import Settings

@@ -7,8 +7,8 @@ import pytest
 from tests.fixtures.artifact_stores import ALICE, BOB, a_call, a_store, keep
 
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.broker.calls import Decision
 from glovebox_server.broker.inputs import MAX_BYTES, Inputs, open_inputs
+from glovebox_server.calls import Decision
 
 ALLOWED = Decision(effect="allow", rule="allow", reason="The profile allows it.", hint="", profile_digest="sha256:p")
 

@@ -17,7 +17,7 @@ from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, desk, fi
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import canonical
 from glovebox_server.audit.events import ArtifactCollected, CallCancelled, CallDecided, CallFailed, draft
-from glovebox_server.broker.calls import Decision
+from glovebox_server.calls import Decision
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts import dsse, names, reference, statement
 from glovebox_server.receipts.dsse import NotAReceipt

@@ -6,7 +6,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from glovebox_server.broker.calls import CallResult, Content, Image, Link, Text
+from glovebox_server.calls import CallResult, Content, Image, Link, Text
 from glovebox_server.mcp.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES, tool_result
 
 

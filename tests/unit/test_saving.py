@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from tests.fixtures.artifact_stores import Clock, a_store, keep
 
-from glovebox_server.broker.calls import Principal
+from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 

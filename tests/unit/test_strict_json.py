@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from glovebox_server.transport import strict_json
+from glovebox_server import strict_json
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from glovebox_server.broker.calls import Principal
+from glovebox_server.calls import Principal
 from glovebox_server.mcp.resources import MAX_SUBSCRIPTIONS, Resources, Watches
 
 ALICE, BOB = (Principal(id=f"token:{name}", transport="http") for name in ("alice", "bob"))

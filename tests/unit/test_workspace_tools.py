@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from glovebox_sandboxes.contract.outcome import Captured, Ended, Outcome, Usage
 from glovebox_server import tools
-from glovebox_server.broker.calls import Text
+from glovebox_server.calls import Text
 from glovebox_server.mcp.schema import input_schema, output_schema
 from glovebox_server.tools.base import Answer, Tool
 

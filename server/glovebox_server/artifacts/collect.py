@@ -18,7 +18,7 @@ from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, new_id, uri_of
-from glovebox_server.broker.calls import ToolCall
+from glovebox_server.calls import ToolCall
 from glovebox_server.errors import Refused
 
 FLUSH_BYTES: Final = 256 * 1024

@@ -19,7 +19,7 @@ from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.collect import Collection, Worker
 from glovebox_server.artifacts.disk import Disk
 from glovebox_server.artifacts.record import Artifact, expired, id_of, unknown
-from glovebox_server.broker.calls import Principal, ToolCall
+from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import Refused
 
 CHUNK_BYTES: Final = 256 * 1024

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from glovebox_server.audit import chain
-from glovebox_server.broker.calls import Decision, Effect, ToolCall
+from glovebox_server.calls import Decision, Effect, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

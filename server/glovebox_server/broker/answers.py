@@ -6,8 +6,8 @@ from typing import Any
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.audit.chain import Head
-from glovebox_server.broker.calls import CallResult, Content, Decision, Text, ToolCall
 from glovebox_server.broker.collector import Delivered
+from glovebox_server.calls import CallResult, Content, Decision, Text, ToolCall
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Isolation, Tool
 

@@ -17,13 +17,12 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.answers import answered, refused
 from glovebox_server.broker.arguments import tool_named, validated
-from glovebox_server.broker.calls import CallResult, Listener, Principal, ToolCall
 from glovebox_server.broker.collector import Collector
 from glovebox_server.broker.inputs import open_inputs
 from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
-from glovebox_server.ids import new_call_id
+from glovebox_server.calls import CallResult, Listener, Principal, ToolCall, new_call_id
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.tools.base import Tool
 

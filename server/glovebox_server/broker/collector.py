@@ -12,7 +12,7 @@ from glovebox_server.artifacts.collect import Sink as FileSink
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
-from glovebox_server.broker.calls import Image, Link, ToolCall
+from glovebox_server.calls import Image, Link, ToolCall
 from glovebox_server.errors import Refused
 from glovebox_server.receipts.recorder import CallRecorder
 

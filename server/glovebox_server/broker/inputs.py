@@ -6,7 +6,7 @@ from glovebox_server.artifacts.names import CallNames
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import Input
-from glovebox_server.broker.calls import Decision, ToolCall
+from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.errors import Refused
 
 MAX_BYTES = 32 * 1024 * 1024

@@ -3,7 +3,7 @@
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.session.connection import Duplex, Serve
 from glovebox_server.audit.events import EgressDecided
-from glovebox_server.broker.calls import ToolCall
+from glovebox_server.calls import ToolCall
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits

@@ -13,7 +13,7 @@ from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
-from glovebox_server.broker.calls import Decision, Effect
+from glovebox_server.calls import Decision, Effect
 from glovebox_server.tools.base import Grant, Tool
 
 _GRANTED_BY: Mapping[Grant, str] = {"network": "network.mode", "workspace": "files.workspace"}

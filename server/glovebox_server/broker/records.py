@@ -12,8 +12,8 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.session.run import AttestedSandbox
 from glovebox_server.audit.chain import Draft
 from glovebox_server.audit.events import NOT_YET, CallDecided, CallFinished, Output, SandboxStarted, draft
-from glovebox_server.broker.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.broker.inputs import Inputs
+from glovebox_server.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.egress.gate import EgressGate
 
 MAX_KEPT = 128 * 1024

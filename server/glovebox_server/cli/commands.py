@@ -18,15 +18,15 @@ from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import guest_gc, runtime, trial
 from glovebox_sandboxes.runtime.packages import RuntimeProblem
 from glovebox_server import app as apps
+from glovebox_server import strict_json
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.broker.calls import CallResult, Image, Link, Principal, Text
+from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.saving import CannotSave, save
 from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused, UnknownTool
 from glovebox_server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import SecretUnusable
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
-from glovebox_server.transport import strict_json
 
 _UNAVAILABLE = (SandboxUnavailable, UnsupportedSpec, AuditUnavailable, ArtifactsUnavailable, SecretUnusable)
 

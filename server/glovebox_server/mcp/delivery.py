@@ -64,7 +64,7 @@ class AuditNotification(types.Notification[AuditParams, Literal["notifications/d
 
 
 class Reporter:
-    """Hears one call and tells its client. Implements ``broker.calls.Listener``; never waits, never grows."""
+    """Hears one call and tells its client. Implements ``calls.Listener``; never waits, never grows."""
 
     def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event]) -> None:
         """Take the context of the ``tools/call`` request, and the events that end it by who sets them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import mcp_types as types
 
-from glovebox_server.broker.calls import CallResult, Content, Image, Link, Text
+from glovebox_server.calls import CallResult, Content, Image, Link, Text
 
 #: Largest result, in bytes of JSON. SDK clients reject a server-sent event above 1 MiB, and a model cannot use more;
 #: what is larger is an artifact with a resource link.

@@ -29,7 +29,7 @@ from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record, canonical
 from glovebox_server.audit.events import CallDecided, ReceiptSigned
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.calls import Principal
+from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditUnavailable, Refused
 from glovebox_server.mcp import delivery
 from glovebox_server.mcp import manifest as capabilities

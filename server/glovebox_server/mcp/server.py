@@ -16,10 +16,9 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from glovebox_server.broker.calls import CallResult, Listener, Principal
-from glovebox_server.broker.failures import failure_of
+from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
 from glovebox_server.errors import Refused, UnknownTool
-from glovebox_server.ids import new_call_id
+from glovebox_server.failures import failure_of
 from glovebox_server.mcp import catalogue, delivery, rendering, resources
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.resources import (

@@ -23,17 +23,16 @@ from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.call import Call, CallCase
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
+from glovebox_server import strict_json
 from glovebox_server.app import App
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.read import records_of
 from glovebox_server.audit.verify import verify
-from glovebox_server.broker.calls import CallResult, Principal, Text
-from glovebox_server.broker.failures import failure_of
+from glovebox_server.calls import CallResult, Principal, Text, new_call_id
 from glovebox_server.errors import Refused
-from glovebox_server.ids import new_call_id
+from glovebox_server.failures import failure_of
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
-from glovebox_server.transport import strict_json
 
 _ARTIFACT_BYTES = 1 << 20
 """Most that is read back of one file; the trial's profile lets out no more."""

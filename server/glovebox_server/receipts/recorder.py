@@ -28,9 +28,9 @@ from glovebox_server.audit.events import (
     SandboxStarted,
 )
 from glovebox_server.audit.log import Then
-from glovebox_server.broker.calls import ToolCall, elapsed_ms
-from glovebox_server.broker.failures import foreseen
+from glovebox_server.calls import ToolCall, elapsed_ms
 from glovebox_server.errors import AuditUnavailable
+from glovebox_server.failures import foreseen
 from glovebox_server.receipts import names
 from glovebox_server.redaction import without_paths
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Job, Outcome
-from glovebox_server.broker.calls import Content
+from glovebox_server.calls import Content
 
 Grant = Literal["network", "workspace"]
 """Something a profile can withhold."""

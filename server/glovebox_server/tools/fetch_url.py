@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.broker.calls import Text
+from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.values import Refused, Value, failed, failure, taken
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.broker.calls import Text
+from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.values import Value, failed, taken
 

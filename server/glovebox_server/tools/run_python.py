@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.broker.calls import Content, Text
+from glovebox_server.calls import Content, Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 
 MAX_CODE = 256 * 1024

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.broker.calls import Text
+from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer
 
 _MOST = 2000

@@ -23,9 +23,10 @@ from mcp.server.auth.provider import AccessToken
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glovebox_server.broker.calls import Principal
+from glovebox_server import strict_json
+from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import GONE_SCOPE_KEY
-from glovebox_server.transport import strict_json, tokens
+from glovebox_server.transport import tokens
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20

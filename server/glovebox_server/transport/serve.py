@@ -33,7 +33,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from glovebox_server.broker.calls import Principal
+from glovebox_server.calls import Principal
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import App, McpServer, build, client_of
 from glovebox_server.transport import logs, stdio, tokens

@@ -1,5 +1,7 @@
 """The records one call is made of: who calls, what is asked, what was decided. Frozen data, no I/O."""
 
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -109,3 +111,20 @@ class Listener(Protocol):
 
     def ended_by(self) -> str:
         """Asked when the call is being cancelled: ``client``, ``stream closed`` or ``server stopping``."""
+
+
+#: Crockford's base 32 in lower case: no letter that is mistaken for a digit (https://www.crockford.com/base32.html).
+_ID_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+
+_TIME_DIGITS = 10
+_RANDOM_DIGITS = 16
+
+
+def new_call_id() -> str:
+    """Return ``c_``, ten characters of Unix time in milliseconds and sixteen (80 bits) of randomness."""
+    now = _encode(time.time_ns() // 1_000_000, _TIME_DIGITS)
+    return f"c_{now}{_encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)}"
+
+
+def _encode(number: int, digits: int) -> str:
+    return "".join(_ID_DIGITS[(number >> (5 * place)) & 31] for place in reversed(range(digits)))
