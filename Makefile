@@ -1,10 +1,10 @@
 # Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench fuzz soak compare clean
+.PHONY: help setup demo test test-quick check bench fuzz soak compare clean
 
 help: ## Show this
 	@echo "Glovebox: make TARGET"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
 
 setup: ## Install what is needed, build the sandboxes' Python; then use .venv/bin/glovebox
 	@scripts/bootstrap demo
@@ -19,6 +19,12 @@ demo: ## Watch an MCP client analyse a CSV file in a sandbox, and be refused twi
 test: ## Run every test this machine can run (PYTEST='-k word' runs some)
 	@scripts/bootstrap test
 	@scripts/test $(PYTEST)
+
+test-quick: ## Run what shows most, soonest: units, properties, rules, bubblewrap's conformance (PYTEST='-x')
+	@scripts/bootstrap demo
+	@.venv/bin/glovebox setup
+	@.venv/bin/python -m pytest --driver bubblewrap tests/unit tests/property tests/repo \
+		tests/conformance/test_conformance.py $(PYTEST)
 
 check: ## Lint, formatting, types, and the rules of this repository
 	@scripts/bootstrap check

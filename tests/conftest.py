@@ -20,6 +20,11 @@ from glovebox_sandboxes.runtime import runtime
 from glovebox_server.settings import Settings
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--driver NAME``: leave out the tests that are marked for other drivers, and do not count them as skipped."""
+    parser.addoption("--driver", action="append", choices=[*registry.NAMES, GVISOR_DOCKER], help="only these drivers")
+
+
 def pytest_configure() -> None:
     """Refuse a name that nothing asks for: misspelt, it would forbid nothing."""
     unknown = forbidden_to_skip() - NAMES - {ALL}
@@ -38,8 +43,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, and do not skip, what a marker ``engines`` says of other engines than the one a test would get."""
+    """Leave out, and do not skip, what markers say of other engines or drivers than those that are to be tested."""
     left_out = [item for item in items for marker in item.iter_markers("engines") if _engine(item) not in marker.args]
+    only = config.getoption("driver")
+    if only:
+        left_out += [item for item in items if not {mark.args[0] for mark in item.iter_markers("driver")} <= {*only}]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
 

@@ -93,3 +93,10 @@ async def test_a_data_directory_in_an_empty_home_is_only_not_built(tmp_path: Pat
     _, lacking = await runtime.usable(data)
     assert lacking is not None
     assert lacking.what.startswith(f"{tmp_path / 'home'} is writable by every user")
+
+
+async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """As with a home that is not there: which directory, why, and how to name another."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeProblem, match=r"file/data cannot be made: Not a directory\. Name another"):
+        await runtime.build(tmp_path / "file" / "data", lambda _: None)

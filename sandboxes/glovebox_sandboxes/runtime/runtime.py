@@ -147,7 +147,7 @@ async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
         return found
     previous = os.umask(0o022)  # the sandbox's user is another one and has to read it
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        _make(data)
         manifest = _manifest(data)
         if manifest is None:
             await _build_root(data, tell)
@@ -159,6 +159,14 @@ async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
     if found is None:
         raise RuntimeProblem(f"The runtime below {data} was built but cannot be read; remove it and run again.")
     return found
+
+
+def _make(data: Path) -> None:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        remedy = "Name another with --data-dir or GLOVEBOX_DATA_DIR."
+        raise RuntimeProblem(f"The data directory {data} cannot be made: {problem.strerror}. {remedy}") from problem
 
 
 def _manifest(data: Path) -> dict[str, Any] | None:
