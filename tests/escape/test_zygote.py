@@ -82,7 +82,7 @@ async def test_forks_draw_different_numbers(workspace: Path) -> None:
 
 async def test_forks_draw_the_same_where_nothing_is_drawn_anew(workspace: Path) -> None:
     """I8, the control: without the guard they share what no library of theirs draws anew by itself."""
-    found = await _drawn(workspace, "zygote._forget = lambda: None")
+    found = await _drawn(workspace, "zygote.reseed = lambda: None")
     same = {name for name in found[0] if len({each[name] for each in found}) == 1}
     assert same >= {"authkey"} | ({"numpy, the old way"} & set(found[0]))
 

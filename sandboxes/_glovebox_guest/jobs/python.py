@@ -8,6 +8,9 @@ import gc
 import os
 import sys
 
+# What `importlib.machinery` has it from, without what that brings.
+from _frozen_importlib_external import PathFinder
+
 from _glovebox_guest.program.emit import Emit
 
 TYPE_CHECKING = False
@@ -28,6 +31,22 @@ _EAI_AGAIN = -3
 """What getaddrinfo(3) says without a resolver; `socket` has the name and is not worth importing for it."""
 
 
+class _StandardLibrary:
+    """Finds standard modules before any file of the workspace: as in a notebook, whose kernel has imported them.
+
+    So a program gets the same ones whether its interpreter was warm or not, and what tells of its errors is not its.
+    """
+
+    def __init__(self, places: list[str]) -> None:
+        self._places = places
+
+    def find_spec(self, name: str, path: object = None, _: object = None) -> Any:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if path is None and name in sys.stdlib_module_names:
+            return PathFinder.find_spec(name, self._places)
+        return None
+
+
 def run(payload: Mapping[str, Any], emit: Emit) -> int:
     """Run ``payload["code"]``; hand back the last expression's value, open figures and an error's summary.
 
@@ -39,8 +58,8 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
     gc.freeze()
     if os.access(_WORKSPACE, os.R_OK | os.X_OK):
         os.chdir(_WORKSPACE)
-        # Last, not first as for a script: a file of the workspace must not take a standard module's place.
-        sys.path.append(_WORKSPACE)
+        sys.meta_path.insert(0, _StandardLibrary(sys.path[:]))
+        sys.path.insert(0, _WORKSPACE)
     program = type(sys)("__main__")
     program.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = program

@@ -92,7 +92,10 @@ def command(
 
 
 # Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself.
-_START = f"import sys; sys.path.insert(0, {GUEST!r}); from _glovebox_guest.{{module}} import main; main()"
+# The guest's package knows where its modules are. On the path, /guest would offer a program names it has no use for.
+_START = (
+    f"import sys; sys.path.insert(0, {GUEST!r}); from _glovebox_guest.{{module}} import main; del sys.path[0]; main()"
+)
 
 #: Environment of every guest, and so of every program: nothing of the host's.
 ENVIRONMENT: Mapping[str, str] = {
