@@ -124,7 +124,7 @@ async def _seen(project: Path, preload: tuple[str, ...], *, warm: bool) -> Any:
         driver = await available.get("bubblewrap")
         plan = driver.plan(spec)
         async with (_warm if warm else _cold)(driver, plan) as sandbox:
-            return await answer(await run.prove(sandbox, plan), LOOK)
+            return await answer(await run.attest(sandbox, plan), LOOK)
 
 
 @pytest.mark.driver("bubblewrap")

@@ -1,0 +1,156 @@
+"""Installed as people install it, outside of the checkout: set up, serve, call. Takes minutes and a package index.
+
+uv and pipx are themselves installed into an environment of this test's own; where that is impossible, it is skipped.
+"""
+
+import os
+import subprocess  # noqa: TID251 - types the commands a person would
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp_types import TextContent
+from tests.repo.files import ROOT
+
+from glovebox_sandboxes.runtime import runtime
+
+pytestmark = pytest.mark.timeout(900)
+PYTHON = str(runtime.base_python())
+"""What environments are made from: no shim, and nothing that uv would have to download."""
+PROGRAM = '{"code": "import numpy; print(numpy.arange(4).sum())"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one way of installing puts everything, and what it installs from."""
+
+    root: Path
+    tools: Path
+    """Directory of uv, uvx and pipx."""
+    wheel: Path
+    sdist: Path
+    data: Path
+    """The data directory."""
+
+    def env(self) -> dict[str, str]:
+        """A person's, but for what the tools put into the home directory, and for our own variables."""
+        found = {name: value for name, value in os.environ.items() if not name.startswith(("GLOVEBOX_", "VIRTUAL_"))}
+        mine = {
+            "UV_TOOL_DIR": "uv/tools", "UV_TOOL_BIN_DIR": "uv/bin", "PIPX_HOME": "pipx/home",
+            "PIPX_BIN_DIR": "pipx/bin", "GLOVEBOX_STATE_DIR": "state", "GLOVEBOX_PROFILES_DIR": "profiles",
+        }  # fmt: skip
+        found |= {name: str(self.root / place) for name, place in mine.items()}
+        found |= {"UV_PYTHON": PYTHON, "UV_PYTHON_DOWNLOADS": "never", "PIPX_DEFAULT_PYTHON": PYTHON}
+        return found | {"GLOVEBOX_DATA_DIR": str(self.data)}
+
+    def run(self, *command: str | Path) -> str:
+        """Run a command in an empty project, as a careful person would, to its end; what it printed."""
+        project = self.root / "project"
+        project.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            [str(word) for word in command],
+            cwd=project, env=self.env(), umask=0o077, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.stdout}"
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of uv, uvx and pipx."""
+    place = tmp_path_factory.mktemp("tools")
+    commands: list[list[str | Path]] = [
+        [PYTHON, "-I", "-m", "venv", place],
+        [place / "bin/python", "-I", "-m", "pip", "install", "--quiet", "uv", "pipx"],
+    ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"uv and pipx cannot be installed here: {(done.stderr or done.stdout)[-300:]}")
+    return place / "bin"
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the sdist."""
+    place = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", place], cwd=ROOT, check=True, capture_output=True)
+    (wheel,), (sdist,) = place.glob("*.whl"), place.glob("*.tar.gz")
+    return wheel, sdist
+
+
+@pytest.fixture
+def place(tools: Path, built: tuple[Path, Path], runtime_dir: Path, tmp_path: Path) -> Place:
+    """A place of this test's own, whose path a careless script would break at."""
+    return Place(root=tmp_path / "für alle", tools=tools, wheel=built[0], sdist=built[1], data=runtime_dir)
+
+
+def _pip(place: Place, what: Path) -> list[str]:
+    venv = place.root / "venv"
+    place.run(PYTHON, "-I", "-m", "venv", venv)
+    place.run(venv / "bin/python", "-I", "-m", "pip", "install", "--quiet", what)
+    return [str(venv / "bin/glovebox-mcp")]
+
+
+def _uv_tool(place: Place) -> list[str]:
+    place.run(place.tools / "uv", "tool", "install", "--quiet", place.wheel)
+    return [str(place.root / "uv/bin/glovebox-mcp")]
+
+
+def _pipx(place: Place) -> list[str]:
+    place.run(place.tools / "pipx", "install", "--quiet", place.wheel)
+    return [str(place.root / "pipx/bin/glovebox-mcp")]
+
+
+WAYS: Mapping[str, Callable[[Place], Sequence[str]]] = {
+    "pip": lambda place: _pip(place, place.wheel),
+    "sdist": lambda place: _pip(place, place.sdist),
+    "uv tool": _uv_tool,
+    "uvx": lambda place: [str(place.tools / "uvx"), "--from", str(place.wheel), "glovebox-mcp"],
+    "pipx": _pipx,
+}
+
+
+async def _works(place: Place, command: Sequence[str]) -> None:
+    """Set-up says Ready, a client that starts the server gets the sum of four numbers, and so does the shell."""
+    assert "Ready: Python 3" in place.run(*command, "setup")
+    program, *arguments = [*command, "serve"]
+    server = StdioServerParameters(command=program, args=arguments, env=place.env(), cwd=str(place.root / "project"))
+    async with Client(server, read_timeout_seconds=60) as client:
+        answered = await client.call_tool("run_python", {"code": "print(1 + 2 + 3 + 4)"})
+    assert "10" in "".join(block.text for block in answered.content if isinstance(block, TextContent)), answered
+    assert place.run(*command, "call", "run_python", "--args", PROGRAM).strip() == "6"
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_installation_sets_up_serves_and_calls(way: str, place: Place) -> None:
+    """Every way people install Python programs, from a path with a space and more than ASCII in it, umask 077."""
+    await _works(place, WAYS[way](place))
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_an_environment_without_pip_builds_the_whole_runtime(place: Place) -> None:
+    """What uv installs has no pip of its own; what it builds under umask 077 the sandbox's user can still read."""
+    place = replace(place, data=place.root / "data")
+    command = _uv_tool(place)
+    python = next((place.root / "uv/tools").glob("*/bin/python"))
+    absent = await anyio.run_process([python, "-I", "-m", "pip"], check=False)
+    assert b"No module named pip" in absent.stderr, "the control"
+    await _works(place, command)
+
+
+def test_without_a_python_beside_it_the_launcher_says_what_to_do(tmp_path: Path) -> None:
+    """As after `pip install --user`."""
+    alone = tmp_path / "glovebox"
+    alone.write_bytes((ROOT / "scripts/glovebox").read_bytes())
+    alone.chmod(0o755)
+    done = subprocess.run([alone, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "there is no Python beside this script" in done.stderr
+    assert "uv tool, pipx, or python3 -m venv" in " ".join(done.stderr.split())
