@@ -18,32 +18,33 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-PARSE = ("glovebox_server.transport.stdio", "_parse")
-CALL = ("glovebox_server.mcp.server", "McpServer._call_tool")
+PARSE = "glovebox_server.transport.stdio:_parse"
+CALL = "glovebox_server.mcp.server:McpServer._call_tool"
 IN_SANDBOX = "in the sandbox, by its own clock"
 TRANSPORT = "MCP: from the line read to the tool"
 REST = "between the parts: tasks, dispatch"
 POLICY, RECEIPT = "policy: decide", "audit: last record and signed receipt, on disk"
 AUDIT = "audit: {}, on disk"
-#: Module, name in it, what it does in a call. A context manager is two parts: entering and leaving.
-POINTS: tuple[tuple[str, str, str], ...] = (
-    ("glovebox_server.broker.broker", "validated", "arguments: validate"),
-    ("glovebox_server.broker.admission", "Admission.enter", "admission"),
-    ("glovebox_server.mcp.delivery", "listening", "messages beside the call"),
-    ("glovebox_server.broker.broker", "Broker._call", "broker: the rest"),
-    ("glovebox_server.broker.broker", "decide", POLICY),
-    ("glovebox_server.receipts.recorder", "CallRecorder.record", AUDIT),
-    ("glovebox_server.receipts.recorder", "CallRecorder.finish", RECEIPT),
-    ("glovebox_sandboxes.drivers.registry", "Drivers.choose", "driver and plan: choose"),
-    ("glovebox_server.artifacts.store", "ArtifactStore.collect", "artifacts: a place for them"),
-    ("glovebox_sandboxes.pool.pool", "Pool.take", "sandbox: take from the pool"),
-    ("glovebox_server.broker.broker", "run", "job: body, ending"),
-    ("glovebox_sandboxes.session.connection", "GuestConnection.run", "job: over the wire and back"),
-    ("glovebox_server.broker.collector", "Collector.deliver", "artifacts: deliver"),
-    ("glovebox_server.broker.broker", "call_finished", "outcome: digests"),
-    ("glovebox_server.broker.broker", "answered", "answer: fields"),
-    ("glovebox_server.mcp.rendering", "tool_result", "answer: as MCP"),
-)
+#: Where → what it does in a call; a context manager is two parts: entering and leaving. Code that moves gets another
+#: place here and keeps its part: by those, another revision (which has its own list) is compared with this one.
+POINTS: dict[str, str] = {
+    "glovebox_server.broker.broker:validated": "arguments: validate",
+    "glovebox_server.broker.admission:Admission.enter": "admission",
+    "glovebox_server.mcp.delivery:listening": "messages beside the call",
+    "glovebox_server.broker.broker:Broker._call": "broker: the rest",
+    "glovebox_server.broker.broker:decide": POLICY,
+    "glovebox_server.receipts.recorder:CallRecorder.record": AUDIT,
+    "glovebox_server.receipts.recorder:CallRecorder.finish": RECEIPT,
+    "glovebox_sandboxes.drivers.registry:Drivers.choose": "driver and plan: choose",
+    "glovebox_server.artifacts.store:ArtifactStore.collect": "artifacts: a place for them",
+    "glovebox_sandboxes.pool.pool:Pool.take": "sandbox: take from the pool",
+    "glovebox_server.broker.broker:run": "job: body, ending",
+    "glovebox_sandboxes.session.connection:GuestConnection.run": "job: over the wire and back",
+    "glovebox_server.broker.collector:Collector.deliver": "artifacts: deliver",
+    "glovebox_server.broker.broker:call_finished": "outcome: digests",
+    "glovebox_server.broker.broker:answered": "answer: fields",
+    "glovebox_server.mcp.rendering:tool_result": "answer: as MCP",
+}
 
 
 @dataclass(slots=True)
@@ -143,17 +144,19 @@ def wrapped(function: Callable[..., Any], part: str) -> Callable[..., Any]:
     return functools.wraps(function)(plain)
 
 
-def found(module: str, name: str) -> tuple[Any, str, Callable[..., Any]]:
-    """Whose attribute a point is, its last name, and the function.
+def found(place: str) -> tuple[Any, str, Callable[..., Any]]:
+    """Whose attribute a place is, its last name, and the function.
 
     Raises:
-        AttributeError: it is not there any more: correct ``POINTS``.
+        LookupError: nothing is there any more.
     """
-    owner: Any = importlib.import_module(module)
+    module, _, name = place.partition(":")
     *way, last = name.split(".")
-    for each in way:
-        owner = getattr(owner, each)
-    return owner, last, getattr(owner, last)
+    try:
+        owner: Any = functools.reduce(getattr, way, importlib.import_module(module))
+        return owner, last, getattr(owner, last)
+    except (ImportError, AttributeError) as problem:
+        raise LookupError(f"{place} has moved ({problem}): correct it in {__file__}, and keep its part") from problem
 
 
 @contextmanager
@@ -186,11 +189,11 @@ def recorded(file: Path) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for (module, name), wrap in ((PARSE, parsed), (CALL, rooted)):
-            owner, last, original = found(module, name)
+        for place, wrap in ((PARSE, parsed), (CALL, rooted)):
+            owner, last, original = found(place)
             stack.enter_context(mock.patch.object(owner, last, wrap(original)))
-        for module, name, part in POINTS:
-            owner, last, original = found(module, name)
+        for place, part in POINTS.items():
+            owner, last, original = found(place)
             stack.enter_context(mock.patch.object(owner, last, wrapped(original, part)))
         try:
             yield

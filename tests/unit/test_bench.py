@@ -1,6 +1,5 @@
 """``make bench`` says what was measured and no more: statistics, verdicts, page, and what it changes in servers."""
 
-import importlib
 import json
 import sys
 import tomllib
@@ -263,13 +262,28 @@ def test_an_answer_is_a_success_only_with_the_right_words() -> None:
     assert not succeeded(b"", "1\n")
 
 
-@pytest.mark.parametrize(("module", "name"), [spans.PARSE, spans.CALL, *((a, b) for a, b, _ in spans.POINTS)])
-def test_every_part_of_a_call_is_where_it_is_looked_for(module: str, name: str) -> None:
+@pytest.mark.parametrize("place", [spans.PARSE, spans.CALL, *spans.POINTS])
+def test_every_part_of_a_call_is_where_it_is_looked_for(place: str) -> None:
     """A function that was renamed would silently count as "between the parts"."""
-    owner, last, function = spans.found(module, name)
+    owner, last, function = spans.found(place)
     assert callable(function)
     assert getattr(owner, last) is function
-    assert importlib.import_module(module).__name__ == module
+
+
+@pytest.mark.parametrize(
+    "place", ["glovebox_server.nowhere:main", f"{spans.PARSE}ed", "tests.perf.spans:found.no.such"]
+)
+def test_a_part_that_has_moved_is_named(place: str) -> None:
+    """With the file to correct; the control of the test above."""
+    with pytest.raises(LookupError, match=f"{place} has moved .*spans.py"):
+        spans.found(place)
+
+
+def test_no_part_that_rows_are_made_of_is_renamed() -> None:
+    """Another revision is compared by these words."""
+    assert {"policy: decide", "audit: {}, on disk", "audit: last record and signed receipt, on disk"} <= {
+        *spans.POINTS.values()
+    }
 
 
 async def test_parts_add_up_to_the_whole() -> None:
