@@ -1,104 +1,276 @@
-"""``make bench AGAINST=rev``: this tree and another revision, both servers in one run, call by call.
+"""``make bench AGAINST=rev``: this tree and another revision in one run, every row that is ours, call by call.
 
-The revision is checked out beside, in a directory that is removed afterwards; both run with the same packages.
+Both run with the same packages, each in an environment, with a runtime and from files of its own (``sides.py``). What
+measures a row is what measures it for this tree alone; here it takes turns. What is made of the numbers, and the exit
+code, is in contrast.py.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import argparse
+import json
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 from rich.console import Console
-from rich.table import Table
-from tests.perf import bare, clients
+from tests.perf import bare, clients, idle, latency, load, machine, sides, where, wire
 from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
 from tests.perf.clients import Setup
-from tests.perf.latency import Way, interleaved
-from tests.perf.machine import ROOT, revision
-from tests.perf.series import Interval, Series, compared
+from tests.perf.contrast import Contrast, code, contrast, show
+from tests.perf.rows import BETWEEN, Part, Row, chosen, told
+from tests.perf.series import Series
+from tests.perf.sides import HERE, THERE, Side, alternating
 
-HERE, THERE = "here", "there"
+ROUNDS, QUICK_ROUNDS = 8, 2
+MOST_REPEATS = 6
+"""Of what takes a server's start or seconds of load for one value; so many are enough for a bootstrap."""
+LOOKS = 3
+"""Times that waiting sandboxes are looked at: memory hardly differs between two of them."""
+LOAD_SECONDS, QUICK_LOAD_SECONDS = 6.0, 3.0
+CPU_SECONDS = 8.0
+APART_SECONDS, SETTLE_SECONDS = 0.05, 0.5
+"""Between one side's call and the other's, in which a sandbox is made and one removed; and after calls in a row, in
+which a whole queue is."""
+CHUNKS = 12
+"""Rounds that the calls of the broker's part are divided into."""
+_WIRE = """
+import anyio, json
+from tests.perf import wire
+print(json.dumps({{key: each.values for key, each in anyio.run(wire.measured, {rounds}).items()}}))
+"""
+Values = dict[str, list[tuple[float, ...]]]
+"""By ``KEY SIDE``: rounds."""
 
 
-class NoRevisionError(Exception):
-    """The other revision cannot be run; the message says why."""
+@dataclass(slots=True, kw_only=True)
+class Both:
+    """One run: both sides, what is asked of them, and what was found."""
+
+    rows: tuple[Row, ...]
+    sides: tuple[Side, Side]
+    directory: Path
+    usable: Sequence[str]
+    """Drivers that both can use."""
+    pandas: Bare | None
+    rounds: int
+    quick: bool
+    tick: Callable[[str], None]
+    series: dict[str, Series] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def repeats(self) -> int:
+        """Times that a server is started anew, or loaded for some seconds."""
+        return min(self.rounds, MOST_REPEATS)
+
+    async def measure(self) -> list[Contrast]:
+        """Every part that a row needs, one after another; what fails is a reason beside its rows."""
+        (self.directory / "workspace").mkdir(exist_ok=True, mode=0o755)
+        bare.write_csv(self.directory / "workspace")
+        steps: dict[Part, Callable[[], Awaitable[None]]] = {
+            "latency": self._latency,
+            "broker": self._broker,
+            "load": self._load,
+            "burst": self._burst,
+            "idle": self._idle,
+            "wire": self._wire,
+        }
+        for part, step in steps.items():
+            if self._wanted(part):
+                try:
+                    await step()
+                except Exception as problem:  # noqa: BLE001 - the other parts are still worth having
+                    self.reasons = dict.fromkeys(self._wanted(part), told(problem)) | self.reasons
+        return [contrast(row, self.series, self.reasons) for row in self.rows]
+
+    def _wanted(self, part: Part) -> list[str]:
+        return list(dict.fromkeys(row.judged for row in self.rows if row.part == part))
+
+    def _keep(self, values: Values) -> None:
+        units = {row.judged: row.unit for row in self.rows}
+        for key, rounds in values.items():
+            unit = units.get(key.partition(" ")[0], "")
+            self.series[key] = Series(key=key, what=key, unit=unit, rounds=tuple(rounds))
+
+    async def _latency(self) -> None:
+        """A few servers of each side at a time: those that are not at work cost the others nothing."""
+        wanted = self._wanted("latency")
+        groups = [
+            ("print", "paused", "pandas"), ("docker", "docker-pandas"), ("gvisor", "gvisor-pandas"),
+            *((f"cold-{each}", f"cold-{each}-pandas") for each in ("bubblewrap", "docker", "gvisor")),
+            ("start", "help", "import"), ("list", "search", "read"),
+        ]  # fmt: skip
+        for group in (set(each) & set(wanted) for each in groups):
+            async with AsyncExitStack() as stack:
+                ways: list[latency.Way] = []
+                for side in self.sides if group else ():
+                    reasons: dict[str, str] = {}
+                    if self.pandas is None:
+                        keys = {"bare-pandas", *(key for key in group if "pandas" in key)}
+                        reasons |= dict.fromkeys(keys, "there is no pandas beside the runtime")
+                    bench = latency.Bench(
+                        directory=self.directory, stack=stack, bare=Bare(python=side.python, version=""),
+                        pandas=self.pandas, usable=self.usable, image="", quick=self.quick, wanted=group,
+                        reasons=reasons, side=side,
+                    )  # fmt: skip
+                    self.tick(f"starting servers, {side.name}: {', '.join(sorted(group))}")
+                    await bench.build()
+                    self.reasons |= {f"{key} {side.name}": reason for key, reason in reasons.items()}
+                    ways += [
+                        replace(
+                            way,
+                            key=f"{way.key} {side.name}",
+                            what=f"{way.key} both",
+                            turn=way.key,
+                            apart=SETTLE_SECONDS if way.uncounted else APART_SECONDS,
+                        )
+                        for way in bench.ways
+                    ]
+                # Before the servers end: one that ends badly must not take the numbers of all with it.
+                self.series |= await latency.interleaved(ways, self.rounds, self.reasons, self.tick)
+
+    async def _broker(self) -> None:
+        self.tick("parts of a call")
+        count = where.QUICK_CALLS if self.quick else where.CALLS
+        parts = await where.beside(self.directory, self.sides, "bubblewrap", count)
+        for name, found in parts.items():
+            for each in found.broker():
+                size = len(each.values) // CHUNKS
+                chunks = [each.values[size * number : size * (number + 1)] for number in range(CHUNKS)]
+                self._keep({f"{each.key} {name}": chunks})
+
+    async def _load(self) -> None:
+        seconds = QUICK_LOAD_SECONDS if self.quick else LOAD_SECONDS
+        programs = {"throughput": (CODE, PRINTED)}
+        if self.pandas is not None:
+            expected = self.pandas.run(PANDAS_CODE, self.directory / "workspace")
+            programs["throughput-pandas"] = (PANDAS_CODE, expected)
+        for key, (program, printed) in programs.items():
+            if key not in self._wanted("load"):
+                continue
+            values: Values = {f"{key} {side.name}": [] for side in self.sides}
+            async with AsyncExitStack() as stack:
+                serving = {
+                    side.name: await stack.enter_async_context(clients.over_http(self._setup(side, key)))
+                    for side in self.sides
+                }
+                for number in range(self.repeats):
+                    for side in alternating(self.sides, number):
+                        self.tick(f"{key} {side.name}, {number + 1} of {self.repeats}")
+                        rate = await load.served_rate(serving[side.name], program, printed, seconds)
+                        values[f"{key} {side.name}"].append((rate,))
+            self._keep(values)
+
+    async def _burst(self) -> None:
+        async def once(side: Side, number: int) -> dict[str, Series]:
+            found = await load.burst(self._setup(side, f"burst-{number}"))
+            if found["burst-lost"].get("max"):
+                raise RuntimeError(f"{side.name} lost {found['burst-lost'].get('max'):g} calls of a burst")
+            return found
+
+        await self._in_turn("burst", self.repeats, once)
+
+    async def _wire(self) -> None:
+        async def once(side: Side, _number: int) -> dict[str, Series]:
+            program = _WIRE.format(rounds=wire.QUICK_ROUNDS)
+            values = await anyio.to_thread.run_sync(sides.parsed, side, program)
+            return {key: Series(key=key, what=key, unit="", rounds=(tuple(each),)) for key, each in values.items()}
+
+        await self._in_turn("wire", self.repeats, once)
+
+    async def _in_turn(self, part: Part, times: int, once: Callable[[Side, int], Awaitable[dict[str, Series]]]) -> None:
+        """What starts afresh each time: one side, then the other."""
+        values: Values = {}
+        for number in range(times):
+            for side in alternating(self.sides, number):
+                self.tick(f"{part} {side.name}, {number + 1} of {times}")
+                for key, each in (await once(side, number)).items():
+                    values.setdefault(f"{key} {side.name}", []).append(each.values)
+        self._keep(values)
+
+    async def _idle(self) -> None:
+        """Memory and processor time are those of single processes: both sides are looked at together."""
+        for look in idle.LOOKS:
+            wanted = set(look.keys).intersection(self._wanted("idle"))
+            if wanted and look.driver not in self.usable:
+                reason = f"{look.driver} cannot be used here: `glovebox doctor` says why"
+                self.reasons |= dict.fromkeys(look.keys, reason)
+            elif wanted:
+                try:
+                    await self._looked(look)
+                except Exception as problem:  # noqa: BLE001 - the other looks are still worth having
+                    self.reasons |= dict.fromkeys(look.keys, told(problem))
+
+    async def _looked(self, look: idle.Look) -> None:
+        seconds = idle.QUICK_CPU_SECONDS if self.quick else CPU_SECONDS
+        values: Values = {}
+
+        async def once(side: Side) -> None:
+            for key, each in (await idle.measured(self.directory, look, seconds, side)).items():
+                values.setdefault(f"{key} {side.name}", []).append(each.values)
+
+        times = min(self.rounds, LOOKS)
+        for number in range(times):
+            self.tick(f"{look.memory} both, {number + 1} of {times}")
+            async with anyio.create_task_group() as tasks:
+                for side in self.sides:
+                    tasks.start_soon(once, side)
+        self._keep(values)
+
+    def _setup(self, side: Side, name: str) -> Setup:
+        return Setup(
+            directory=self.directory / f"{side.name}-{name}", workspace=self.directory / "workspace", side=side
+        )
 
 
-@asynccontextmanager
-async def checked_out(name: str, directory: Path) -> AsyncIterator[Path]:
-    """A revision's files, for the length of the block.
+async def compare(options: argparse.Namespace, console: Console, tick: Callable[[str], None]) -> int:
+    """Measure both, show, keep; the exit code.
 
     Raises:
-        NoRevisionError: git does not know it.
+        NoRevisionError: a side cannot be run, or runs what is not its own.
+        ValueError: there is no such row.
     """
-    place = directory / "other"
-    git = ["git", "-C", str(ROOT), "worktree"]
-    done = await anyio.run_process([*git, "add", "--detach", str(place), name], check=False)
-    if done.returncode:
-        raise NoRevisionError(done.stderr.decode(errors="replace").strip())
+    rows = tuple(row for row in chosen(options.rows, BETWEEN) if not options.drivers or row.driver in options.drivers)
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    with (
+        tempfile.TemporaryDirectory(prefix="glovebox-bench-", ignore_cleanup_errors=True) as scratch,
+        sides.checked_out(options.against, Path(scratch)) as other,
+    ):
+        directory = Path(scratch)
+        directory.chmod(0o755)  # as root, sandboxes run as another user
+        both = (sides.made(HERE, machine.ROOT, directory), sides.made(THERE, other, directory))
+        facts = machine.facts({}) | sides.own_code(both) | {"against": options.against, "rounds": str(rounds)}
+        docker = any(row.driver == "docker" for row in rows) and "docker" in sides.OURS.usable()
+        for side in both:
+            tick(f"building the runtime of {side.name}")
+            await anyio.to_thread.run_sync(partial(sides.set_up, side, docker=docker))
+        drivers = [side.usable() for side in both]
+        run = Both(
+            rows=rows, sides=both, directory=directory, usable=[each for each in drivers[0] if each in drivers[1]],
+            pandas=_pandas(both[0]), rounds=rounds, quick=options.quick, tick=tick,
+        )  # fmt: skip
+        contrasts = await run.measure()
+    verdict = code(contrasts)
+    if options.json:
+        found = {
+            "format": 1,
+            "machine": facts,
+            "exit": verdict,
+            "slower": [each.row.key for each in contrasts if each.slower],
+            "rows": [each.as_json() for each in contrasts],
+            "series": {key: each.summary() for key, each in run.series.items()},
+        }
+        options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    show(contrasts, facts, console)
+    return verdict
+
+
+def _pandas(side: Side) -> Bare | None:
+    """What says what the program with pandas ought to print."""
     try:
-        yield place
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.run_process([*git, "remove", "--force", str(place)], check=False)
-
-
-async def measured(
-    other: Path,
-    directory: Path,
-    *,
-    drivers: list[str],
-    pandas: Bare | None,
-    rounds: int,
-    reasons: dict[str, str],
-    tick: Callable[[str], None],
-) -> dict[str, Series]:
-    """Both revisions' series, ``KEY HERE`` and ``KEY THERE``."""
-    workspace = directory / "workspace"
-    workspace.mkdir(exist_ok=True, mode=0o755)
-    bare.write_csv(workspace)
-    programs = [("print", CODE, PRINTED)]
-    if pandas is not None:
-        programs.append(("pandas", PANDAS_CODE, pandas.run(PANDAS_CODE, workspace)))
-    ways: list[Way] = []
-    async with AsyncExitStack() as stack:
-        for driver in drivers:
-            block, rest = 1 if driver in clients.RESTS else 20, clients.RESTS.get(driver, 0.0)
-            for side, root in ((HERE, ROOT), (THERE, other)):
-                setup = Setup(directory=directory / f"{driver}-{side}", workspace=workspace, driver=driver, root=root)
-                client = await stack.enter_async_context(clients.over_stdio(setup))
-                ways += [
-                    Way(
-                        key=f"{driver}: {name} {side}",
-                        what=f"{name}, {driver}, {side}",
-                        once=partial(clients.printed, client, code, printed, driver),
-                        block=block,
-                        rest=rest,
-                    )
-                    for name, code, printed in programs
-                ]
-        return await interleaved(ways, rounds, reasons, tick)
-
-
-def pairs(series: dict[str, Series]) -> dict[str, Interval]:
-    """What of both was measured: this tree's median as a part of the other's."""
-    names = [key.removesuffix(f" {HERE}") for key in series if key.endswith(f" {HERE}")]
-    return {
-        name: compared(series[f"{name} {HERE}"], series[f"{name} {THERE}"])
-        for name in names
-        if f"{name} {THERE}" in series
-    }
-
-
-def show(series: dict[str, Series], name: str, console: Console) -> None:
-    """The table: both medians, their ratio, and where it would lie in 95 of 100 such runs."""
-    table = Table(title=f"{revision()} (here) against {name} (there)", title_justify="left")
-    for title in ("", "here, p50 ms", "there, p50 ms", "ratio", "95 % interval", ""):
-        table.add_column(title, justify="left" if not title else "right")
-    for key, found in pairs(series).items():
-        here, there = series[f"{key} {HERE}"], series[f"{key} {THERE}"]
-        verdict = "no difference seen" if not found.differs else "quicker" if found.ratio < 1 else "slower"
-        interval = f"{found.low:.3f} to {found.high:.3f}"
-        table.add_row(key, f"{here.get('p50'):.2f}", f"{there.get('p50'):.2f}", f"{found.ratio:.3f}", interval, verdict)
-    console.print(table)
+        return bare.with_pandas(side.data) if side.data else None
+    except RuntimeError:
+        return None

@@ -1,7 +1,8 @@
 """``make bench``: every promise about time and memory, measured beside what people do otherwise, in one run.
 
-Exit code 1 if a bound that was measured is not met, 2 if there is no such row or revision. What each row means, and how
-to read the table: docs/internals/performance.md. The rows are in rows.py; what measures them in a module for each part.
+Exit code 1 if a bound that was measured is not met, or if this tree is slower than the revision of ``--against``; 2 if
+there is no such row or revision; 3 if a row could not be compared. What each row means, and how to read the table:
+docs/internals/performance.md. The rows are in rows.py; what measures them in a module for each part.
 """
 
 import argparse
@@ -16,9 +17,10 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from tests.perf import against, bare, clients, idle, latency, load, machine, peers, plot, report, where, wire
+from tests.perf import against, bare, idle, latency, load, machine, peers, plot, report, sides, where, wire
 from tests.perf.bare import Bare
-from tests.perf.rows import ROWS, Part, Row, Verdict, chosen, judge, told
+from tests.perf.clients import Setup
+from tests.perf.rows import BETWEEN, ROWS, Part, Row, Verdict, chosen, judge, told
 from tests.perf.series import Series
 from tests.perf.where import Parts
 
@@ -50,7 +52,7 @@ class Run:
         workspace = self.directory / "workspace"
         workspace.mkdir(mode=0o755)
         bare.write_csv(workspace)
-        self.usable = await clients.usable()
+        self.usable = sides.OURS.usable()
         self.facts = machine.facts(self.usable)
         self.tick("looking for the fastest interpreter")
         self.fastest, self.pandas = bare.fastest(), self._with_pandas()
@@ -99,7 +101,7 @@ class Run:
 
     async def _burst(self) -> dict[str, Series]:
         self.tick(f"{load.BURST} calls at once")
-        return await load.burst(self.directory)
+        return await load.burst(Setup(directory=self.directory / "burst", workspace=self.directory / "workspace"))
 
     async def _idle(self) -> dict[str, Series]:
         wanted = {row.judged for row in self.rows}
@@ -112,8 +114,9 @@ class Run:
                 reason = f"{look.driver} cannot be used here: `glovebox doctor` says why"
                 self.reasons |= dict.fromkeys(look.keys, reason)
                 continue
+            self.tick(look.memory)
             try:
-                found |= await idle.measured(self.directory, look, seconds, self.tick)
+                found |= await idle.measured(self.directory, look, seconds)
             except Exception as problem:  # noqa: BLE001 - the other drivers are still worth having
                 self.reasons |= dict.fromkeys(look.keys, told(problem))
         return found
@@ -164,42 +167,24 @@ async def bench(options: argparse.Namespace, console: Console, tick: Callable[[s
     return int(any(each.met is False for each in verdicts))
 
 
-async def compare(options: argparse.Namespace, console: Console, tick: Callable[[str], None]) -> int:
-    """This tree against another revision; the exit code is 0 whatever is found."""
-    async with scratch() as directory, against.checked_out(options.against, directory) as other:
-        tick("asking both which drivers can be used")
-        both = [name for name in await clients.usable() if name in await clients.usable(other)]
-        reasons: dict[str, str] = {}
-        try:
-            pandas = bare.with_pandas(Settings().data_dir)
-        except RuntimeError:
-            pandas = None
-        rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-        series = await against.measured(
-            other, directory, drivers=both, pandas=pandas, rounds=rounds, reasons=reasons, tick=tick
-        )
-        against.show(series, options.against, console)
-        for key, reason in reasons.items():
-            console.print(f"[yellow]{key}: {reason}[/]")
-        if options.json:
-            found = {key: each.summary() for key, each in series.items()}
-            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0
-
-
 def parsed() -> argparse.Namespace:
     """The command line."""
     options = argparse.ArgumentParser(
-        prog="make bench", description=__doc__, epilog="rows: " + ", ".join(row.key for row in ROWS)
+        prog="make bench",
+        description=__doc__,
+        epilog=f"rows: {', '.join(row.key for row in ROWS)}; --against has {', '.join(row.key for row in BETWEEN)}",
     )
     options.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="only these; patterns like 'cold-*' too")
     options.add_argument("--quick", action="store_true", help="few rounds and short loads: to see that it runs")
-    options.add_argument("--rounds", type=int, help=f"of the rows about time; {ROUNDS} unless given")
+    options.add_argument(
+        "--rounds", type=int, help=f"of the rows about time; {ROUNDS} unless given, {against.ROUNDS} between two"
+    )
     options.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options.add_argument("--plot", type=Path, metavar="FILE", help="draw the times there, as PNG")
     options.add_argument("--docs", action="store_true", help="renew docs/internals/performance.md, .json and .png")
     options.add_argument("--image", default="python:3.11-slim", help="of the peers on Docker; it must have python3")
     options.add_argument("--against", metavar="REV", help="compare with this revision of git instead")
+    options.add_argument("--drivers", nargs="+", default=[], metavar="NAME", help="between two, only rows of these")
     return options.parse_args()
 
 
@@ -217,9 +202,9 @@ def main() -> int:
             progress.update(task, description=text)
 
         try:
-            chosen(options.rows)
-            return anyio.run(compare if options.against else bench, options, console, tick)
-        except (ValueError, against.NoRevisionError) as problem:
+            chosen(options.rows, BETWEEN if options.against else ROWS)
+            return anyio.run(against.compare if options.against else bench, options, console, tick)
+        except (ValueError, sides.NoRevisionError) as problem:
             errors.print(str(problem), style="red", markup=False)
             return 2
 

@@ -6,7 +6,6 @@ Each server has a directory of its own with profiles, workspace and state. Knows
 import json
 import re
 import subprocess  # noqa: TID251 - a whole server process is what is measured
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ import anyio.abc
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from tests.perf.bare import environment
-from tests.perf.machine import ROOT
+from tests.perf.sides import OURS, Side
 
 START_SECONDS = 120.0
 """For a server to listen, and for a first call: a driver is probed in it, and may have to put a guest in place."""
@@ -44,25 +43,30 @@ class Setup:
     """Whether its profiles say that every sandbox is started for its call."""
     spans: Path | None = None
     """Where the server is to write how long the parts of each call took; it is a plain one else."""
-    root: Path = ROOT
-    """Of the revision that is run."""
+    side: Side = OURS
+    """The revision that is run."""
 
     def command(self, *more: str) -> list[str]:
         """The server's command line."""
-        program = ["-m", "tests.perf.serving", str(self.spans)] if self.spans else ["-m", "glovebox_server"]
         places = ["--profiles-dir", str(self.directory / "profiles"), "--workspace", str(self.workspace)]
         places += ["--state-dir", str(self.directory / "state")]
-        return [sys.executable, *program, "serve", *places, *more]
-
-    def env(self) -> dict[str, str]:
-        """Its environment, beside what every program needs."""
-        return {**environment(), "PYTHONPATH": str(self.root)}
+        arguments = ["serve", *places, *more]
+        if self.spans is None:
+            return self.side.command(*arguments)
+        return [self.side.python, "-m", "tests.perf.serving", str(self.spans), *arguments]
 
     def write(self) -> None:
-        """Make the directory, with the shipped profiles of the revision, changed to this driver and this start."""
+        """Make the directory, with the shipped profiles of the revision, changed to this driver and this start.
+
+        Raises:
+            FileNotFoundError: it ships none; its server would run with others than are asked for.
+        """
         own = self.directory / "profiles"
         own.mkdir(parents=True, mode=0o755, exist_ok=True)
-        for shipped in (self.root / "profiles").glob("*.toml"):
+        shipped_profiles = list((self.side.root / self.side.layout.profiles).glob("*.toml"))
+        if not shipped_profiles:
+            raise FileNotFoundError(f"there are no profiles in {self.side.root / self.side.layout.profiles}")
+        for shipped in shipped_profiles:
             (own / shipped.name).write_text(adapted(shipped.read_text(), self))
 
 
@@ -77,20 +81,14 @@ def adapted(profile: str, setup: Setup) -> str:
     return profile
 
 
-async def usable(root: Path = ROOT) -> dict[str, str]:
-    """Drivers that a revision can run here, each with its version, by its own word."""
-    environ = {**environment(("PATH", "HOME", "USER", "LANG")), **environment(), "PYTHONPATH": str(root)}
-    argv = [sys.executable, "-m", "glovebox_server", "doctor", "--json"]
-    done = await anyio.run_process(argv, check=False, cwd=root, env=environ)
-    return {each["driver"]: each["version"] for each in json.loads(done.stdout)["drivers"] if each["usable"]}
-
-
 @asynccontextmanager
 async def over_stdio(setup: Setup) -> AsyncIterator[Client]:
     """A client as people have it: the SDK's, which starts the server itself."""
     setup.write()
     command = setup.command()
-    parameters = StdioServerParameters(command=command[0], args=command[1:], env=setup.env(), cwd=str(setup.root))
+    parameters = StdioServerParameters(
+        command=command[0], args=command[1:], env=setup.side.env, cwd=str(setup.side.root)
+    )
     # What a server says to its operator is kept beside its state, for whoever wonders.
     with (setup.directory / "log").open("a", encoding="utf-8") as log:
         async with Client(stdio_client(parameters, errlog=log)) as client:
@@ -149,8 +147,9 @@ async def over_http(setup: Setup) -> AsyncIterator[Listening]:
     log = setup.directory / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
-            setup.command("--transport", "http", "--port", "0"), cwd=setup.root, stdin=subprocess.DEVNULL, stderr=sink,
-            env={**environment(("PATH", "HOME", "USER", "LANG")), **setup.env()},
+            setup.command("--transport", "http", "--port", "0"), cwd=setup.side.root,
+            stdin=subprocess.DEVNULL, stderr=sink,
+            env={**environment(("PATH", "HOME", "USER", "LANG")), **setup.side.env},
         )  # fmt: skip
     try:
         port = await _said(process, log, r"url=http://127\.0\.0\.1:(\d+)")

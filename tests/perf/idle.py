@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from tests.perf import clients
 from tests.perf.bare import CODE
 from tests.perf.clients import Setup
 from tests.perf.series import Series, one
+from tests.perf.sides import OURS, Side
 
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 
@@ -39,6 +40,8 @@ class Look:
     """Modules; None for those of the shipped profile."""
     processor: str | None = None
     """Key of the processor time, where it is counted."""
+    server: str | None = None
+    """Key of the server's own memory, where that is a row."""
 
     @property
     def code(self) -> str:
@@ -48,14 +51,20 @@ class Look:
     @property
     def keys(self) -> tuple[str, ...]:
         """Of all its rows."""
-        return (self.memory, self.processor) if self.processor else (self.memory,)
+        return tuple(filter(None, (self.memory, self.processor, self.server)))
 
 
 _PANDAS = ("pandas",)
 LOOKS = (
     Look(memory="memory-bare", driver="bubblewrap", preload=()),
     Look(memory="memory-pandas", driver="bubblewrap", preload=_PANDAS),
-    Look(memory="memory-shipped", driver="bubblewrap", preload=None, processor="idle-bubblewrap"),
+    Look(
+        memory="memory-shipped",
+        driver="bubblewrap",
+        preload=None,
+        processor="idle-bubblewrap",
+        server="memory-server",
+    ),
     Look(memory="memory-docker", driver="docker", preload=(), processor="idle-docker"),
     Look(memory="memory-docker-pandas", driver="docker", preload=_PANDAS),
     Look(memory="memory-docker-shipped", driver="docker", preload=None),
@@ -188,11 +197,11 @@ async def _share(groups: Sequence[Group], seconds: float) -> float:
     return spent / seconds / len(groups)
 
 
-async def measured(directory: Path, look: Look, seconds: float, tick: Callable[[str], None]) -> dict[str, Series]:
+async def measured(directory: Path, look: Look, seconds: float, side: Side = OURS) -> dict[str, Series]:
     """The rows of one look."""
-    tick(look.memory)
     setup = Setup(
-        directory=directory / f"idle-{look.memory}",
+        side=side,
+        directory=directory / f"{side.name}-idle-{look.memory}",
         workspace=directory / "workspace",
         driver=look.driver,
         preload=look.preload,
@@ -208,6 +217,7 @@ async def measured(directory: Path, look: Look, seconds: float, tick: Callable[[
         memory = tuple(pss_mib(group) for group in groups)
         own = sum(own_mib(group) for group in groups) / len(groups)
         waiting_pids = {pid for group in everyone for pid in group}
+        own_server = pss_mib([server])
         rest = pss_mib(sorted(set(clients.family(server)) - waiting_pids))
     note = (
         f"PSS of one of {len(groups)} that wait; nobody else has {own:.1f} MiB of it; what they are made from and held "
@@ -217,6 +227,10 @@ async def measured(directory: Path, look: Look, seconds: float, tick: Callable[[
     if look.processor:
         told = f"{len(groups)} that wait, over {seconds:g} s, {_preloaded(look.preload)} preloaded"
         found[look.processor] = one(look.processor, "processor time of one", "% of a core", share * 100, told)
+    if look.server:
+        found[look.server] = one(
+            look.server, "PSS of the server", "MiB", own_server, f"{len(everyone)} sandboxes ready"
+        )
     return found
 
 

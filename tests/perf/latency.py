@@ -4,7 +4,6 @@ A way is one thing to time and how often a round does it. Rounds take the ways i
 """
 
 import subprocess  # noqa: TID251 - one way is an import in a bare interpreter
-import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -18,9 +17,9 @@ from mcp import Client
 from tests.perf import bare, clients, peers, workspace
 from tests.perf.bare import CODE, PANDAS_CODE, PRINTED, Bare
 from tests.perf.clients import Setup
-from tests.perf.machine import ROOT
 from tests.perf.rows import told
 from tests.perf.series import Series
+from tests.perf.sides import OURS, Side
 
 Once = Callable[[], Awaitable[float]]
 """Do it once; milliseconds."""
@@ -54,6 +53,15 @@ class Way:
     rest: float = 0.0
     """Seconds after each time in which nothing is measured: what it left to be done must not fall on the next."""
     note: str = ""
+    turn: str = ""
+    """What it takes turns with, call by call: others with the same word."""
+    apart: float = 0.0
+    """Seconds before the next turn: what it left to be done must not fall on another's call."""
+
+    @property
+    def run(self) -> int:
+        """Times in a row before another of its turn: what is to be sustained is not interrupted."""
+        return self.block if self.uncounted else 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +78,7 @@ class Bench:
     usable: Collection[str]
     image: str
     wanted: Collection[str]
+    side: Side = OURS
     ways: list[Way] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     """Series that cannot be measured here, and why."""
@@ -85,8 +94,7 @@ class Bench:
         self._bare()
         await self._warm()
         await self._cold()
-        if "start" in self.wanted:
-            self._start()
+        self._start()
         if {"list", "search", "read"} & set(self.wanted):
             await self._large()
         for key in peers.KEYS:
@@ -118,9 +126,8 @@ class Bench:
         if {"print", "paused", "pandas"} & set(self.wanted):
             await self._try("print", clients.over_stdio(setup), self._sustained)
         for driver, rest in clients.RESTS.items():
-            if driver in self.wanted and self._can(driver, driver):
-                made = partial(self._called, key=driver, driver=driver, block=2, rest=rest)
-                await self._try(driver, clients.over_stdio(self._setup(driver)), made)
+            made = partial(self._called, key=driver, driver=driver, block=2, rest=rest)
+            await self._one(driver, self._setup(driver), made)
 
     async def _sustained(self, client: Client) -> None:
         once = partial(clients.printed, client, CODE, PRINTED, "bubblewrap")
@@ -150,15 +157,26 @@ class Bench:
     async def _cold(self) -> None:
         for driver, block, rest in (("bubblewrap", 10, 0.0), ("docker", 2, 0.3), ("gvisor", 2, 0.3)):
             key = f"cold-{driver}"
-            if key in self.wanted and self._can(key, driver):
-                made = partial(self._called, key=key, driver=driver, block=block, rest=rest)
-                await self._try(key, clients.over_stdio(self._setup(driver, cold=True)), made)
+            made = partial(self._called, key=key, driver=driver, block=block, rest=rest)
+            await self._one(key, self._setup(driver, cold=True), made)
+
+    async def _one(self, key: str, setup: Setup, made: Callable[[Client], Awaitable[None]]) -> None:
+        """A server for both programs, where either is wanted and the driver is here."""
+        keys = {key, f"{key}-pandas"} & set(self.wanted)
+        if keys and setup.driver not in self.usable:
+            self.reasons |= dict.fromkeys(keys, f"{setup.driver} cannot be used here: `glovebox doctor` says why")
+        elif keys:
+            await self._try(key, clients.over_stdio(setup), made, also=(f"{key}-pandas",))
 
     async def _called(self, client: Client, *, key: str, driver: str, block: int, rest: float) -> None:
         once = partial(clients.printed, client, CODE, PRINTED, driver)
         await once()  # the first call probes the driver
         note = f"{rest:g} s after each call, for what it left to be made or removed" if rest else ""
         self._add(Way(key=key, what=f"print(1), {key}", once=once, block=block, rest=rest, note=note))
+        if self.pandas is not None:
+            expected = self.pandas.run(PANDAS_CODE, self.workspace)
+            once = partial(clients.printed, client, PANDAS_CODE, expected, driver)
+            self._add(Way(key=f"{key}-pandas", what=f"pandas, {key}", once=once, block=block, rest=rest, note=note))
 
     def _start(self) -> None:
         setup = self._setup("bubblewrap", name="start")
@@ -169,19 +187,27 @@ class Bench:
                 await clients.printed(client, CODE, PRINTED, "bubblewrap")
                 return (time.perf_counter() - began) * 1000
 
-        async def imported() -> float:
+        async def ended(argv: list[str]) -> float:
             began = time.perf_counter()
-            argv = [sys.executable, "-c", "import mcp.server"]
-            subprocess.run(argv, check=True, cwd=ROOT, env={}, timeout=ONE_CALL_SECONDS)  # noqa: ASYNC221 - measured so
+            subprocess.run(  # noqa: ASYNC221 - measured so
+                argv, check=True, cwd=self.side.root, env={}, stdout=subprocess.DEVNULL, timeout=ONE_CALL_SECONDS
+            )
             return (time.perf_counter() - began) * 1000
 
+        def to_end(key: str, what: str, argv: list[str]) -> None:
+            self._add(Way(key=key, what=what, once=partial(ended, argv), block=1 if key == "import-mcp" else 3))
+
+        python, layout = self.side.python, self.side.layout
         self._add(Way(key="start", what="server started, first call answered", once=start))
-        self._add(Way(key="import-mcp", what="the server's interpreter -c 'import mcp.server'", once=imported))
+        to_end("import-mcp", "the server's interpreter -c 'import mcp.server'", [python, "-c", "import mcp.server"])
+        to_end("help", "glovebox --help", self.side.command("--help"))
+        to_end("import", f"import {layout.app}", [python, "-c", f"import {layout.app}"])
 
     async def _large(self) -> None:
         place = self.directory / "files"
-        place.mkdir(mode=0o755)
-        await anyio.to_thread.run_sync(workspace.build, place)
+        if not place.exists():  # another side's server may be looking at it already
+            place.mkdir(mode=0o755)
+            await anyio.to_thread.run_sync(workspace.build, place)
         setup = self._setup("bubblewrap", name="large", place=place)
 
         async def made(client: Client) -> None:
@@ -202,13 +228,8 @@ class Bench:
         self._add(Way(key=key, what=f"print(1), {key}", once=peer.once, every=4, rest=0.5, note="every fourth round"))
 
     def _setup(self, driver: str, *, cold: bool = False, name: str = "", place: Path | None = None) -> Setup:
-        directory = self.directory / (name or f"{'cold' if cold else 'warm'}-{driver}")
-        return Setup(directory=directory, workspace=place or self.workspace, driver=driver, cold=cold)
-
-    def _can(self, key: str, driver: str) -> bool:
-        if driver not in self.usable:
-            self.reasons[key] = f"{driver} cannot be used here: `glovebox doctor` says why"
-        return driver in self.usable
+        directory = self.directory / f"{self.side.name}-{name or ('cold' if cold else 'warm')}-{driver}"
+        return Setup(directory=directory, workspace=place or self.workspace, driver=driver, cold=cold, side=self.side)
 
     async def _try(
         self,
@@ -236,24 +257,39 @@ async def interleaved(
         tick: told before each block what is done.
     """
     taken: dict[str, list[tuple[float, ...]]] = {way.key: [] for way in ways}
+    turns: dict[str, list[Way]] = {}
+    for way in ways:
+        turns.setdefault(way.turn or way.key, []).append(way)
+    order = list(turns.values())
     for number in range(rounds + 1):
-        first = number % len(ways) if ways else 0
-        for way in ways[first:] + ways[:first]:
-            if way.key in reasons or (number and (number - 1) % way.every):
-                continue
-            tick(f"round {number} of {rounds}: {way.key}" if number else f"warming up: {way.key}")
-            try:
-                times = [await _timed(way) for _ in range(way.block)]
-            except Exception as problem:  # noqa: BLE001 - as when it was made
-                reasons[way.key] = told(problem)
-                continue
-            if number:
-                taken[way.key].append(tuple(times[way.uncounted :]))
+        first = number % len(order) if order else 0
+        for turn in order[first:] + order[:first]:
+            due = [way for way in turn if way.key not in reasons and not (number and (number - 1) % way.every)]
+            if due:
+                tick(f"round {number} of {rounds}: {due[0].what}" if number else f"warming up: {due[0].what}")
+            times = await _in_turn(due, number, reasons)
+            for way in due:
+                if number and way.key not in reasons:
+                    taken[way.key].append(tuple(times[way.key][way.uncounted :]))
     return {
         way.key: Series(key=way.key, what=way.what, unit="ms", rounds=tuple(taken[way.key]), note=way.note)
         for way in ways
         if way.key not in reasons and any(taken[way.key])
     }
+
+
+async def _in_turn(ways: list[Way], number: int, reasons: dict[str, str]) -> dict[str, list[float]]:
+    """The block of one round of each, call by call; who is first alternates."""
+    times: dict[str, list[float]] = {way.key: [] for way in ways}
+    for turn in range(max((way.block // way.run for way in ways), default=0)):
+        for way in ways if (number + turn) % 2 == 0 else ways[::-1]:
+            try:
+                for _ in range(way.run if turn < way.block // way.run and way.key not in reasons else 0):
+                    times[way.key].append(await _timed(way))
+                await anyio.sleep(way.apart)
+            except Exception as problem:  # noqa: BLE001 - as when it was made
+                reasons[way.key] = told(problem)
+    return times
 
 
 async def _timed(way: Way) -> float:

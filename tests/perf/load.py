@@ -105,12 +105,12 @@ async def throughput(
     return found
 
 
-async def burst(directory: Path) -> dict[str, Series]:
+async def burst(setup: Setup) -> dict[str, Series]:
     """Calls at once, on a server that has answered none yet."""
     times: list[float] = []
     lost: list[str] = []
     async with (
-        clients.over_http(Setup(directory=directory / "burst", workspace=directory / "workspace")) as listening,
+        clients.over_http(setup) as listening,
         AsyncExitStack() as stack,
     ):
         callers = [await stack.enter_async_context(listening.connected()) for _ in range(BURST)]

@@ -16,6 +16,7 @@ Compare = Literal["ratio", "more", "alone"]
 """To its base: as a ratio; by how much it is more; or not at all."""
 MAX_REASON = 300
 """Characters of why something was not measured."""
+PERCENTILES: tuple[Statistic, ...] = ("p50", "p99")
 Part = Literal["latency", "broker", "load", "burst", "idle", "wire"]
 """Rows of one part are measured together."""
 
@@ -36,6 +37,10 @@ class Row:
     """Of what is judged."""
     most: float | None = None
     least: float | None = None
+    floor: float = 0.0
+    """Between two revisions: what is below this is as good as this, being finer than it can be measured."""
+    between: bool = True
+    """Whether two revisions are compared by it; not by what is not ours, nor by a count that ought to be 0."""
     limit: str = ""
     """What stands in the way of a bound that is not met: said beside the number, where it is not."""
 
@@ -56,6 +61,16 @@ class Row:
         """Keys of the series it is made of."""
         return (self.judged, self.base) if self.base else (self.judged,)
 
+    @property
+    def driver(self) -> str:
+        """The one that it needs."""
+        return next((name for name in ("docker", "gvisor") if name in self.key), "bubblewrap")
+
+    @property
+    def rate(self) -> bool:
+        """Whether more is better."""
+        return self.unit.endswith("/s")
+
 
 _PRINT = "`print(1)`, whole MCP call over stdio, bubblewrap, one after another"
 _PANDAS = "read a CSV, group, print with pandas; whole MCP call over stdio, bubblewrap, one after another"
@@ -73,8 +88,10 @@ _rate = partial(Row, part="load", unit="calls/s")
 _burst = partial(Row, part="burst", compare="alone")
 _broker = partial(Row, part="broker", compare="alone")
 _memory = partial(Row, part="idle", compare="alone", unit="MiB")
-_idle = partial(Row, part="idle", compare="alone", unit=_CORE)
+_idle = partial(Row, part="idle", compare="alone", unit=_CORE, floor=0.01)
 _wire = partial(Row, part="wire", compare="alone")
+_peer = partial(_timed, base="bare", between=False)
+_alone = partial(_timed, compare="alone")
 
 ROWS: tuple[Row, ...] = (
     _timed(key="print-p50", what=_PRINT, series="print", base="bare", most=0.3, limit=_WORK),
@@ -152,10 +169,10 @@ ROWS: tuple[Row, ...] = (
         most=1.5,
         limit="cat takes a millisecond and a call takes what a call takes, however small the file",
     ),
-    _timed(key="docker-run", what="peer: `docker run`, `print(1)`", base="bare"),
-    _timed(key="sandbox-runtime", what="peer: sandbox-runtime, `print(1)`", base="bare"),
-    _timed(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`", base="bare"),
-    _timed(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`", base="bare"),
+    _peer(key="docker-run", what="peer: `docker run`, `print(1)`"),
+    _peer(key="sandbox-runtime", what="peer: sandbox-runtime, `print(1)`"),
+    _peer(key="llm-sandbox", what="peer: llm-sandbox on Docker, `print(1)`"),
+    _peer(key="mcp-run-python", what="peer: mcp-run-python, `print(1)`"),
     _rate(key="throughput", what=_LOAD, base="bare-throughput", least=1, limit="as for `print-p50`"),
     _rate(
         key="throughput-pandas",
@@ -165,7 +182,7 @@ ROWS: tuple[Row, ...] = (
         limit="as for `throughput`, forked from an interpreter with the modules, which costs half as much again, and "
         "the program's own work, 7 ms of pandas",
     ),
-    _burst(key="burst-lost", what="200 calls at once, nothing prepared: lost", unit="calls", most=0),
+    _burst(key="burst-lost", what="200 calls at once, nothing prepared: lost", unit="calls", most=0, between=False),
     _burst(key="burst-p99", what="the same: from sending to the answer", series="burst", statistic="p99"),
     _burst(key="burst-memory", what="the same: the server's most resident memory", unit="MiB"),
     _broker(
@@ -178,7 +195,11 @@ ROWS: tuple[Row, ...] = (
     _broker(key="broker-policy", what="of that, deciding, p50"),
     _broker(key="broker-audit", what="of that, records on disk but the last, p50"),
     _broker(key="broker-receipt", what="of that, the last record and its receipt, p50"),
-    _broker(key="disk", what="a record's length written and flushed, with nothing else, on the same disk, p50"),
+    _broker(
+        key="disk",
+        what="a record's length written and flushed, with nothing else, on the same disk, p50",
+        between=False,
+    ),
     _memory(key="memory-bare", what="a ready sandbox, bubblewrap, nothing preloaded: memory", most=6),
     _memory(key="memory-pandas", what="a ready sandbox, bubblewrap, with pandas: memory", most=25),
     _memory(
@@ -209,8 +230,27 @@ ROWS: tuple[Row, ...] = (
         unit="windows",
         statistic="max",
         most=3,
+        floor=1,
     ),
 )
+
+_COLD = ("cold-bubblewrap", "cold-docker", "cold-gvisor")
+_WITH_PANDAS = ("docker", "gvisor", *_COLD)
+BETWEEN: tuple[Row, ...] = (
+    *(row for row in ROWS if row.between),
+    *(_alone(key=f"{key}-p99", what=f"the slowest of `{key}`", series=key, statistic="p99") for key in _WITH_PANDAS),
+    *(
+        _alone(
+            key=f"{key}-pandas-{p}", what=f"as `{key}`, the program with pandas", series=f"{key}-pandas", statistic=p
+        )
+        for key in _WITH_PANDAS
+        for p in PERCENTILES
+    ),
+    _alone(key="help", what="`glovebox --help`"),
+    _alone(key="import", what="importing the server"),
+    _memory(key="memory-server", what="the server, with the sandboxes of `memory-shipped` ready"),
+)
+"""What two revisions are compared by: the rows above that are ours, and what is promised of nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +317,13 @@ def told(problem: BaseException) -> str:
     return " ".join(f"{type(problem).__name__}: {problem}".split())[:MAX_REASON]
 
 
-def chosen(patterns: Sequence[str]) -> tuple[Row, ...]:
+def chosen(patterns: Sequence[str], rows: tuple[Row, ...] = ROWS) -> tuple[Row, ...]:
     """Rows by key or by pattern (``cold-*``), all where there is none.
 
     Raises:
         ValueError: nothing is called that.
     """
     for pattern in patterns:
-        if not any(fnmatchcase(row.key, pattern) for row in ROWS):
-            raise ValueError(f"there is no row {pattern!r}; there are {', '.join(row.key for row in ROWS)}")
-    return tuple(row for row in ROWS if not patterns or any(fnmatchcase(row.key, each) for each in patterns))
+        if not any(fnmatchcase(row.key, pattern) for row in rows):
+            raise ValueError(f"there is no row {pattern!r}; there are {', '.join(row.key for row in rows)}")
+    return tuple(row for row in rows if not patterns or any(fnmatchcase(row.key, each) for each in patterns))

@@ -11,16 +11,20 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+from mcp import Client
 from rich.console import Console
 from rich.table import Table
 from tests.perf import clients
 from tests.perf.bare import CODE, PRINTED
 from tests.perf.clients import Setup
 from tests.perf.series import Series, quantile
+from tests.perf.sides import OURS, Side, alternating
 from tests.perf.spans import AUDIT, POLICY, RECEIPT
 
 CALLS, QUICK_CALLS = 300, 50
@@ -66,21 +70,34 @@ class Parts:
 
 async def measured(directory: Path, driver: str = "bubblewrap", count: int = CALLS) -> Parts:
     """Make calls one after another, with a pause for the next sandbox, on a server that times its parts."""
+    return (await beside(directory, (OURS,), driver, count))[OURS.name]
+
+
+async def beside(directory: Path, sides: Sequence[Side], driver: str, count: int) -> dict[str, Parts]:
+    """The same on a server of each side, call by call; each times the parts by its own list of where they are."""
     workspace = directory / "workspace"
     workspace.mkdir(exist_ok=True, mode=0o755)
-    file = directory / "spans.json"
-    setup = Setup(directory=directory / f"where-{driver}", workspace=workspace, driver=driver, spans=file)
-    async with clients.over_stdio(setup) as client:
-        whole: list[float] = []
-        for _ in range(WARM_UP + count):
-            whole.append(await clients.printed(client, CODE, PRINTED, driver))
-            await anyio.sleep(clients.RESTS.get(driver, REST_SECONDS))
-    # The server ends when its client has gone, and writes the file last.
-    with anyio.fail_after(clients.END_SECONDS):
-        while not file.exists():  # noqa: ASYNC110 - another process writes it
-            await anyio.sleep(0.05)
-    calls = json.loads(file.read_text())
-    return Parts(whole=tuple(whole[WARM_UP:]), calls=tuple(calls[WARM_UP:]))
+    files = {side.name: directory / f"{side.name}-spans.json" for side in sides}
+    whole: dict[str, list[float]] = {side.name: [] for side in sides}
+    async with AsyncExitStack() as stack:
+        ready: dict[str, Client] = {}
+        for side in sides:
+            place, file = directory / f"{side.name}-where-{driver}", files[side.name]
+            setup = Setup(directory=place, workspace=workspace, driver=driver, spans=file, side=side)
+            ready[side.name] = await stack.enter_async_context(clients.over_stdio(setup))
+        for number in range(WARM_UP + count):
+            for side in alternating(sides, number):
+                whole[side.name].append(await clients.printed(ready[side.name], CODE, PRINTED, driver))
+                await anyio.sleep(clients.RESTS.get(driver, REST_SECONDS))
+    found: dict[str, Parts] = {}
+    for name, file in files.items():
+        # The server ends when its client has gone, and writes the file last.
+        with anyio.fail_after(clients.END_SECONDS):
+            while not file.exists():  # noqa: ASYNC110 - another process writes it
+                await anyio.sleep(0.05)
+        calls = json.loads(file.read_text())
+        found[name] = Parts(whole=tuple(whole[name][WARM_UP:]), calls=tuple(calls[WARM_UP:]))
+    return found
 
 
 def disk(directory: Path, count: int) -> Series:
