@@ -253,19 +253,19 @@ async def compare(options: argparse.Namespace, console: Console, tick: Callable[
             pandas=_pandas(both[0]), rounds=rounds, quick=options.quick, tick=tick,
         )  # fmt: skip
         contrasts = await run.measure()
-    verdict = code(contrasts)
-    if options.json:
-        found = {
-            "format": 1,
-            "machine": facts,
-            "exit": verdict,
-            "slower": [each.row.key for each in contrasts if each.slower],
-            "rows": [each.as_json() for each in contrasts],
-            "series": {key: each.summary() for key, each in run.series.items()},
-        }
-        options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    show(contrasts, facts, console)
-    return verdict
+        verdict = code(contrasts)
+        if options.json:
+            found = {
+                "format": 1,
+                "machine": facts,
+                "exit": verdict,
+                "slower": [each.row.key for each in contrasts if each.slower],
+                "rows": [each.as_json() for each in contrasts],
+                "series": {key: each.summary() for key, each in run.series.items()},
+            }
+            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        show(contrasts, facts, console)
+        return verdict
 
 
 def _pandas(side: Side) -> Bare | None:
