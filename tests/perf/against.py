@@ -24,13 +24,13 @@ from tests.perf.rows import BETWEEN, Part, Row, chosen, told
 from tests.perf.series import Series
 from tests.perf.sides import HERE, THERE, Side, alternating
 
-ROUNDS, QUICK_ROUNDS = 8, 2
+ROUNDS, QUICK_ROUNDS = 6, 2
 MOST_REPEATS = 6
 """Of what takes a server's start or seconds of load for one value; so many are enough for a bootstrap."""
 LOOKS = 3
 """Times that waiting sandboxes are looked at: memory hardly differs between two of them."""
-LOAD_SECONDS, QUICK_LOAD_SECONDS = 6.0, 3.0
-CPU_SECONDS = 8.0
+LOAD_SECONDS, QUICK_LOAD_SECONDS = 5.0, 3.0
+CPU_SECONDS = 5.0
 APART_SECONDS, SETTLE_SECONDS = 0.05, 0.5
 """Between one side's call and the other's, in which a sandbox is made and one removed; and after calls in a row, in
 which a whole queue is."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tests.perf.rows import Row
 from tests.perf.series import Interval, Series, compared, rounded
@@ -40,7 +41,7 @@ class Contrast:
     def verdict(self) -> str:
         """In words."""
         if self.interval is None:
-            return f"not measured: {self.reason}"
+            return "not measured"
         if self.slower:
             return "SLOWER" if self.row.unit in {"ms", "calls/s", "MB/s"} else "MORE"
         if not self.interval.differs:
@@ -106,6 +107,9 @@ def show(contrasts: Sequence[Contrast], facts: Mapping[str, str], console: Conso
     console.print(table)
     for name, fact in facts.items():
         console.print(f"[dim]{name:18} {fact}[/]", highlight=False)
+    for each in contrasts:
+        if each.interval is None:
+            console.print(f"[yellow]{each.row.key}[/] not measured: {escape(each.reason)}", highlight=False)
     for title, keys in (
         (f"slower by more than {SLOWER - 1:.0%}", [each.row.key for each in contrasts if each.slower]),
         ("not measured", [each.row.key for each in contrasts if each.interval is None]),

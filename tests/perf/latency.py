@@ -176,7 +176,9 @@ class Bench:
         if self.pandas is not None:
             expected = self.pandas.run(PANDAS_CODE, self.workspace)
             once = partial(clients.printed, client, PANDAS_CODE, expected, driver)
-            self._add(Way(key=f"{key}-pandas", what=f"pandas, {key}", once=once, block=block, rest=rest, note=note))
+            # Cold, each imports pandas: as many as without would take most of the round.
+            half = block if rest == clients.RESTS.get(driver) else max(1, block // 2)
+            self._add(Way(key=f"{key}-pandas", what=f"pandas, {key}", once=once, block=half, rest=rest, note=note))
 
     def _start(self) -> None:
         setup = self._setup("bubblewrap", name="start")

@@ -109,7 +109,7 @@ def test_nothing_without_a_floor_is_not_measured() -> None:
 def test_what_was_not_measured_has_its_side_and_reason_and_a_code() -> None:
     """Below that of a row that is slower; a run of no rows says nothing, too."""
     missing = contrast(TIMED, {"r here": series("", [1.0])}, {"r there": "it broke"})
-    assert missing.verdict == "not measured: r there: it broke"
+    assert (missing.verdict, missing.reason) == ("not measured", "r there: it broke")
     assert contrast(TIMED, {}, {"r": "no docker"}).reason == "r here: no docker"
     same, slower = between(scaled(1.0), scaled(1.0)), between(scaled(1.2), scaled(1.0))
     assert code([same, missing]) == EXIT_UNMEASURED
@@ -129,6 +129,7 @@ def test_the_table_names_what_is_slower_and_what_is_not_measured() -> None:
     show(contrasts, {"revision": "abc", "against": "def"}, console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().rstrip().splitlines()
+    assert "gone not measured: gone here: not measured in this run" in lines
     assert lines[-2:] == ["slower by more than 5%: slow", "not measured: gone"]
     assert json.loads(json.dumps(contrasts[1].as_json()))["slower"] is True
 
