@@ -6,7 +6,7 @@ from tests.fuzz.harness import SEEDS, bounded
 from glovebox_server.audit import chain
 from glovebox_server.receipts import dsse, statement
 from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.verify import AttestedSandbox, verify
+from glovebox_server.receipts.verify import VerifiedReceipt, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNED = (SEEDS / "receipt" / "signed").read_bytes()[1:]
@@ -22,7 +22,7 @@ def check(data: bytes) -> None:
         content = chain.canonical(dsse.sign(content, KEY, _IDENTITY))
     with bounded():
         try:
-            proved: AttestedSandbox | None = verify(content, KEY.public_key())
+            proved: VerifiedReceipt | None = verify(content, KEY.public_key())
         except NotAReceipt as refused:
             said, proved = str(refused), None
     if proved is None:

@@ -16,7 +16,7 @@ from glovebox_server.errors import AuditUnavailable
 from glovebox_server.receipts import dsse, keys, statement
 from glovebox_server.receipts.dsse import NotAReceipt
 from glovebox_server.receipts.statement import Statement
-from glovebox_server.receipts.verify import AttestedSandbox, of_call
+from glovebox_server.receipts.verify import VerifiedReceipt, of_call
 from glovebox_server.receipts.verify import verify as verify_receipt
 from glovebox_server.secret_files import SecretUnusable
 
@@ -91,7 +91,7 @@ def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None
     return OK
 
 
-def _report(proved: AttestedSandbox, *, audited: bool) -> dict[str, object]:
+def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
     said = json.loads(proved.statement.model_dump_json(exclude_none=True))
     return {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audited, "statement": said}
 

@@ -16,7 +16,7 @@ from glovebox_server.receipts.statement import Statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttestedSandbox:
+class VerifiedReceipt:
     """A receipt that holds."""
 
     statement: Statement
@@ -26,7 +26,7 @@ class AttestedSandbox:
     """Which key signed it."""
 
 
-def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> AttestedSandbox:
+def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> VerifiedReceipt:
     """Check one receipt.
 
     Args:
@@ -44,7 +44,7 @@ def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> 
     digest = "sha256:" + hashlib.sha256(content.removesuffix(b"\n")).hexdigest()
     if audit is not None:
         _place(found, digest, audit)
-    return AttestedSandbox(statement=found, digest=digest, key_id=envelope.key_id)
+    return VerifiedReceipt(statement=found, digest=digest, key_id=envelope.key_id)
 
 
 def of_call(directory: Path, call_id: str) -> bytes | None:
