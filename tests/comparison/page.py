@@ -21,14 +21,15 @@ AREAS = {
 
 
 def keep(kept: Mapping[str, Any], to_json: Path, to_page: Path, order: Sequence[str]) -> None:
-    """Write the results as JSON, systems in this order, case by case beside it, and the generated part of the page.
+    """Write the results as JSON, systems in this order, the tables beside it, and the generated part of the page.
 
     Raises:
         ValueError: the page has no place for it.
     """
     ordered = {**kept, "systems": {key: kept["systems"][key] for key in order if key in kept["systems"]}}
     to_json.write_text(json.dumps(ordered, indent=1, ensure_ascii=False, sort_keys=False) + "\n", encoding="utf-8")
-    to_json.with_suffix(".csv").write_text(case_by_case(ordered), encoding="utf-8")
+    for name, text in tables(ordered).items():
+        to_json.with_name(name).write_text(text, encoding="utf-8")
     to_page.write_text(merged(to_page.read_text(encoding="utf-8"), rendered(ordered)), encoding="utf-8")
 
 
@@ -53,11 +54,8 @@ def rendered(kept: Mapping[str, Any]) -> str:
     )
     parts = [
         about,
-        "### In short",
         _short(kept["cases"], systems),
         *(f"`{key}` was not asked: {each['skipped']}" for key, each in kept["systems"].items() if each["skipped"]),
-        "### How each was run",
-        *(_how(each) for each in systems.values()),
     ]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
@@ -80,29 +78,33 @@ def _counts(results: Mapping[str, Any], names: Sequence[str]) -> str:
     return " ".join(f"{words.count(word)}{mark}" for word, mark in MARKS.items() if word in words) or "·"
 
 
-def case_by_case(kept: Mapping[str, Any]) -> str:
-    """Every case and its mark under every system that was asked, as CSV."""
+def tables(kept: Mapping[str, Any]) -> Mapping[str, str]:
+    """The files beside the page, as CSV by name: every case under every system that was asked; how each was run."""
     systems = [each for each in kept["systems"].values() if not each["skipped"]]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["area", "case", "claim", *(each["title"] for each in systems)])
+    cases = [["area", "case", "claim", *(each["title"] for each in systems)]]
     for case in sorted(kept["cases"], key=lambda case: [*AREAS].index(case["area"])):
         words = (each["results"].get(case["id"], {}).get("word", "") for each in systems)
-        table.writerow([case["area"], case["id"], case["claim"], *(MARKS.get(word, "·") for word in words)])
-    return text.getvalue()
+        cases.append([case["area"], case["id"], case["claim"], *(MARKS.get(word, "·") for word in words)])
+    runs = [["system", "version", "command", "about it", "not promised"]]
+    runs += [[each["title"], each["version"], each["command"], each["notes"], _unpromised(each)] for each in systems]
+    elsewhere = [["case that is not asked of others", "why"], *([name, why] for name, why in kept["elsewhere"].items())]
+    return {
+        "comparison.csv": _csv(cases), "comparison-systems.csv": _csv(runs), "comparison-elsewhere.csv": _csv(elsewhere)
+    }  # fmt: skip
 
 
-def _how(system: Mapping[str, Any]) -> str:
-    lines = [
-        f"**{system['title']}**, {system['version']}" + (f". {_sentence(system['notes'])}" if system["notes"] else "")
-    ]
-    lines.append(f"```text\n{system['command']}\n```")
+def _unpromised(system: Mapping[str, Any]) -> str:
     reasons: dict[str, list[str]] = {}
     for name, found in system["results"].items():
         if found["word"] == "unpromised":
-            reasons.setdefault(found["reason"], []).append(f"`{name}`")
-    lines += [f"- ○ {_sentence(reason)} {', '.join(names)}" for reason, names in reasons.items()]
-    return "\n".join([*lines[:2], "", *lines[2:]]).rstrip()
+            reasons.setdefault(found["reason"], []).append(name)
+    return " ".join(f"{_sentence(reason)} ({', '.join(names)})" for reason, names in reasons.items())
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _sentence(words: str) -> str:
