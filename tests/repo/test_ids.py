@@ -20,7 +20,7 @@ ELSEWHERE = (
 _ATTACK = re.compile(r"(?<![\w.-])[EFIM][0-9]{1,2}(?![\w-])")
 _IN_A_NAME = re.compile(r"\btest_([efim][0-9]{1,2})_")
 _CLAIM = re.compile(r"\bGB-[A-Z]+-[0-9]+\b")
-_ROW = re.compile(r"^\| ([EFIM][0-9]{1,2}) \| (.+) \|$", re.MULTILINE)
+_ENTRY = re.compile(r"^- \*\*([EFIM][0-9]{1,2})\*\* (.+)$", re.MULTILINE)
 
 
 def used() -> Mapping[str, set[str]]:
@@ -37,10 +37,10 @@ def used() -> Mapping[str, set[str]]:
 
 def test_every_id_is_in_the_index_and_none_is_dead() -> None:
     """Attacks are in docs/internals/ids.md, claims in the threat model."""
-    rows = _ROW.findall(dict(texts())[INDEX])
-    defined = [identity for identity, _ in rows]
+    entries = _ENTRY.findall(dict(texts())[INDEX])
+    defined = [identity for identity, _ in entries]
     assert len(defined) == len(set(defined)) > 40
-    assert [identity for identity, sentence in rows if not sentence.endswith(".")] == []
+    assert [identity for identity, sentence in entries if not sentence.endswith(".")] == []
     known = {*defined, *(each.id for each in claims.sentences())}
     made_up = {"GB-FILE-99"}  # in the test of the claims themselves
     uses = used()
