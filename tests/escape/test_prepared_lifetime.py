@@ -43,7 +43,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def ready(app: App) -> list[str]:
     """Ids of the sandboxes that stand ready."""
-    return [each.proved.sandbox.id for shelf in app.broker.sandboxes.pool._queues.values() for each in shelf.waiting]
+    return [each.attested.sandbox.id for queue in app.broker.sandboxes.pool._queues.values() for each in queue.ready]
 
 
 async def printed(app: App, code: str) -> str:
@@ -86,8 +86,8 @@ async def test_modules_are_imported_ahead_for_programs_that_may_want_them_alone(
     file.write_text(file.read_text() + 'preload = ["colorsys"]\n')
     there = "import sys\nprint('color' + 'sys' in sys.modules)"
     async with warm(settings) as app:
-        shelves = app.broker.sandboxes.pool._queues.values()
-        await until(lambda: [len(each.waiting) > 0 for each in shelves] == [True, True])
+        queues = app.broker.sandboxes.pool._queues.values()
+        await until(lambda: [len(each.ready) > 0 for each in queues] == [True, True])
         assert len(zygotes.running(os.getpid())) == 2
         assert await printed(app, there) == "False\n"
         assert await printed(app, f"{there}  # colorsys") == "True\n"

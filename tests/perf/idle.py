@@ -22,7 +22,7 @@ AT_ONCE = 8
 """Calls before looking: after them several sandboxes wait, as on a server that is in use."""
 SETTLED_LOOKS = 10
 LOOK_SECONDS = 0.2
-"""The shelf is full when the same sandboxes were there in so many looks, so far apart."""
+"""The queue is full when the same sandboxes were there in so many looks, so far apart."""
 SETTLE_SECONDS = 60.0
 CPU_SECONDS = 20.0
 QUICK_CPU_SECONDS = 4.0

@@ -37,7 +37,7 @@ from tests.soak.engine import OwnEngine, own_engine
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 from glovebox_sandboxes.drivers.registry import NAMES
-from glovebox_sandboxes.pool import pool
+from glovebox_sandboxes.pool.state import MOST_READY
 from glovebox_server.audit.verify import verify
 
 ROOT = Path(__file__).parents[2]
@@ -292,7 +292,7 @@ class Soak:
         if self.start == "cold":
             return (now.children, now.groups, now.containers) == (1, 0, 0)
         # Each has two processes and up to three groups, and so has what they are forked from.
-        most = pool.MOST_READY + 1
+        most = MOST_READY + 1
         return now.children <= 1 + 2 * most and now.groups <= 3 * most and now.containers <= most
 
 
@@ -435,7 +435,7 @@ async def run(  # noqa: PLR0917 - what the command line says
             # Connections to an Engine are kept: as many as calls were ever under way.
             # So are those to sandboxes that wait, three for each.
             f"descriptors: {warm.descriptors} became {last.descriptors}": last.descriptors
-            <= warm.descriptors + (2 if start == "cold" else 3 * pool.MOST_READY),
+            <= warm.descriptors + (2 if start == "cold" else 3 * MOST_READY),
             f"left while idle: {last}": soak.at_rest(last),
             f"processes: {leftovers.alive(family)}": not leftovers.alive(family),
             f"processes in a sandbox: {stayed}": not stayed,

@@ -260,11 +260,11 @@ async def test_a_call_from_decision_to_result(scene: Scene) -> None:
 
 
 async def settled(scene: Scene) -> None:
-    """Everything that waits is on its shelf, and nothing else is alive."""
+    """Everything that waits is in its queue, and nothing else is alive."""
     for _ in range(1000):
-        shelves = scene.broker.sandboxes.pool._queues.values()
-        waiting = sum(len(shelf.waiting) for shelf in shelves)
-        if scene.driver.live == waiting and not any(shelf.preparing or shelf.room > 0 for shelf in shelves):
+        queues = scene.broker.sandboxes.pool._queues.values()
+        waiting = sum(len(queue.ready) for queue in queues)
+        if scene.driver.live == waiting and not any(queue.preparing or queue.missing > 0 for queue in queues):
             return
         await anyio.lowlevel.checkpoint()
     pytest.fail(f"{scene.driver.live} sandboxes live and {waiting} wait")
@@ -292,12 +292,12 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
 
 
 async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox_without(scene: Scene) -> None:
-    """By a plan of its own, with a shelf of its own."""
+    """By a plan of its own, with a queue of its own."""
     scene.driver.prepares = True
-    shelves = scene.broker.sandboxes.pool._queues
+    queues = scene.broker.sandboxes.pool._queues
     for code, kinds in (("print(1)", [False]), ("import pandas", [False, True])):
         await scene.call(code=code)
-        assert [bool(shelf.plan.spec.preload) for shelf in shelves.values()] == kinds
+        assert [bool(queue.plan.spec.preload) for queue in queues.values()] == kinds
 
 
 async def test_a_call_alone_has_nothing_prepared_and_imports_nothing_ahead(scene: Scene) -> None:

@@ -14,7 +14,7 @@ from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_sandboxes.host import mounts
-from glovebox_sandboxes.pool import idle_gate
+from glovebox_sandboxes.pool import idle_gate, refill, state
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.session.connection import GuestConnection
 
@@ -41,8 +41,8 @@ async def test_after_the_first_call_one_waits_and_the_next_call_gets_it(*, quick
 @both
 @jumping
 async def test_what_can_wait_waits_for_a_call_that_is_under_way_but_not_for_long(*, quick: bool) -> None:
-    """The next one is prepared, and a used one removed, in the lull between calls; or after a while without one."""
-    for seconds, over in ((idle_gate.LULL_SECONDS / 2, False), (idle_gate.LULL_SECONDS * 1.1, True)):
+    """The next one is prepared, and a used one removed, between calls; or after a while without one."""
+    for seconds, over in ((idle_gate.DEFER_SECONDS / 2, False), (idle_gate.DEFER_SECONDS * 1.1, True)):
         async with a_scene(Fake(quick=quick)) as scene:
             await scene.call()
             await scene.settle()
@@ -226,14 +226,14 @@ async def test_demand_raises_how_many_wait_and_idleness_lowers_and_clears_it(*, 
         await scene.call()
         few = len(await scene.settle())
         for _ in range(6):
-            await burst(scene, pools.MOST_READY)
-            assert len(await scene.settle()) <= pools.MOST_READY
+            await burst(scene, state.MOST_READY)
+            assert len(await scene.settle()) <= state.MOST_READY
         many = len(await scene.settle())
-        assert few <= 2 < many <= pools.MOST_READY
-        fewer = len(await scene.settle(pools.LOOK_SECONDS * 8))
+        assert few <= 2 < many <= state.MOST_READY
+        fewer = len(await scene.settle(state.REVIEW_SECONDS * 8))
         assert 1 <= fewer < many
-        assert len(await scene.settle(pools.LOOK_SECONDS * 40)) <= 2
-        assert await scene.settle(pools.IDLE_SECONDS) == []
+        assert len(await scene.settle(state.REVIEW_SECONDS * 40)) <= 2
+        assert await scene.settle(state.IDLE_SECONDS) == []
         assert scene.driver.sources == 0
         assert scene.told() == ["opened", "cleared"]
         await scene.call()
@@ -245,21 +245,21 @@ async def test_demand_raises_how_many_wait_and_idleness_lowers_and_clears_it(*, 
 async def test_sandboxes_that_wait_take_a_bounded_share_of_what_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ceiling follows the host, is on the record, and a call is served even where nothing may wait."""
     available = 8 * GIB
-    monkeypatch.setattr(pools, "_available_bytes", lambda: available)
+    monkeypatch.setattr(refill, "_available_bytes", lambda: available)
     async with a_scene(Fake(bytes_each=GIB // 8)) as scene:
         for _ in range(5):
             await burst(scene, 40)
-        assert len(await scene.settle()) == 8 * GIB // pools.MEMORY_SHARE // (GIB // 8) == 8
+        assert len(await scene.settle()) == 8 * GIB // state.MEMORY_SHARE // (GIB // 8) == 8
         available = 2 * GIB
-        assert len(await scene.settle(pools.LOOK_SECONDS)) <= 2
+        assert len(await scene.settle(state.REVIEW_SECONDS)) <= 2
         assert scene.told() == ["opened", "limited"]
         assert scene.events[-1].most == 2
         available = 0
-        assert await scene.settle(pools.LOOK_SECONDS) == []
+        assert await scene.settle(state.REVIEW_SECONDS) == []
         await scene.call()
         assert await scene.settle() == []
         available = 8 * GIB
-        await scene.settle(pools.LOOK_SECONDS)
+        await scene.settle(state.REVIEW_SECONDS)
         await scene.call()
         assert await scene.settle()
 
@@ -277,7 +277,7 @@ async def test_a_source_that_fails_is_told_once_costs_no_call_and_recovers(where
             assert (await scene.call()).how == "cold"
         assert await scene.settle() == []
         assert len(driver.tried) == 1
-        first, last = pools.RETRY_SECONDS
+        first, last = state.RETRY_SECONDS
         for _ in range(100):
             assert (await scene.call()).how == "cold"
             await scene.settle(first)
@@ -324,7 +324,7 @@ async def test_what_is_not_isolated_as_planned_is_given_to_nobody(*, quick: bool
         (failed,) = [event for event in scene.events if event.what == "failed"]
         assert "capabilities: planned 0x0, found 0x200000" in failed.reason
         scene.driver.measured = {}
-        await scene.settle(pools.RETRY_SECONDS[1])
+        await scene.settle(state.RETRY_SECONDS[1])
         await scene.call()
         assert await scene.settle()
 
@@ -352,7 +352,7 @@ async def test_wherever_a_call_is_cancelled_its_sandbox_is_gone(*, quick: bool) 
                     tasks.cancel_scope.cancel()
                 await scene.settle()
                 assert all(each.how == "prepared" and not each.dead for each in scene.driver.live)
-                assert len(scene.driver.live) <= pools.MOST_READY
+                assert len(scene.driver.live) <= state.MOST_READY
                 if done:
                     break
             else:
@@ -363,7 +363,7 @@ async def test_wherever_a_call_is_cancelled_its_sandbox_is_gone(*, quick: bool) 
 @both
 @jumping
 async def test_wherever_the_server_is_stopped_nothing_is_left(*, quick: bool) -> None:
-    """With a call under way, one on its way and the shelf being filled; ``a_scene`` looks."""
+    """With a call under way, one on its way and the queue being filled; ``a_scene`` looks."""
     for steps in range(60):
         with anyio.CancelScope() as scope:
             async with a_scene(Fake(quick=quick)) as scene, anyio.create_task_group() as calls:
@@ -382,8 +382,8 @@ async def test_a_burst_larger_than_everything_loses_no_call(*, quick: bool) -> N
         for _ in range(3):
             found = await burst(scene, 200)
             assert len({each.id for each in found}) == 200
-            assert len(await scene.settle()) <= pools.MOST_READY
-        assert scene.driver.at_once <= pools.MAKERS
+            assert len(await scene.settle()) <= state.MOST_READY
+        assert scene.driver.at_once <= pools.MOST_STARTING
         assert "failed" not in scene.told()
 
 
@@ -394,16 +394,16 @@ async def test_what_differs_in_its_modules_alone_is_kept_as_long_as_either_is_us
     other = replace(PLAN, spec=replace(PLAN.spec, preload=("module",)))
     async with a_scene(Fake(quick=quick)) as scene:
         scene.pool.prepare(scene.driver, other)
-        shelf = scene.pool._tended(scene.driver, other)
-        for _ in range(int(pools.RENEW_SECONDS / 300) + 2):
+        queue = scene.pool._queue(scene.driver, other)
+        for _ in range(int(state.RENEW_SECONDS / 300) + 2):
             await scene.call()
             await scene.settle(300)
-        assert shelf.waiting
-        await scene.settle(pools.IDLE_SECONDS + pools.LOOK_SECONDS)
-        assert (len(shelf.waiting), scene.driver.sources) == (0, 0)
+        assert queue.ready
+        await scene.settle(state.IDLE_SECONDS + state.REVIEW_SECONDS)
+        assert (len(queue.ready), scene.driver.sources) == (0, 0)
         await scene.call()
         await scene.settle()
-        assert shelf.waiting
+        assert queue.ready
 
 
 @both
@@ -415,9 +415,9 @@ async def test_a_source_is_renewed_while_calls_that_use_it_finish(*, quick: bool
         old = await scene.settle()
         async with scene.take() as sandbox:
             assert sandbox in old
-            for _ in range(int(pools.RENEW_SECONDS / pools.LOOK_SECONDS) + 2):
+            for _ in range(int(state.RENEW_SECONDS / state.REVIEW_SECONDS) + 2):
                 await scene.call()
-                await scene.settle(pools.LOOK_SECONDS)
+                await scene.settle(state.REVIEW_SECONDS)
             assert not sandbox.dead
             assert len(scene.driver.tried) == 2
             new = await scene.settle()
@@ -441,7 +441,7 @@ async def test_a_source_that_failed_is_told_as_failed_also_while_a_call_still_us
                 each.die()
             await scene.settle()
             scene.driver.problem = None
-            await scene.settle(pools.RETRY_SECONDS[1])
+            await scene.settle(state.RETRY_SECONDS[1])
             await scene.call()
             await scene.settle()
         await scene.settle()
@@ -449,22 +449,43 @@ async def test_a_source_that_failed_is_told_as_failed_also_while_a_call_still_us
 
 
 @jumping
-async def test_nothing_waits_on_a_shelf_that_nobody_tends() -> None:
+async def test_a_source_that_cannot_be_closed_takes_nothing_from_the_one_after_it() -> None:
+    """It was replaced while a call still used it; what its end does is told, and is no end of the new one."""
+    async with a_scene(Fake(quick=True)) as scene:
+        await scene.call()
+        await scene.settle()
+        async with scene.take() as held:
+            for _ in range(int(state.RENEW_SECONDS / state.REVIEW_SECONDS) + 2):
+                await scene.call()
+                waiting = set(await scene.settle(state.REVIEW_SECONDS)) - {held}
+            assert waiting
+            assert scene.driver.sources == 2
+            scene.driver.close_problem = SandboxUnavailable("Stopping a zygote", "it will not end", "")
+        assert waiting <= set(await scene.settle())
+        scene.driver.close_problem = None
+        assert await scene.call() in waiting
+        assert (scene.driver.sources, len(scene.driver.tried)) == (1, 2)
+        (failed,) = [event for event in scene.events if event.what == "failed"]
+        assert failed.reason == "Stopping a zygote: it will not end"
+
+
+@jumping
+async def test_nothing_waits_in_a_queue_that_nobody_refills() -> None:
     """Also what was still being prepared when it was cleared."""
     async with a_scene(Fake(steps=5)) as scene:
         await scene.call()
         for _ in range(30):
-            waiting = await scene.settle(pools.RENEW_SECONDS / 30 - 0.5)
+            waiting = await scene.settle(state.RENEW_SECONDS / 30 - 0.5)
             for each in waiting:
                 each.die()  # so that another is on its way at whatever moment
             await scene.call()
-        assert await scene.settle(pools.IDLE_SECONDS * 2) == []
+        assert await scene.settle(state.IDLE_SECONDS * 2) == []
         assert scene.driver.sources == 0
 
 
 @jumping
 async def test_plans_do_not_share_sandboxes() -> None:
-    """Two profiles, two shelves: what was prepared for one is never given to the other."""
+    """Two profiles, two queues: what was prepared for one is never given to the other."""
     other = replace(PLAN, spec=replace(PLAN.spec, output=True))
     async with a_scene() as scene:
         await scene.call()

@@ -1,0 +1,164 @@
+"""Keeps one ready queue filled from one source, and holds each sandbox of it from PREPARING to GONE."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.abc
+import structlog
+
+from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.measure import describe
+from glovebox_sandboxes.pool.idle_gate import IdleGate
+from glovebox_sandboxes.pool.prepared import PreparedSandbox
+from glovebox_sandboxes.pool.ready_queue import ReadyQueue, Supply
+from glovebox_sandboxes.pool.state import REVIEW_SECONDS, Event, State, capacity_of, expired
+from glovebox_sandboxes.session.run import AttestedSandbox
+
+What = Literal["opened", "limited", "failed", "recovered", "cleared"]
+Announce = Callable[[What, ReadyQueue, str], Awaitable[None]]
+"""Takes what happened to which queue, and why."""
+Attest = Callable[[Sandbox, Driver, Plan], Awaitable[AttestedSandbox]]
+
+_log = structlog.get_logger(__name__)
+
+
+class Refill:
+    """One task that keeps a queue filled, until nobody leases from it any more or its source fails."""
+
+    def __init__(
+        self, queue: ReadyQueue, *, starts: anyio.CapacityLimiter, gate: IdleGate, attest: Attest, announce: Announce
+    ) -> None:
+        """Become what the queue is supplied by; ``run`` must be started.
+
+        Args:
+            queue: what is to be kept filled.
+            starts: bounds how many sandboxes are being started at one time.
+            gate: defers what calls need not wait for.
+            attest: waits until a sandbox is ready, and holds it against its plan.
+            announce: told of each change that a reader of the log may ask about.
+        """
+        self._queue = queue
+        self._supply = queue.supply = Supply()
+        self._starts = starts
+        self._gate = gate
+        self._attest = attest
+        self._announce = announce
+        self._problem: SandboxUnavailable | None = None
+
+    async def run(self) -> None:
+        """Open the source, keep the queue filled, and close the source when no call uses what came from it."""
+        queue, supply = self._queue, self._supply
+        try:
+            fingerprint = queue.fingerprint()
+            async with queue.driver.source(queue.plan) as source, anyio.create_task_group() as keepers:
+                if not queue.backoff.failing:
+                    await self._announce("opened", queue, "")
+                supply.source, supply.fingerprint = source, fingerprint
+                try:
+                    await self._fill(source, keepers)
+                finally:
+                    # From here on the queue may be refilled anew, while calls still use what they leased from this one.
+                    queue.close(supply)
+                await self._end(self._problem)
+        except Exception as problem:  # noqa: BLE001 - a call that meets it says so; the server goes on
+            queue.close(supply)
+            await self._end(_unavailable(problem))
+
+    async def keep(self, sandbox: PreparedSandbox, source: Source) -> None:
+        """Take one sandbox from PREPARING to GONE: this is its whole life.
+
+        What calls do to it meanwhile is in ``ReadyQueue.lease`` and ``Pool.take``.
+        """
+        queue = self._queue
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    await self._gate.idle(lambda: queue.has_waiters)
+                    async with self._starts:
+                        sandbox.fingerprint = queue.fingerprint()
+                        opened = await stack.enter_async_context(source.open())
+                        sandbox.attested = await self._attest(opened, queue.driver, queue.plan)
+                    await self._accept(sandbox.attested)
+                    sandbox.advance(Event.ATTESTED)
+                    if queue.supply is self._supply:
+                        await queue.offer(sandbox)
+                    else:
+                        sandbox.discard()
+                    if sandbox.state is State.LEASED:
+                        await sandbox.reached(State.ENDING)
+                        await self._gate.idle(lambda: sandbox.awaited)
+                except BaseException:
+                    sandbox.advance(Event.FAILED)
+                    raise
+        except Exception as problem:  # noqa: BLE001 - calls are using others of this source
+            self._problem = self._problem or _unavailable(problem)
+            queue.changed.set()
+        finally:
+            sandbox.advance(Event.CLOSED)
+            queue.sandboxes.remove(sandbox)
+
+    async def _accept(self, attested: AttestedSandbox) -> None:
+        """Refuse what is not as planned; where preparing had failed before, it works again."""
+        if attested.attestation.differences:
+            reason = f"it is not what was planned ({describe(attested.attestation.differences)})"
+            raise SandboxUnavailable("Preparing a sandbox", reason, "Run `glovebox doctor`.")
+        if self._queue.backoff.failing:
+            self._queue.backoff.reset()
+            await self._announce("recovered", self._queue, "")
+
+    async def _fill(self, source: Source, keepers: anyio.abc.TaskGroup) -> None:
+        """Prepare what is missing, until nothing is wanted any more, or preparing one fails."""
+        queue = self._queue
+        opened_at = reviewed_at = anyio.current_time()
+        queue.demand.capacity = _capacity(source)
+        while self._problem is None and not queue.stale and not self._expired(opened_at):
+            queue.changed = anyio.Event()
+            for _ in range(queue.missing):
+                sandbox = PreparedSandbox()
+                queue.sandboxes.add(sandbox)
+                keepers.start_soon(self.keep, sandbox, source)
+            with anyio.move_on_after(max(0.0, reviewed_at + REVIEW_SECONDS - anyio.current_time())):
+                await queue.changed.wait()
+                continue
+            reviewed_at = anyio.current_time()
+            if queue.demand.review(_capacity(source)):
+                await self._announce("limited", queue, "the host has little memory left")
+            queue.trim(queue.demand.wanted)
+
+    def _expired(self, opened_at: float) -> bool:
+        used_at = max(each.demand.used_at for each in self._queue.siblings)
+        return expired(anyio.current_time(), used_at=used_at, opened_at=opened_at)
+
+    async def _end(self, problem: SandboxUnavailable | None) -> None:
+        queue = self._queue
+        if problem is None:
+            await self._announce("cleared", queue, "nobody took from it for a while, or it is started anew")
+            return
+        first = not queue.backoff.failing
+        queue.backoff.fail(anyio.current_time())
+        if first:
+            await self._announce("failed", queue, f"{problem.what}: {problem.reason}")
+
+
+def _unavailable(problem: Exception) -> SandboxUnavailable:
+    if isinstance(problem, SandboxUnavailable):
+        return problem
+    _log.error("preparing sandboxes failed", exc_info=problem)
+    reason = f"nobody foresaw this ({type(problem).__name__})"
+    return SandboxUnavailable("Preparing a sandbox", reason, "See the server's log, and report it.")
+
+
+def _capacity(source: Source) -> int:
+    return capacity_of(_available_bytes(), source.bytes_each)
+
+
+def _available_bytes() -> int:
+    """What the host can give without swapping, see proc_meminfo(5)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
