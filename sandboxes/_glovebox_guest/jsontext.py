@@ -1,13 +1,13 @@
 """JSON for the wire: the standard library's own C scanner and encoder, without the package around them.
 
-``import json`` takes as long as starting the interpreter itself, because it brings ``re`` and ``enum``, and the guest
-pays it on every cold start. Strict: one value, nothing before or after it, no NaN or Infinity and no number that would
-be read as one, ASCII out. Where an interpreter's C parts differ, the package is used instead.
+Strict: one value, nothing before or after it, no NaN or Infinity and no number that would be read as one, ASCII out.
+Where an interpreter's C parts differ, the package is used instead.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -42,7 +42,7 @@ class _Context:
 
 
 try:
-    import _json
+    from _glovebox_guest.stdlib import json as _json
 
     _scan = _json.make_scanner(_Context)  # type: ignore[arg-type]  # any object with these attributes
     _encode = _json.make_encoder(None, _unknown, _json.encode_basestring_ascii, None, ":", ",", False, False, False)

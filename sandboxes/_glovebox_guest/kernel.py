@@ -1,14 +1,14 @@
 """System calls the guest needs and Python does not have.
 
-On ``_ctypes`` alone: the package around it takes two milliseconds to import, on every cold start. What is used here is
-what ``ctypes.CDLL(None, use_errno=True)`` uses.
+On the C module of ``ctypes`` alone. What is used here is what ``ctypes.CDLL(None, use_errno=True)`` uses.
 """
 
 from __future__ import annotations
 
-import _ctypes
 import os
 import struct
+
+from _glovebox_guest.stdlib import ctypes
 
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
@@ -34,48 +34,48 @@ _PR_GET_NO_NEW_PRIVS = 39
 _FILTER_PROGRAM = struct.Struct("@HP")
 
 
-class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
+class _Long(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
     _type_ = "l"
 
 
-class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
+class _Int(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
     _type_ = "i"
 
 
-class _Pointer(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
+class _Pointer(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
     _type_ = "P"
 
 
-class _Size(_ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
+class _Size(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
     _type_ = "L"
 
 
-class _LongFunction(_ctypes.CFuncPtr):
-    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+class _LongFunction(ctypes.CFuncPtr):
+    _flags_ = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = _Long
 
 
-class _PythonFunction(_ctypes.CFuncPtr):
-    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO | _ctypes.FUNCFLAG_PYTHONAPI
+class _PythonFunction(ctypes.CFuncPtr):
+    _flags_ = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO | ctypes.FUNCFLAG_PYTHONAPI
     _restype_ = _Long
 
 
-class _Function(_ctypes.CFuncPtr):
-    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+class _Function(ctypes.CFuncPtr):
+    _flags_ = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = _Int
 
 
-_self = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself
-_syscall = _LongFunction(_ctypes.dlsym(_self, "syscall"))
-_prctl = _Function(_ctypes.dlsym(_self, "prctl"))
-_clone = _PythonFunction(_ctypes.dlsym(_self, "syscall"))
-_before_fork = _PythonFunction(_ctypes.dlsym(_self, "PyOS_BeforeFork"))
-_after_fork_parent = _PythonFunction(_ctypes.dlsym(_self, "PyOS_AfterFork_Parent"))
-_after_fork_child = _PythonFunction(_ctypes.dlsym(_self, "PyOS_AfterFork_Child"))
-_unshare = _Function(_ctypes.dlsym(_self, "unshare"))
-_mount = _Function(_ctypes.dlsym(_self, "mount"))
-_madvise = _Function(_ctypes.dlsym(_self, "madvise"))
-_capset = _Function(_ctypes.dlsym(_self, "capset"))
+_self = ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself
+_syscall = _LongFunction(ctypes.dlsym(_self, "syscall"))
+_prctl = _Function(ctypes.dlsym(_self, "prctl"))
+_clone = _PythonFunction(ctypes.dlsym(_self, "syscall"))
+_before_fork = _PythonFunction(ctypes.dlsym(_self, "PyOS_BeforeFork"))
+_after_fork_parent = _PythonFunction(ctypes.dlsym(_self, "PyOS_AfterFork_Parent"))
+_after_fork_child = _PythonFunction(ctypes.dlsym(_self, "PyOS_AfterFork_Child"))
+_unshare = _Function(ctypes.dlsym(_self, "unshare"))
+_mount = _Function(ctypes.dlsym(_self, "mount"))
+_madvise = _Function(ctypes.dlsym(_self, "madvise"))
+_capset = _Function(ctypes.dlsym(_self, "capset"))
 
 
 def syscall(what: str, number: int, *arguments: int | bytes | None) -> int:
@@ -126,7 +126,7 @@ def fork_into(namespaces: int) -> int:
     _before_fork()
     # Without a stack of its own the child goes on where the parent is; the interpreter is not left meanwhile.
     pid = _clone(_SYS_CLONE, _Size(namespaces | _SIGCHLD), _Size(0), _Size(0), _Size(0), _Size(0))
-    number = _ctypes.get_errno()
+    number = ctypes.get_errno()
     if pid == 0:
         _after_fork_child()
         return 0
@@ -160,8 +160,8 @@ def drop_capabilities() -> None:
         if held:
             _checked(f"prctl(PR_CAPBSET_DROP, {capability})", _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
         capability += 1
-    if _ctypes.get_errno() != _EINVAL:
-        raise OSError(_ctypes.get_errno(), "prctl(PR_CAPBSET_READ)")
+    if ctypes.get_errno() != _EINVAL:
+        raise OSError(ctypes.get_errno(), "prctl(PR_CAPBSET_READ)")
     # Without an inheritable set there is no ambient one either.
     _checked("capset(2)", _capset(_CAPABILITY_HEADER, _NO_CAPABILITIES))
 
@@ -186,6 +186,6 @@ def add_filter(program: bytes) -> None:
 def _checked(what: str, result: int) -> int:
     # -1 is the C library's word for failure, of the function's own width: read as wider, it is none.
     if result == -1:
-        number = _ctypes.get_errno()
+        number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result

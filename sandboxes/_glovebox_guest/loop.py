@@ -6,14 +6,13 @@ under way, and the host always reads.
 
 from __future__ import annotations
 
-import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
 import select
 from time import monotonic
 
 from _glovebox_guest import wire
+from _glovebox_guest.stdlib import TYPE_CHECKING, signal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any

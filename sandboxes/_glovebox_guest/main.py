@@ -5,7 +5,6 @@ It is the sandbox's process 1: when it exits, the kernel ends everything else in
 
 from __future__ import annotations
 
-import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
 import sys
 
@@ -14,8 +13,8 @@ from _glovebox_guest.jsontext import loads
 from _glovebox_guest.kernel import add_filter, get_dumpable, set_dumpable
 from _glovebox_guest.loop import HostGone, Loop
 from _glovebox_guest.measure import measure
+from _glovebox_guest.stdlib import TYPE_CHECKING, signal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 

@@ -6,8 +6,8 @@ import os
 import sys
 
 from _glovebox_guest.kernel import get_no_new_privs
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

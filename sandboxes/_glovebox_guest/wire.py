@@ -25,10 +25,8 @@ from __future__ import annotations
 import struct
 
 from _glovebox_guest.jsontext import dumps, loads
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-# The guest starts in a few milliseconds, and `dataclasses` and `typing` alone would cost ten: types are for the checker
-# only, and events are plain slotted classes.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Literal, TypeAlias

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import os
 import select
 from time import monotonic
@@ -12,8 +11,8 @@ from _glovebox_guest.files.output import collect
 from _glovebox_guest.loop import Loop, Relay, StreamHandler
 from _glovebox_guest.program import child as children
 from _glovebox_guest.program import rusage
+from _glovebox_guest.stdlib import TYPE_CHECKING, signal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
@@ -277,14 +276,14 @@ def _holds_anything(output: str) -> bool:
 
 def warm_up() -> None:
     """Import what most children need first, before they are forked."""
-    import _ast
     import resource
 
     from _glovebox_guest import landlock
     from _glovebox_guest.jobs import python
     from _glovebox_guest.program import emit, write_only
+    from _glovebox_guest.stdlib import ast
 
-    del _ast, resource, emit, landlock, write_only, python
+    del ast, resource, emit, landlock, write_only, python
 
 
 def prefault(child: children.Child, config: Mapping[str, Any]) -> None:

@@ -11,8 +11,6 @@ See user_namespaces(7), pid_namespaces(7), mount_namespaces(7).
 
 from __future__ import annotations
 
-import _signal as signal  # `signal` itself brings `enum`: milliseconds
-import _socket
 import gc
 import os
 import sys
@@ -21,9 +19,9 @@ from _glovebox_guest import kernel
 from _glovebox_guest.jsontext import dumps, loads
 from _glovebox_guest.main import serve, take_wire
 from _glovebox_guest.measure import namespaces
+from _glovebox_guest.stdlib import TYPE_CHECKING, signal, socket
 from _glovebox_guest.work import warm_up
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -61,7 +59,7 @@ def main() -> None:
     kernel.set_dumpable(0)
     own = os.getuid()
     # Out of the way of modules that print when they are imported.
-    orders = _socket.socket(fileno=take_wire()[0])
+    orders = socket.socket(fileno=take_wire()[0])
     # Nobody waits for what is forked: the host sees its end by a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     warm_up()
@@ -166,14 +164,14 @@ def _collapse() -> None:
             kernel.collapse(first, last - first)
 
 
-def _next(orders: _socket.socket) -> tuple[bytes, list[int]]:
+def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
     """The next order and the descriptors that came with it; empty when the host has closed the socket."""
     from array import array
 
-    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, _socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
+    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
     descriptors = array("i")
     for level, kind, data in ancillary:
-        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % _INT_BYTES])
     return order, list(descriptors)
 
@@ -220,8 +218,8 @@ def _announce() -> None:
     from array import array
 
     pidfd = os.pidfd_open(os.getpid())
-    wire = _socket.socket(fileno=1)
-    wire.sendmsg([b"0"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", [pidfd]))])
+    wire = socket.socket(fileno=1)
+    wire.sendmsg([b"0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [pidfd]))])
     wire.detach()
     os.close(pidfd)
 
@@ -243,7 +241,7 @@ def _isolate(own: dict[str, Any]) -> None:
 def _raise_loopback() -> None:
     import fcntl
 
-    network = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    network = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     # struct ifreq, see netdevice(7): a name of 16 bytes, and here 16 bits of flags.
     request = fcntl.ioctl(network.fileno(), _SIOCGIFFLAGS, b"lo".ljust(40, b"\0"))
     flags = int.from_bytes(request[16:18], sys.byteorder) | _IFF_UP

@@ -5,6 +5,8 @@ import subprocess  # noqa: TID251 - the guest, as a program
 import sys
 from pathlib import Path
 
+from tests.repo.files import ROOT
+
 from glovebox_sandboxes.runtime import guest_tree
 
 START = "import sys; sys.path.insert(0, sys.argv[1]); from _glovebox_guest.main import main; main()"
@@ -24,3 +26,17 @@ def test_the_guest_refuses_to_run_anywhere_but_in_its_own_pid_namespace(tmp_path
     assert done.returncode == 1
     assert done.stdout == b""
     assert b"process 1 of a pid namespace" in done.stderr
+
+
+def test_the_guest_starts_without_the_packages_that_take_long() -> None:
+    """What it needs of them comes from their C modules; the control: one import brings what is looked for."""
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import {}, sys; print(*sorted(sys.modules))"
+    slow = {"enum", "re", "json", "socket", "ctypes", "hashlib", "ast", "signal", "typing", "dataclasses", "contextlib"}
+
+    def loaded(what: str) -> set[str]:
+        command = [sys.executable, "-I", "-S", "-c", program.format(what), str(ROOT / "sandboxes")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert loaded("_glovebox_guest.main, _glovebox_guest.work, _glovebox_guest.zygote") & slow == set()
+    assert {"signal", "enum"} <= loaded("signal")

@@ -10,8 +10,8 @@ import os
 import stat
 
 from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, digest_of, walk
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _glovebox_guest.files.overlay import Original
 
@@ -303,7 +303,7 @@ def _literal(content: bytes) -> bytes:
 
 def _blob(content: bytes) -> str:
     """The name git has for this content: it takes a binary patch for exactly the file it was made from."""
-    from _sha1 import sha1  # type: ignore[import-not-found]  # no stub; hashlib would cost milliseconds
+    from _glovebox_guest.stdlib import sha1
 
     return str(sha1(b"blob %d\0" % len(content) + content).hexdigest())
 

@@ -7,8 +7,8 @@ import os
 import stat
 
 from _glovebox_guest.loop import Loop, StreamHandler
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

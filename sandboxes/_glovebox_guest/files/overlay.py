@@ -10,7 +10,8 @@ import os
 import stat
 from _blake2 import blake2b
 
-TYPE_CHECKING = False
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from time import monotonic
 
 from _glovebox_guest.loop import Loop, StreamHandler
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from _glovebox_guest import wording
+from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.tree import Walk
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from typing import Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _io
+import _io  # of this base is every file; `io.IOBase` is one of its subclasses
 import builtins
 import gc
 import os
@@ -12,8 +12,8 @@ import sys
 from _frozen_importlib_external import PathFinder
 
 from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
@@ -111,12 +111,12 @@ def warm_up() -> None:
 
 def _execute(code: str, namespace: dict[str, Any]) -> Any:
     """Run all statements; the value of the last one if it is an expression, else None."""
-    import _ast
+    from _glovebox_guest.stdlib import ast
 
-    tree: Any = compile(code, NAME, "exec", _ast.PyCF_ONLY_AST)
+    tree: Any = compile(code, NAME, "exec", ast.PyCF_ONLY_AST)
     last = None
-    if tree.body and isinstance(tree.body[-1], _ast.Expr):
-        last = compile(_ast.Expression(body=tree.body.pop().value), NAME, "eval")
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = compile(ast.Expression(body=tree.body.pop().value), NAME, "eval")
     exec(compile(tree, NAME, "exec"), namespace)  # noqa: S102 - this is what the sandbox is for
     return None if last is None else eval(last, namespace)  # noqa: S307 - as above
 

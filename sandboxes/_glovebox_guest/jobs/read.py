@@ -5,10 +5,10 @@ from __future__ import annotations
 from io import BufferedReader, BytesIO, FileIO
 
 from _glovebox_guest import wording
+from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import paths, picture
 from _glovebox_guest.workspace.paths import Refused
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -10,10 +10,10 @@ import re
 import warnings
 
 from _glovebox_guest import wording
+from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.tree import Walk
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any

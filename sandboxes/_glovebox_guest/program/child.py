@@ -8,22 +8,17 @@ raise.
 
 from __future__ import annotations
 
-import _signal as signal  # `signal` itself brings `enum`: milliseconds
 import marshal
 import os
 import sys
 
 # What follows a program must not be what it made of these.
-from _signal import SIG_BLOCK as _SIG_BLOCK
-from _signal import pthread_sigmask as _block
-from _signal import sigtimedwait as _wait_for_signal
-from _signal import valid_signals as _every_signal
 from os import _exit, fstat, getpid
 from os import write as _write
 
 from _glovebox_guest.kernel import set_dumpable
+from _glovebox_guest.stdlib import TYPE_CHECKING, signal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
@@ -31,6 +26,12 @@ if TYPE_CHECKING:
     from _glovebox_guest.program.emit import Emit
 
     Task = Callable[[Mapping[str, Any], Emit], int | None]
+
+# As above.
+_SIG_BLOCK = signal.SIG_BLOCK
+_block = signal.pthread_sigmask
+_wait_for_signal = signal.sigtimedwait
+_every_signal = signal.valid_signals
 
 RESULT = 3
 """Descriptor of the result pipe in the child."""

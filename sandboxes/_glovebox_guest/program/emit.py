@@ -10,8 +10,8 @@ import struct
 from os import write  # a program may put something else in its place
 
 from _glovebox_guest.jsontext import dumps
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

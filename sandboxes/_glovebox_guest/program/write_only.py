@@ -11,7 +11,8 @@ import builtins
 import io
 import os
 
-TYPE_CHECKING = False
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from typing import Any
 

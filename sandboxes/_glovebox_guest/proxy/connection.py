@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from _glovebox_guest.loop import StreamHandler
 from _glovebox_guest.proxy.http import MAX_HEAD, BadRequest, Request, Tunnel, parse, refusal
+from _glovebox_guest.stdlib import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
     from collections.abc import Callable, Mapping
     from typing import Any
 
     from _glovebox_guest.loop import Loop
+    from _glovebox_guest.stdlib import socket
 
 _READ = 64 * 1024
 _LINGER = 2 * 1024 * 1024
@@ -32,7 +32,7 @@ class Connection(StreamHandler):
     def __init__(
         self,
         loop: Loop,
-        client: _socket.socket,
+        client: socket.socket,
         *,
         may_open: Callable[[], bool],
         tell: Callable[[str], None],

@@ -6,7 +6,8 @@ how many bytes of body belong to it (RFC 9112).
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -13,14 +13,12 @@ Rule 5   A connection holds one head, and one window of the wire for the program
 
 from __future__ import annotations
 
-# `socket` is a module of Python that costs the guest milliseconds; what is needed of it is here.
-import _socket
 import os
 
 from _glovebox_guest.loop import Loop, StreamHandler
 from _glovebox_guest.proxy.connection import Connection
+from _glovebox_guest.stdlib import TYPE_CHECKING, socket
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
@@ -68,7 +66,7 @@ class Proxy:
         self._told = 0
         self._streams = 0
         self._connections: set[Connection] = set()
-        self._listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listener.setblocking(False)
         self._listener.bind(("127.0.0.1", PORT))
         self._listener.listen(MAX_CONNECTIONS)
@@ -108,7 +106,7 @@ class Proxy:
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that `socket.accept` does
         except OSError:  # the program gave it up, or it has no memory left for it
             return
-        client = _socket.socket(fileno=descriptor)
+        client = socket.socket(fileno=descriptor)
         self._connections.add(
             Connection(self._loop, client, may_open=self._may_open, tell=self._notice, gone=self._ended)
         )

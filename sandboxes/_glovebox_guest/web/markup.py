@@ -10,7 +10,8 @@ from __future__ import annotations
 import html
 import re
 
-TYPE_CHECKING = False
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeAlias

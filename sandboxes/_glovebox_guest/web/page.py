@@ -6,10 +6,10 @@ The guest itself has obtained the response from the host's egress policy; here i
 from __future__ import annotations
 
 from _glovebox_guest import wording
+from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.web import charsets
 from _glovebox_guest.workspace.paths import Refused
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

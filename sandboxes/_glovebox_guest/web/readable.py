@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from urllib.parse import urljoin
 
+from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.web.markup import attributes, tokens
 from _glovebox_guest.wording import printable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ClassVar

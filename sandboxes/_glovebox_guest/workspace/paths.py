@@ -11,7 +11,8 @@ import errno
 import os
 import stat
 
-TYPE_CHECKING = False
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn, Self

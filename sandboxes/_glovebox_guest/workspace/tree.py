@@ -8,10 +8,10 @@ import stat
 from operator import attrgetter
 from time import monotonic
 
+from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import glob, paths
 from _glovebox_guest.workspace.paths import Refused
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
