@@ -1,5 +1,6 @@
 """The capability manifest: true of this server, documented field by field, and the source of the words of refusals."""
 
+import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -30,7 +31,7 @@ UNSUPPORTED = [each for each in FEATURES if each.status == "unsupported" and eac
 
 
 def paths(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Every field of a record, as docs/use/capabilities.md writes it."""
+    """Every field of a record, as docs/use/capabilities.csv writes it."""
     for name, hint in get_type_hints(kind).items():
         inner = [each for each in get_args(hint) if is_dataclass(each)]
         if is_dataclass(hint):
@@ -43,12 +44,11 @@ def paths(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_every_field_is_documented_and_nothing_else() -> None:
-    """The table of docs/use/capabilities.md is the schema."""
-    text = (ROOT / "docs/use/capabilities.md").read_text()
-    rows = [
-        line.split("`")[1] for line in text.partition("## Fields")[2].partition("##")[0].splitlines() if "| `" in line
-    ]
-    assert rows == list(paths(Manifest))
+    """The table docs/use/capabilities.csv is the schema."""
+    with (ROOT / "docs/use/capabilities.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert [row["field"] for row in rows] == list(paths(Manifest))
+    assert all(row["type"] and row["what"] for row in rows)
 
 
 def _profile(feature: Feature) -> str:
