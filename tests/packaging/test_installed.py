@@ -4,6 +4,7 @@ uv and pipx are themselves installed into an environment of this test's own; whe
 """
 
 import os
+import shlex
 import subprocess  # noqa: TID251 - types the commands a person would
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +120,10 @@ WAYS: Mapping[str, Callable[[Place], Sequence[str]]] = {
 async def _works(place: Place, command: Sequence[str]) -> None:
     """Set-up says Ready, a client that starts the server gets the sum of four numbers, and so does the shell."""
     assert "Ready: Python 3" in place.run(*command, "setup")
+    told = place.run(*command, "client-config")
+    assert ("until uv cleans its cache" in told) == command[0].endswith("/uvx")
+    (add,) = (shlex.split(line) for line in told.splitlines() if line.startswith("claude mcp add "))
+    assert place.run(add[5], "--version").startswith("glovebox, version")
     program, *arguments = [*command, "serve"]
     server = StdioServerParameters(command=program, args=arguments, env=place.env(), cwd=str(place.root / "project"))
     async with Client(server, read_timeout_seconds=60) as client:

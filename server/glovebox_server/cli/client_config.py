@@ -9,6 +9,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+_FLEETING = (
+    "These lines work until uv cleans its cache",
+    "# This Glovebox lies there. Install it (uv tool install), and call client-config of that one.",
+)
+
 
 def for_stdio(command: Sequence[str]) -> str:
     """Return set-up text for clients that start the server themselves.
@@ -18,7 +23,10 @@ def for_stdio(command: Sequence[str]) -> str:
     """
     program, *arguments = command
     server = {"command": program, "args": list(arguments)}
+    # Where uvx puts an environment for one run.
+    fleeting = [_FLEETING] if "/archive-v" in program else []
     return _joined(
+        *fleeting,
         ("Claude Code", f"claude mcp add glovebox -- {shlex.join(command)}"),
         ("Claude Desktop: claude_desktop_config.json", _json({"mcpServers": {"glovebox": server}})),
         ("VS Code: .vscode/mcp.json", _json({"servers": {"glovebox": {"type": "stdio", **server}}})),
