@@ -4,7 +4,6 @@ Rules are asked in a fixed order and the first that objects decides. Nothing her
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from glovebox_profiles.egress import decide_url
@@ -39,7 +38,13 @@ def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, pr
             profile_digest="",
         )
     effect, refusal = _objection(tool, arguments, profile) or ("allow", _NO_OBJECTION)
-    return Decision(effect=effect, **asdict(refusal), profile_digest=profile_digest or digest(profile))
+    return Decision(
+        effect=effect,
+        rule=refusal.rule,
+        reason=refusal.reason,
+        hint=refusal.hint,
+        profile_digest=profile_digest or digest(profile),
+    )
 
 
 def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tuple[Effect, Refusal] | None:

@@ -1,6 +1,6 @@
 """The capability manifest: all a caller can know before a call. One object, the same for the command line and for MCP.
 
-docs/use/capabilities.csv explains each field; a test holds the two together. It names no path of the host and no secret.
+docs/use/capabilities.csv explains each field; a test holds the two together. It names no host path and no secret.
 """
 
 from collections.abc import Iterable, Mapping
