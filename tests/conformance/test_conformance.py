@@ -8,7 +8,7 @@ import anyio.from_thread
 import pytest
 from tests.must_run import GVISOR_DOCKER
 
-from glovebox_sandboxes.conformance import control, host, prove, trial
+from glovebox_sandboxes.conformance import control, prove, trial
 from glovebox_sandboxes.conformance.case import Case, load
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import prepared
@@ -36,20 +36,6 @@ DRIVERS = [
 
 def _id(case: Case) -> str:
     return case.id
-
-
-@pytest.fixture(scope="module")
-def portal() -> Iterator[anyio.from_thread.BlockingPortal]:
-    """One event loop for the whole module: drivers and what is planted live in it."""
-    with anyio.from_thread.start_blocking_portal() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def planted(portal: anyio.from_thread.BlockingPortal) -> Iterator[Planted]:
-    """A host with something to lose."""
-    with portal.wrap_async_context_manager(host.planted()) as found:
-        yield found
 
 
 @dataclass(frozen=True, slots=True)

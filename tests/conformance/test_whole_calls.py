@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import anyio.from_thread
 import pytest
 
-from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.call import CallCase, load
+from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_server.prove import harness
 from glovebox_server.prove.harness import CallHarness
@@ -21,19 +21,9 @@ def _id(case: CallCase) -> str:
 
 
 @pytest.fixture(scope="module")
-def portal() -> Iterator[anyio.from_thread.BlockingPortal]:
-    """One event loop for the whole module: the server's parts live in it."""
-    with anyio.from_thread.start_blocking_portal() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def desk(portal: anyio.from_thread.BlockingPortal) -> Iterator[CallHarness]:
+def desk(portal: anyio.from_thread.BlockingPortal, planted: Planted) -> Iterator[CallHarness]:
     """A server's parts, at home on a host with something to lose."""
-    with (
-        portal.wrap_async_context_manager(host.planted()) as planted,
-        portal.wrap_async_context_manager(harness.opened(Settings().data_dir, planted)) as opened,
-    ):
+    with portal.wrap_async_context_manager(harness.opened(Settings().data_dir, planted)) as opened:
         yield opened
 
 

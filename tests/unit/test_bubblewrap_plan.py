@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.unit.test_gvisor_plan import RUNTIME, SPEC
+from tests.fixtures.specs import SPEC
+from tests.unit.test_gvisor_plan import RUNTIME
 
 from glovebox_sandboxes.contract.base import Capabilities, Plan
 from glovebox_sandboxes.contract.spec import SandboxSpec

@@ -15,7 +15,7 @@ from glovebox_sandboxes.contract.spec import WORKSPACE, Limits, Mount, SandboxSp
 from glovebox_sandboxes.drivers.bubblewrap.bwrap import Launcher
 from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
-from glovebox_sandboxes.host.janitor import Janitor
+from glovebox_sandboxes.host.janitor import GroupJanitor
 from glovebox_sandboxes.runtime.runtime import Runtime
 
 SPEC = SandboxSpec(
@@ -39,7 +39,7 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
     groups.mkdir()
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
-    janitor = Janitor((groups,)) if place == "glovebox_sandboxes.host.janitor.helper" else None
+    janitor = GroupJanitor((groups,)) if place == "glovebox_sandboxes.host.janitor.helper" else None
     driver = Bubblewrap(capabilities, "/bin/cat", runtime, Hierarchy(version=2, parents=(groups,)), janitor)
     plan = driver.plan(SPEC)
     monkeypatch.setattr("glovebox_sandboxes.host.cgroup.Cgroup._set", lambda *_: None)

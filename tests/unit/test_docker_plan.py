@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.specs import LIMITS
+from tests.fixtures.specs import SPEC as BARE
 
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
-from glovebox_sandboxes.contract.spec import Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.spec import Mount, SandboxSpec
 from glovebox_sandboxes.drivers.docker.plan import Host, check_closed, make
 from glovebox_sandboxes.runtime import guest_tree
 
@@ -19,24 +21,7 @@ GOLDEN = Path(__file__).parent / "golden" / "docker_plan.json"
 SECCOMP = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": []}
 IMAGE = "sha256:" + "ab" * 32
 HOST = Host(image=IMAGE, image_environment=("PATH", "LD_PRELOAD", "PYTHONSTARTUP"))
-LIMITS = Limits(
-    wall_seconds=30,
-    cpu_seconds=20,
-    memory_bytes=512 * 2**20,
-    pids=64,
-    scratch_bytes=256 * 2**20,
-    output_bytes=32 * 2**20,
-    output_files=64,
-    stream_bytes=256 * 2**10,
-)
-SPEC = SandboxSpec(
-    limits=LIMITS,
-    mounts=(Mount(source="/home/someone/project", target="/workspace"),),
-    output=True,
-    inputs=True,
-    preload=("json",),
-    labels=(("profile", "run_python"),),
-)
+SPEC = replace(BARE, preload=("json",), labels=(("profile", "run_python"),))
 
 
 def plan(spec: SandboxSpec = SPEC) -> Plan:

@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import get_args
 
 import pytest
+from tests.fixtures.specs import SPEC
 from tests.must_run import NAMES as MUST_RUN
 from tests.repo.files import ROOT
-from tests.unit.test_gvisor_plan import SPEC
 
 from glovebox_profiles.features import FEATURES
 from glovebox_profiles.model import Profile

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.specs import LIMITS, SPEC
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
-from glovebox_sandboxes.contract.spec import Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.gvisor.driver import Gvisor, version_of
 from glovebox_sandboxes.drivers.gvisor.plan import config_file
 from glovebox_sandboxes.host.cgroup import Hierarchy
@@ -17,22 +18,6 @@ from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import Runtime
 
 GOLDEN = Path(__file__).parent / "golden" / "gvisor_plan.json"
-LIMITS = Limits(
-    wall_seconds=30,
-    cpu_seconds=20,
-    memory_bytes=512 * 2**20,
-    pids=64,
-    scratch_bytes=256 * 2**20,
-    output_bytes=32 * 2**20,
-    output_files=64,
-    stream_bytes=256 * 2**10,
-)
-SPEC = SandboxSpec(
-    limits=LIMITS,
-    mounts=(Mount(source="/home/someone/project", target="/workspace"),),
-    output=True,
-    inputs=True,
-)
 RUNTIME = Runtime(
     root=Path("/data/root"), guest=Path("/data/guest"), python="/usr/bin/python3", version="3.11.2", digest="sha256:0"
 )

@@ -12,7 +12,7 @@ import pytest
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.host.cgroup import PREFIX, Cgroup, Hierarchy, detect, kill_all
-from glovebox_sandboxes.host.janitor import Janitor, reap
+from glovebox_sandboxes.host.janitor import GroupJanitor, reap
 from glovebox_sandboxes.host.owner import new_owner
 
 
@@ -95,7 +95,7 @@ async def test_a_server_that_started_nothing_leaves_nothing(tmp_path: Path) -> N
     parents = (tmp_path / "a", tmp_path / "b")
     for parent in parents:
         parent.mkdir()
-    await Janitor(parents).stop()
+    await GroupJanitor(parents).stop()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,5 +110,5 @@ async def test_what_a_dead_server_left_running_is_ended(child: subprocess.Popen[
     assert child.wait(10) == -9
     assert not any(parent.exists() for parent in dead.parents)
     assert all(parent.exists() for parent in mine.parents)
-    await Janitor(mine.parents).stop()
+    await GroupJanitor(mine.parents).stop()
     assert not any(parent.exists() for parent in mine.parents)

@@ -113,7 +113,7 @@ async def test_a_process_has_nothing_of_ours(spawner: Spawner, null: int, monkey
         assert "NoNewPrivs:\t1" in lines
 
 
-@pytest.mark.parametrize("place", ["os.pidfd_open", "os.dup"])
+@pytest.mark.parametrize("place", ["os.pidfd_open", "glovebox_sandboxes.host.process.SocketStream"])
 async def test_a_start_that_breaks_off_leaves_no_process(
     spawner: Spawner, null: int, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -46,7 +46,8 @@ def test_a_control_group_tells_processor_time_where_it_counts_it(
     group = Cgroup(Hierarchy(version=version, parents=(tmp_path,)), "s1", {})
     if file:
         (tmp_path / "s1" / file).write_text(content)
-    assert group.cpu_seconds() == seconds
+    (tmp_path / "s1" / "memory.events").write_text("oom_kill 0\n")
+    assert group.stats() == SandboxStats(cpu_seconds=seconds)
 
 
 def test_one_is_counted_as_one() -> None:

@@ -87,11 +87,6 @@ def refusal(address: Address) -> str | None:
     return None
 
 
-def is_public(address: Address) -> bool:
-    """Whether ``address`` is an ordinary public unicast address."""
-    return refusal(address) is None
-
-
 def first_refused(addresses: Iterable[Address]) -> tuple[Address, str] | None:
     """Return the first address of a DNS answer that must not be dialled, with its name.
 

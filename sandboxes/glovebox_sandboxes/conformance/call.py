@@ -16,8 +16,6 @@ from glovebox_sandboxes.conformance.case import Claim, Strict, read_all
 
 _Pattern = Annotated[str, Field(max_length=1000)]
 
-AREA = "calls"
-
 
 class Call(Strict):
     """What is asked for, and what must come of it."""

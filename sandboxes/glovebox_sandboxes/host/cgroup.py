@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 
+from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.host.host_view import groups_of
@@ -219,17 +220,6 @@ class Cgroup:
         at = _CONTROLLERS.index(controller) if len(self._directories) > 1 else 0
         return f"{self._directories[at]}/{file}"
 
-    def _read(self, file: str) -> str | None:
-        """What a file of the group says; None where this kernel has no such file."""
-        try:
-            descriptor = os.open(self._place(file), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            return os.read(descriptor, _STATISTIC_BYTES).decode()
-        finally:
-            os.close(descriptor)
-
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
         """By name what was wanted, and what the kernel said when it was set; and whether a process is in the group.
 
@@ -259,27 +249,10 @@ class Cgroup:
         for directory in self._directories:
             Path(directory, "cgroup.procs").write_text(str(pid))
 
-    def out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of this group for its memory limit."""
-        for file in ("memory.events", "memory.oom_control"):
-            told = self._read(file)
-            if told is not None:
-                fields = dict(line.split() for line in told.splitlines())
-                return int(fields.get("oom_kill", "0")) > 0
-        return False
-
-    def memory_peak_bytes(self) -> int | None:
-        """Highest memory use so far; None where the kernel does not tell (v2 before 5.19)."""
-        told = self._read("memory.max_usage_in_bytes") or self._read("memory.peak")
-        return None if told is None else int(told)
-
-    def cpu_seconds(self) -> float | None:
-        """Processor time of all its processes so far; None on v1 unless it counts that in the same hierarchy."""
-        told = self._read("cpuacct.usage")
-        if told is not None:
-            return int(told) / 1e9
-        fields = dict(line.split() for line in (self._read("cpu.stat") or "").splitlines())
-        return int(fields["usage_usec"]) / 1e6 if "usage_usec" in fields else None
+    def stats(self) -> SandboxStats:
+        """What the kernel has counted of its processes so far."""
+        memory, cpu = (self._place(f"{controller}.").rpartition("/")[0] for controller in ("memory", "cpu"))
+        return statistics(memory, cpu) or SandboxStats()
 
     async def remove(self) -> None:
         """Remove the group once its processes are gone; whatever still lives in it is killed.
@@ -311,6 +284,43 @@ class Cgroup:
             except OSError:
                 return False
         return True
+
+
+def statistics(memory: str, cpu: str) -> SandboxStats | None:
+    """What the kernel has counted of a group's processes so far; None where the group is gone.
+
+    Its peak of memory is not told by v2 before 5.19, and processor time by v1 only where ``cpuacct`` is.
+
+    Args:
+        memory: directory of the group that counts memory.
+        cpu: and of the one that counts processor time; on v2 both are the same.
+    """
+    events = fields(f"{memory}/memory.events") or fields(f"{memory}/memory.oom_control")
+    if not events:
+        return None
+    peak = text(f"{memory}/memory.max_usage_in_bytes") or text(f"{memory}/memory.peak")
+    nanoseconds, microseconds = text(f"{cpu}/cpuacct.usage"), fields(f"{cpu}/cpu.stat").get("usage_usec")
+    seconds = int(nanoseconds) / 1e9 if nanoseconds else None if microseconds is None else microseconds / 1e6
+    return SandboxStats(
+        out_of_memory=events.get("oom_kill", 0) > 0, memory_peak_bytes=int(peak) if peak else None, cpu_seconds=seconds
+    )
+
+
+def text(path: str) -> str | None:
+    """What a small file of a group says; None where there is no such file, or no group any more."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _STATISTIC_BYTES).decode().strip()
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+
+
+def fields(path: str) -> dict[str, int]:
+    """Name and number of each line of such a file."""
+    return {name: int(value) for name, value in (line.split() for line in (text(path) or "").splitlines())}
 
 
 def kill_all(group: Path) -> None:

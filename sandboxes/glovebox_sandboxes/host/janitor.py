@@ -1,10 +1,11 @@
-"""Removes a server's control groups when the server is killed with SIGKILL and cannot do it itself.
+"""Cleans up when a server is killed with SIGKILL and cannot do it itself: its control groups, or what a driver names.
 
-Everything else of a sandbox ends with the server: processes by PR_SET_PDEATHSIG, mounts and files with their namespace.
+Of bubblewrap all else ends with the server: processes by PR_SET_PDEATHSIG, mounts and files with their namespace.
 The janitor is a process of its own that waits for its standard input to close, which the kernel does for a dead server.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ from glovebox_sandboxes.host.cgroup import PREFIX, kill_all
 from glovebox_sandboxes.host.owner import is_orphan
 from glovebox_sandboxes.host.process import helper
 
+_STOP_SECONDS = 10
+"""How long closing waits for the janitor, which takes a few ms when everything is gone already."""
 _REAP_TRIES = 100
 """Looks at what a dead server left, five milliseconds apart: killed processes take a moment to leave their group."""
 
@@ -45,28 +48,49 @@ for parent in sys.argv[1:]:
 
 
 class Janitor:
-    """One waiting process per server, started with the first sandbox."""
+    """A process that cleans up after a server that was killed; one per server, started with its first sandbox."""
 
-    def __init__(self, parents: tuple[Path, ...]) -> None:
-        """Take the directories below which this server makes its groups."""
-        self._parents = parents
+    def __init__(self, program: str, *arguments: str) -> None:
+        """Take what it runs once its standard input is closed: after ``bye`` by a server that ends as it should."""
+        self._command = [sys.executable, "-I", "-S", "-c", program, *arguments]
         self._running: tuple[int, int] | None = None
 
     def start(self) -> None:
         """Start it, once. Raises OSError."""
         if self._running is None:
-            self._running = helper([sys.executable, "-I", "-S", "-c", _PROGRAM, *map(str, self._parents)])
+            self._running = helper(self._command)
 
-    async def stop(self) -> None:
-        """Let it do its work now, and wait for it; without a process there is nothing but empty groups."""
+    async def stop(self) -> bool:
+        """Let it do its work now, and wait for it, at most 10 s; whether there was one."""
         if self._running is None:
-            for parent in self._parents:
-                with suppress(OSError):
-                    parent.rmdir()
-            return
+            return False
         (pid, standard_input), self._running = self._running, None
+        with suppress(BrokenPipeError):
+            os.write(standard_input, b"bye")
         os.close(standard_input)
-        await anyio.to_thread.run_sync(os.waitpid, pid, 0)
+        with anyio.move_on_after(_STOP_SECONDS, shield=True) as waiting:
+            await anyio.to_thread.run_sync(os.waitpid, pid, 0, abandon_on_cancel=True)
+        if waiting.cancelled_caught:
+            os.kill(pid, signal.SIGKILL)  # the thread that waits for it still does
+        return True
+
+
+class GroupJanitor(Janitor):
+    """Removes a server's control groups."""
+
+    def __init__(self, parents: tuple[Path, ...]) -> None:
+        """Take the directories below which this server makes its groups."""
+        super().__init__(_PROGRAM, *map(str, parents))
+        self._parents = parents
+
+    async def stop(self) -> bool:
+        """See ``Janitor.stop``; without a process there is nothing but empty groups."""
+        if await super().stop():
+            return True
+        for parent in self._parents:
+            with suppress(OSError):
+                parent.rmdir()
+        return False
 
 
 def reap(parents: Iterable[Path]) -> None:

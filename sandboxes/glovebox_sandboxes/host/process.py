@@ -10,15 +10,15 @@ born in it: moving it later makes the kernel wait for a grace period, ten millis
 import errno
 import os
 import queue
-import select
 import signal
 import socket
 import subprocess  # noqa: TID251 - this is the module the ban points to
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -36,92 +36,73 @@ START_SECONDS = 10.0
 """For the thread to open directories or start a process: milliseconds, on a host that works."""
 
 
-class PipeStream(anyio.abc.ByteStream):
-    """Our ends of a child's standard input and output, pipes or one socket, as one stream."""
+class SocketStream(anyio.abc.ByteStream):
+    """Our end of a child's standard input and output, which are one socket, as a stream."""
 
-    def __init__(self, write: int, read: int) -> None:
-        """Take over both descriptors."""
-        os.set_blocking(write, False)
-        os.set_blocking(read, False)
-        self._write = write
-        self._read = read
+    def __init__(self, end: socket.socket) -> None:
+        """Take it over."""
+        end.setblocking(False)
+        self._end = end
         self._closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """See ``anyio.abc.ByteReceiveStream``."""
-        while True:
-            if self._closed:
-                raise anyio.ClosedResourceError
-            try:
-                data = os.read(self._read, max_bytes)
-            except BlockingIOError:
-                await anyio.wait_readable(self._read)
-                continue
-            except ConnectionResetError:  # a socket whose other end went with something unread
-                raise anyio.EndOfStream from None
-            if not data:
-                raise anyio.EndOfStream
-            return data
+        try:
+            data = await self._when(anyio.wait_readable, lambda: self._end.recv(max_bytes))
+        except ConnectionResetError:  # the other end went with something unread
+            data = b""
+        if not data:
+            raise anyio.EndOfStream
+        return data
 
     async def send(self, item: bytes) -> None:
         """See ``anyio.abc.ByteSendStream``."""
         view = memoryview(item)
         while view:
+            view = view[await self._write(partial(self._end.send, view)) :]
+
+    async def send_descriptors(self, item: bytes, descriptors: Sequence[int]) -> None:
+        """Send a short message with open descriptors; see unix(7)."""
+        await self._write(lambda: socket.send_fds(self._end, [item], descriptors))
+
+    async def receive_descriptor(self) -> int | None:
+        """A descriptor that comes with one byte; None if the other end was closed instead."""
+        try:
+            found = await self._when(anyio.wait_readable, lambda: socket.recv_fds(self._end, 1, 1)[1])
+        except ConnectionResetError:
+            return None
+        return found[0] if found else None
+
+    async def _write(self, action: Callable[[], int]) -> int:
+        try:
+            return await self._when(anyio.wait_writable, action)
+        except (BrokenPipeError, ConnectionResetError):
+            raise anyio.BrokenResourceError from None
+
+    async def _when(self, ready: Callable[[socket.socket], Awaitable[None]], action: Callable[[], _T]) -> _T:
+        """Do it as soon as it can be done at once."""
+        while True:
             if self._closed:
                 raise anyio.ClosedResourceError
             try:
-                view = view[os.write(self._write, view) :]
+                return action()
             except BlockingIOError:
-                await anyio.wait_writable(self._write)
-            except (BrokenPipeError, ConnectionResetError):
-                raise anyio.BrokenResourceError from None
-
-    async def send_descriptors(self, item: bytes, descriptors: Sequence[int]) -> None:
-        """Send a short message with open descriptors, where the child's end is a socket; see unix(7)."""
-        with socket.socket(fileno=os.dup(self._write)) as end:
-            end.setblocking(False)
-            while True:
-                if self._closed:
-                    raise anyio.ClosedResourceError
-                try:
-                    socket.send_fds(end, [item], descriptors)
-                except BlockingIOError:
-                    await anyio.wait_writable(self._write)
-                except (BrokenPipeError, ConnectionResetError):
-                    raise anyio.BrokenResourceError from None
-                else:
-                    return
-
-    async def receive_descriptor(self) -> int | None:
-        """A descriptor that comes with one byte, where the child's end is a socket; None if it was closed instead."""
-        with socket.socket(fileno=os.dup(self._read)) as end:
-            end.setblocking(False)
-            while True:
-                try:
-                    _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
-                except BlockingIOError:
-                    await anyio.wait_readable(self._read)
-                except ConnectionResetError:
-                    return None
-                else:
-                    return descriptors[0] if descriptors else None
+                await ready(self._end)
 
     async def send_eof(self) -> None:
         """Part of ``ByteStream``; nobody calls it, as the wire says when it ends. To pretend would hide a mistake."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close both ends."""
+        """Close it, and wake who waits for it."""
         if not self._closed:
-            for descriptor in (self._write, self._read):
-                anyio.notify_closing(descriptor)
+            anyio.notify_closing(self._end)
             self.close()
 
     def close(self) -> None:
-        """Close both ends, which nobody waits for."""
-        if not self._closed:
-            self._closed = True
-            _close((self._write, self._read))
+        """Close it, where nobody waits for it."""
+        self._closed = True
+        self._end.close()
 
 
 class Process:
@@ -134,11 +115,6 @@ class Process:
         self._pidfd = started.pidfd
         self._ours = ours
         self._over = False
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not ended: its number means it and nothing else."""
-        return not self._over and not select.select([self._pidfd], [], [], 0)[0]
 
     def kill(self) -> None:
         """Send SIGKILL; fine if it has ended."""
@@ -162,22 +138,19 @@ class Started:
 
     pid: int
     pidfd: int
-    stream: PipeStream
+    stream: SocketStream
 
 
 class Spawner:
     """The thread that starts processes."""
 
-    def __init__(self, rest: Sequence[str] = (), *, one_socket: bool = False) -> None:
+    def __init__(self, rest: Sequence[str] = ()) -> None:
         """Start the thread.
 
         Args:
             rest: ``tasks`` files of the v1 control groups the thread waits in between two starts.
-            one_socket: give children one socket as input and output, instead of two pipes. It works the same, but
-                nobody can open it a second time through /proc.
         """
         self._rest = tuple(rest)
-        self._one_socket = one_socket
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="glovebox-spawner", daemon=True)
         self._thread.start()
@@ -185,7 +158,7 @@ class Spawner:
     async def start(
         self, argv: Sequence[str], *, stderr: int, descriptors: Sequence[int], tasks: Sequence[str] = ()
     ) -> Process:
-        """Start a process as the unprivileged user, without environment, with pipes for input and output.
+        """Start a process as the unprivileged user, without environment, with one socket for input and output.
 
         Args:
             argv: program and arguments.
@@ -246,15 +219,15 @@ class Spawner:
         raise OSError(errno.ETIMEDOUT, "the system did not answer")
 
     def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]) -> Started:
-        ours, theirs = socket.socketpair() if self._one_socket else (None, None)
-        end = subprocess.PIPE if theirs is None else theirs.fileno()
+        # A socket: pipes could be opened a second time through /proc, and no descriptors would go through them.
+        ours, theirs = socket.socketpair()
         try:
             _enter(tasks)
             # Not asyncio's: it starts in the event loop's thread, and brings a thread of its own for every child.
             child = subprocess.Popen(  # noqa: S603 - a fixed program of the system's, no shell
                 unprivileged(argv),
-                stdin=end,
-                stdout=end,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=stderr,
                 env={},
                 cwd="/",
@@ -262,30 +235,23 @@ class Spawner:
                 umask=0o077,
             )
         except BaseException:
-            if ours is not None:
-                ours.close()
+            ours.close()
             raise
         finally:
-            if theirs is not None:
-                theirs.close()
+            theirs.close()
             if tasks:
                 _enter(self._rest)
         with ExitStack() as undo:
             # Out of descriptors, for instance: nobody would know the child any more.
             undo.callback(child.wait)
             undo.callback(child.kill)
-            sending, receiving = (child.stdin, child.stdout) if ours is None else (ours, ours)
-            if sending is None or receiving is None:
-                raise TypeError("a child without pipes")
-            with sending, receiving:
-                pidfd = os.pidfd_open(child.pid)
-                undo.callback(os.close, pidfd)
-                write = os.dup(sending.fileno())
-                undo.callback(os.close, write)
-                read = os.dup(receiving.fileno())
+            undo.callback(ours.close)
+            pidfd = os.pidfd_open(child.pid)
+            undo.callback(os.close, pidfd)
+            stream = SocketStream(ours)
             undo.pop_all()
         child.returncode = 0  # reaped by Process: Popen must not look for it again
-        return Started(pid=child.pid, pidfd=pidfd, stream=PipeStream(write, read))
+        return Started(pid=child.pid, pidfd=pidfd, stream=stream)
 
     def _serve(self) -> None:
         self._stage = Stage()

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
-from glovebox_sandboxes.host.process import START_SECONDS, PipeStream, Process, Started
+from glovebox_sandboxes.host.process import START_SECONDS, Process, SocketStream, Started
 
 IMPORT_SECONDS = 60.0
 """For everything a profile preloads: half a second for pandas, on a machine that is not busy."""
@@ -23,7 +23,7 @@ _MAX_WORDS = 4096
 class Zygote:
     """One running zygote."""
 
-    def __init__(self, channel: PipeStream) -> None:
+    def __init__(self, channel: SocketStream) -> None:
         """Take the socket to a started one; ``ready`` must be awaited before anything else."""
         self._channel = channel
 
@@ -61,7 +61,7 @@ class Zygote:
         with ExitStack() as held:
             ours, theirs = socket.socketpair()
             held.callback(theirs.close)
-            stream = PipeStream(os.dup(ours.fileno()), ours.detach())
+            stream = SocketStream(ours)
             try:
                 descriptors = [theirs.fileno(), detail]
                 for entrance in entrances:
@@ -84,7 +84,7 @@ class Zygote:
                 raise
 
 
-def _process(pidfd: int, stream: PipeStream) -> Process:
+def _process(pidfd: int, stream: SocketStream) -> Process:
     # proc(5), /proc/pid/fdinfo: the number the process has for us.
     lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
     pid = next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))

@@ -94,7 +94,7 @@ class Launcher:
         self._hierarchy = hierarchy
         self._janitor = janitor
         rest = tuple(f"{parent}/tasks" for parent in hierarchy.parents) if hierarchy and hierarchy.version == 1 else ()
-        self._spawner = Spawner(rest, one_socket=True)
+        self._spawner = Spawner(rest)
 
     @asynccontextmanager
     async def open(
@@ -290,15 +290,8 @@ class BwrapSandbox:
 
     async def stats(self) -> SandboxStats:
         """See ``Sandbox.facts``."""
-        words = _words(self._detail)
-        if self._group is None:
-            return SandboxStats(detail=words[-2000:])
-        return SandboxStats(
-            out_of_memory=self._group.out_of_memory(),
-            memory_peak_bytes=self._group.memory_peak_bytes(),
-            cpu_seconds=self._group.cpu_seconds(),
-            detail=words[-2000:],
-        )
+        found = self._group.stats() if self._group else SandboxStats()
+        return replace(found, detail=_words(self._detail)[-2000:])
 
 
 class _Descriptors:

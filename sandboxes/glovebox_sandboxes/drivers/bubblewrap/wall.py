@@ -14,7 +14,7 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
 from glovebox_sandboxes.host import cgroup
-from glovebox_sandboxes.host.janitor import Janitor
+from glovebox_sandboxes.host.janitor import GroupJanitor, Janitor
 from glovebox_sandboxes.runtime import guest_gc
 from glovebox_sandboxes.runtime import runtime as runtimes
 from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
@@ -41,7 +41,7 @@ class Found:
     @property
     def janitor(self) -> Janitor | None:
         """What removes the control groups should this server be killed."""
-        return Janitor(self.hierarchy.parents) if self.hierarchy else None
+        return GroupJanitor(self.hierarchy.parents) if self.hierarchy else None
 
     def limits(self, **different: str) -> Mapping[str, str]:
         """By which mechanism each limit is enforced, but for those that are ``different``."""

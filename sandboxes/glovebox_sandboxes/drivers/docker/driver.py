@@ -18,10 +18,11 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker import probe, usage
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
-from glovebox_sandboxes.drivers.docker.janitor import Janitor
+from glovebox_sandboxes.drivers.docker.janitor import janitor as janitor_of
 from glovebox_sandboxes.drivers.docker.removal import Remover
 from glovebox_sandboxes.drivers.docker.stream import AttachedStream
 from glovebox_sandboxes.host.host_view import HostView, look, unseen
+from glovebox_sandboxes.host.janitor import Janitor
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool.source import starting
 from glovebox_sandboxes.seccomp import docker_profile
@@ -166,7 +167,7 @@ class DockerDriver:
                 stack.callback(engine.close)
                 capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime)
                 mark = new_owner().mark()
-                janitor = Janitor(engine.socket, f"{OWNER_LABEL}={mark}", engine.filters.directory)
+                janitor = janitor_of(engine.socket, f"{OWNER_LABEL}={mark}", engine.filters.directory)
                 stack.push_async_callback(janitor.stop)
                 remover = Remover(engine)
                 await stack.enter_async_context(remover.running())
@@ -216,7 +217,7 @@ class DockerDriver:
         for mount in plan.spec.mounts:
             # The Engine follows symbolic links: what counts is where they lead now.
             plans.check_source(str(await anyio.Path(mount.source).resolve()), engine.socket)
-        await connection.janitor.start()
+        connection.janitor.start()
         sandbox_id = secrets.token_hex(8)
         # Named by us, so that it can be removed also when the answer to "create" never came.
         name = f"glovebox-{sandbox_id}"

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from glovebox_sandboxes.contract.base import SandboxStats
-from glovebox_sandboxes.host.cgroup import SOCKET_BYTES
+from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, statistics, text
 from glovebox_sandboxes.host.host_view import groups_of
 
 _NANOSECONDS = 1_000_000_000
-_MICROSECONDS = 1_000_000
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
 """UDP's as well, whatever its name. Without it v1 counts what lies in sockets nowhere; runc ignores the Engine's."""
 _PERIOD = 100_000
@@ -128,43 +127,10 @@ def _processes(group: Path) -> set[int]:
 
 
 def _text(directory: Path | None, file: str) -> str | None:
-    try:
-        return None if directory is None else (directory / file).read_text().strip()
-    except OSError:
-        return None
+    return None if directory is None else text(f"{directory}/{file}")
 
 
 def read(directories: Mapping[str, Path]) -> SandboxStats | None:
     """The present reading; None when the groups are gone."""
-    memory = directories.get("memory")
-    if memory is not None:
-        events = _fields(memory / "memory.oom_control")
-        peak = _number(memory / "memory.max_usage_in_bytes")
-        spent = _number(directories.get("cpuacct", memory) / "cpuacct.usage")
-        seconds = None if spent is None else spent / _NANOSECONDS
-    else:
-        unified = directories.get("")
-        if unified is None:
-            return None
-        events = _fields(unified / "memory.events")
-        peak = _number(unified / "memory.peak")
-        spent = _fields(unified / "cpu.stat").get("usage_usec")
-        seconds = None if spent is None else spent / _MICROSECONDS
-    if not events:
-        return None
-    return SandboxStats(out_of_memory=events.get("oom_kill", 0) > 0, memory_peak_bytes=peak, cpu_seconds=seconds)
-
-
-def _fields(path: Path) -> dict[str, int]:
-    try:
-        pairs = (line.split() for line in path.read_text().splitlines())
-        return {name: int(value) for name, value in pairs}
-    except (OSError, ValueError):
-        return {}
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    memory = directories.get("memory", directories.get(""))
+    return statistics(str(memory), str(directories.get("cpuacct", memory))) if memory else None
