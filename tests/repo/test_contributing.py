@@ -56,10 +56,10 @@ def test_an_example_works_as_shown(title: str, tmp_path: Path) -> None:
     for name in committed():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
+    run(tmp_path, "git", "init", "-q")  # what tests of the repository ask, and where the patches belong
     touched = made(EXAMPLES[title], tmp_path)
     for check in (("check",), ("format", "--check")):
         if touched:
             run(tmp_path, sys.executable, "-m", "ruff", *check, "-q", "--no-cache", *touched)
-    run(tmp_path, "git", "init", "-q")  # tests of the repository ask git for its files
     (tests,) = [block.text for block in blocks("CONTRIBUTING.md", EXAMPLES[title]) if block.tag == "sh"]
     run(tmp_path, "sh", "-c", tests.replace(".venv/bin/python", sys.executable))
