@@ -4,6 +4,7 @@ uv and pipx are themselves installed into an environment of this test's own; whe
 """
 
 import os
+import re
 import shlex
 import subprocess  # noqa: TID251 - types the commands a person would
 import sys
@@ -17,7 +18,7 @@ from mcp import Client, StdioServerParameters
 from mcp_types import TextContent
 from tests.repo.files import ROOT
 
-from glovebox_sandboxes.runtime import runtime
+from glovebox_sandboxes.runtime import packages, runtime
 
 pytestmark = pytest.mark.timeout(900)
 PYTHON = str(runtime.base_python())
@@ -148,6 +149,23 @@ async def test_an_environment_without_pip_builds_the_whole_runtime(place: Place)
     absent = await anyio.run_process([python, "-I", "-m", "pip"], check=False)
     assert b"No module named pip" in absent.stderr, "the control"
     await _works(place, command)
+
+
+async def test_without_any_pip_uv_installs_and_checks_every_hash(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Debian's bare Python, uv stands in. The same package with another hash is refused."""
+    monkeypatch.setattr(packages, "_FIND_PIP", "print([])")
+    monkeypatch.setenv("UV", str(tools / "uv"))
+    (pin,) = re.findall(r"^cycler==.*\n(?:    .*\n)*", runtime.LOCK.read_text(), re.MULTILINE)
+    lock = tmp_path / "one.lock"
+    lock.write_text(pin)
+    series = "{}.{}".format(*sys.version_info)
+    await packages.install(tmp_path / "good", lock, series)
+    assert (tmp_path / "good/cycler/__init__.py").exists()
+    lock.write_text(re.sub("[0-9a-f]{64}", "0" * 64, pin))
+    with pytest.raises(packages.RuntimeProblem, match=r"[Hh]ash mismatch"):
+        await packages.install(tmp_path / "bad", lock, series)
 
 
 def test_without_a_python_beside_it_the_launcher_says_what_to_do(tmp_path: Path) -> None:
