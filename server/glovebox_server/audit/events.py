@@ -23,7 +23,7 @@ class Event:
     """Whether this is the last record of its call."""
 
 
-NOT_YET = ""
+NOT_YET = "(not yet)"
 """In place of a call's id: the event is drafted before its call comes, see ``chain.Draft.of_call``."""
 
 
@@ -398,7 +398,9 @@ def draft(event: Event) -> chain.Draft:
     Raises:
         ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
     """
-    call_id = (event.call_id or None) if isinstance(event, CallEvent) else None
+    call_id = event.call_id if isinstance(event, CallEvent) else None
+    if call_id == NOT_YET:
+        call_id = None
     if call_id is not None and not chain.is_name(call_id):
         raise ValueError("the call id is not a name")
     encoded = chain.canonical(_data(event))
