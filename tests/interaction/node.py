@@ -36,5 +36,14 @@ def run(place: Path, *command: str, seconds: float = SESSION_SECONDS, **environm
 
 
 def fake_server(transport: str, where: Path, *names: str) -> list[str]:
-    """Return the command of a server process."""
-    return [sys.executable, "-m", "tests.interaction.fake_server", transport, str(where), *names]
+    """Return the command of a server process; some clients pass no environment on, so it names its own."""
+    return [
+        "env",
+        f"PYTHONPATH={ROOT}",
+        sys.executable,
+        "-m",
+        "tests.interaction.fake_server",
+        transport,
+        str(where),
+        *names,
+    ]

@@ -8,6 +8,10 @@ mkdir -p "$there"
 if ! cmp -s "$here/package-lock.json" "$there/installed.json"; then
     cp "$here/package.json" "$here/package-lock.json" "$there/"
     npm ci --prefix "$there" --ignore-scripts --no-audit --no-fund --loglevel=error
+    # In front of whatever Node the machine has, which may be older than these clients can use.
+    for node in "$there"/node_modules/node-linux-*/bin/node; do
+        [ ! -x "$node" ] || ln -sf "$node" "$there/node_modules/.bin/node"
+    done
     cp "$here/package-lock.json" "$there/installed.json"
 fi
 echo "$there"
