@@ -1,5 +1,5 @@
 """``python -I -m glovebox_server``: the command line, whatever lies in the current directory or on PYTHONPATH."""
 
-from glovebox_server.cli.main import main
+from glovebox_server.cli.entry import run
 
-main(prog_name="glovebox")
+run()

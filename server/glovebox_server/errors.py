@@ -3,12 +3,14 @@
 ``contract.errors`` holds UnsupportedSpec and SandboxUnavailable, ``glovebox_profiles.errors`` ProfileError.
 """
 
+from pathlib import Path
+
 from glovebox_sandboxes.contract.errors import Diagnosed, Refused
 
 _MAX_NAME = 64
 """Characters of an unknown name that are repeated to the caller."""
 
-__all__ = ["AuditUnavailable", "InvalidArguments", "Refused", "UnknownTool"]
+__all__ = ["AuditUnavailable", "InvalidArguments", "OutputFailed", "Refused", "Unforeseen", "UnknownTool"]
 
 
 class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
@@ -33,3 +35,17 @@ class UnknownTool(Exception):  # noqa: N818 - the protocol's term
         self.name = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…"
         super().__init__(f"{self.name}: unknown tool; there are {', '.join(tools)}")
         self.tools = tools
+
+
+class Unforeseen(Exception):  # noqa: N818 - as the design's other failures
+    """A command ended by what nobody foresaw, which is its cause."""
+
+    def __init__(self, doing: str, state_dir: Path | None) -> None:
+        """Say which command it was, and where it keeps things."""
+        super().__init__(doing)
+        self.doing = doing
+        self.state_dir = state_dir
+
+
+class OutputFailed(Exception):  # noqa: N818 - as the design's other failures
+    """Standard output takes no more; whoever wrote to it ends, and ``run`` says why."""

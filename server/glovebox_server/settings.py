@@ -3,6 +3,7 @@
 No setting here can widen a profile; profiles are the only place where a tool is allowed anything.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
@@ -10,18 +11,45 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
+class NoSuchPlace(Exception):  # noqa: N818 - as the design's other failures
+    """A directory was not named, and there is none to take instead; the message names the option."""
+
+
+def _current() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as problem:
+        words = f"--workspace, GLOVEBOX_WORKSPACE: the current directory cannot be used instead: {problem.strerror}."
+        raise NoSuchPlace(f"{words} Go to another directory, or name one.") from None
+
+
+def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
+    """A directory of the user's, as the XDG directories and the home have it."""
+
+    def find() -> Path:
+        found = place("glovebox")
+        if not found.is_absolute():  # what is run from another directory would look elsewhere
+            option = f"--{name.lower()}-dir, GLOVEBOX_{name}_DIR"
+            raise NoSuchPlace(f"{option}: the default, {found}, is no whole path. Name one, or set HOME to one.")
+        return found
+
+    return find
+
+
 class Settings(BaseSettings):
     """Every setting. Environment variables have the prefix ``GLOVEBOX_``."""
 
     model_config = SettingsConfigDict(env_prefix="GLOVEBOX_", extra="ignore", frozen=True)
 
-    workspace: Path = Field(default_factory=Path.cwd)
+    workspace: Path = Field(default_factory=_current)
     """Directory that tools may read, read-only. The current directory unless given."""
-    profiles_dir: Path = Field(default_factory=lambda: platformdirs.user_config_path("glovebox") / "profiles")
+    profiles_dir: Path = Field(
+        default_factory=_own("PROFILES", lambda name: platformdirs.user_config_path(name) / "profiles")
+    )
     """The operator's own profiles; each file replaces the shipped profile of the same tool."""
-    data_dir: Path = Field(default_factory=lambda: platformdirs.user_data_path("glovebox"))
+    data_dir: Path = Field(default_factory=_own("DATA", platformdirs.user_data_path))
     """The sandboxes' Python runtime, which `glovebox setup` builds."""
-    state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("glovebox"))
+    state_dir: Path = Field(default_factory=_own("STATE", platformdirs.user_state_path))
     """Audit log, artifacts and the HTTP token. Only its owner may look into it."""
     artifact_hours: float = Field(default=24.0, gt=0, le=24 * 30)
     """How long artifacts can be read, in hours."""

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import anyio
 
+from glovebox_sandboxes.contract.errors import Diagnosed
+
 _WORDS = 1500
 """Characters of what a program said last: enough for what pip ends with."""
 
 
-class RuntimeProblem(Exception):  # noqa: N818 - it names what there is, and is told to a person as it stands
-    """The runtime could not be built; the message says what to do."""
+class RuntimeProblem(Diagnosed):
+    """The runtime could not be built."""
 
 
 async def install(
@@ -50,11 +52,12 @@ async def install(
         # Copied: a link would be the same file as in uv's cache, which is not ours to give modes.
         command = [uv, "pip", "install", "--python", sys.executable, "--link-mode", "copy", *chosen]
     else:
-        raise RuntimeProblem(
-            "Installing the sandboxes' packages needs pip, and neither Python's standard library nor the system has "
-            "one: install it (Debian and Ubuntu: `apt-get install python3-pip-whl`; elsewhere the package "
-            "python3-pip) and run `glovebox setup` again."
+        fix = (
+            "Install it (Debian and Ubuntu: `apt-get install python3-pip-whl`; elsewhere the package python3-pip) and "
+            "run `glovebox setup` again."
         )
+        found = "needs pip, and neither Python's standard library nor the system has one"
+        raise RuntimeProblem("Installing the sandboxes' packages", found, fix)
     # uv takes settings, the index among them, from the directory it is called in: that may be a stranger's project.
     await output(command, cwd="/")
 
@@ -85,8 +88,12 @@ async def output(
     try:
         done = await anyio.run_process(command, check=False, env=env, cwd=cwd)
     except OSError as problem:
-        raise RuntimeProblem(f"{command[0]} cannot be run: {problem.strerror}") from problem
+        fix = f"Install or repair {command[0]}, and run `glovebox setup` again."
+        raise RuntimeProblem(f"Running {command[0]}", problem.strerror or str(problem), fix) from problem
     if check and done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip()[-_WORDS:]
-        raise RuntimeProblem(f"`{' '.join(command[:4])} …` failed: {words}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
+        # pip says it in several lines; of a traceback, the last one says what happened.
+        words = " ".join([line for line in lines if line.startswith("ERROR:")] or lines[-1:])[-_WORDS:].rstrip(".")
+        fix = "Repair that (free space, the network), and run `glovebox setup` again."
+        raise RuntimeProblem(f"Running `{' '.join(command[:4])} …`", words, fix)
     return done.stdout.decode(errors="replace")

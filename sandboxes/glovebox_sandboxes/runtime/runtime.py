@@ -5,17 +5,19 @@ other program, no file of the host. It is made of copies of the host's own inter
 interpreter and packages need (what ldd(1) names), so it needs no download but the wheels.
 """
 
+import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 
@@ -30,6 +32,9 @@ PACKAGES = "/opt/packages"
 LOCK = Path(__file__).parent / "requirements.lock"
 """Exact versions and hashes of every package in the runtime."""
 _MOUNT_POINTS = ("dev", "etc", "guest", "input", "output", "proc", "tmp", "workspace")
+_BUILD_SECONDS = 1800.0
+"""Longer than a build takes with a slow network: who has to wait for one that long is told."""
+_LOOK_SECONDS = 0.2
 _FORMAT = 1
 """Raised when the layout below changes, so that an older tree is built anew."""
 # Parts of the standard library that no program in a sandbox can use: tests, windows, installers.
@@ -69,11 +74,8 @@ def base_python() -> Path:
 
 def find(data: Path) -> Runtime | None:
     """The runtime under the data directory, if there is one this version can use."""
-    try:
-        manifest = json.loads((data / "runtime" / "manifest.json").read_text())
-        if manifest["format"] != _FORMAT or manifest["lock"] != _lock_digest():
-            return None
-    except (OSError, ValueError, KeyError):
+    manifest = _manifest(data)
+    if manifest is None:
         return None
     guest = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
     if not guest.is_dir():
@@ -90,7 +92,11 @@ def find(data: Path) -> Runtime | None:
 
 async def usable(data: Path) -> tuple[Runtime | None, Missing | None]:
     """The runtime, with the guest of this version put beside it where only that is missing; or what is missing."""
-    lacking = _foreign(data)
+    try:
+        lacking = _foreign(data)
+    except OSError as problem:
+        fix = "Run as the user it belongs to, or choose another with --data-dir."
+        return None, Missing(what=f"{data} cannot be looked into: {problem.strerror}", fix=fix, fatal=True)
     if lacking is not None:
         return None, lacking
     try:
@@ -132,32 +138,35 @@ def _changeable(place: Path, problem: str, command: str) -> Missing:
 
 
 async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
-    """Build what is missing of the runtime under ``data``; ``tell`` hears one sentence per step.
+    """Build what is missing of the runtime under ``data``, or not as it was built; ``tell`` hears one sentence a step.
 
     Raises:
         RuntimeProblem: something is missing on this host, with the command that adds it; or others could change what
             is there.
+        OSError: the data directory cannot be written.
     """
     data = data.resolve()  # noqa: ASYNC240 - once, in a command
     lacking = _foreign(data)
     if lacking is not None:
-        raise RuntimeProblem(f"{lacking.what}. {lacking.fix}")
-    found = find(data)
-    if found is not None:
-        return found
+        raise RuntimeProblem("Building the runtime", lacking.what, lacking.fix)
     previous = os.umask(0o022)  # the sandbox's user is another one and has to read it
     try:
         _make(data)
-        manifest = _manifest(data)
-        if manifest is None:
-            await _build_root(data, tell)
-            manifest = _manifest(data)
-        await _build_guest(data, manifest or {}, tell)
+        async with _alone(data, tell):
+            found = find(data)
+            if found is not None and not await anyio.to_thread.run_sync(_intact, data, found):
+                tell("Something of it was changed or removed: building it again")
+                found.guest.rename(data / f".building-{secrets.token_hex(8)}")
+                (data / "runtime" / "manifest.json").unlink()
+            if _manifest(data) is None:
+                await _build_root(data, tell)
+            if find(data) is None:
+                await _build_guest(data, _manifest(data) or {}, tell)
     finally:
         os.umask(previous)
     found = find(data)
     if found is None:
-        raise RuntimeProblem(f"The runtime below {data} was built but cannot be read; remove it and run again.")
+        raise RuntimeProblem(f"Building the runtime below {data}", "it cannot be read", "Remove it, and run it again.")
     return found
 
 
@@ -165,16 +174,63 @@ def _make(data: Path) -> None:
     try:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        remedy = "Name another with --data-dir or GLOVEBOX_DATA_DIR."
-        raise RuntimeProblem(f"The data directory {data} cannot be made: {problem.strerror}. {remedy}") from problem
+        fix = "Name another with --data-dir or GLOVEBOX_DATA_DIR."
+        raise RuntimeProblem(f"The data directory {data} cannot be made", problem.strerror or "", fix) from problem
 
 
-def _manifest(data: Path) -> dict[str, Any] | None:
+@asynccontextmanager
+async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    """Build nothing while another process does; the kernel lets go of its lock if it dies.
+
+    Raises:
+        RuntimeProblem: it does so for longer than any build takes.
+    """
+    place = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        manifest: dict[str, Any] = json.loads((data / "runtime" / "manifest.json").read_text())
-    except (OSError, ValueError):
+        deadline = anyio.current_time() + _BUILD_SECONDS
+        waited = False
+        while _busy(place):
+            if not waited:
+                tell("Another set-up is at work in the same directory: waiting for it")
+            waited = True
+            if anyio.current_time() > deadline:
+                found = f"another set-up has been at work for {_BUILD_SECONDS / 60:g} minutes"
+                raise RuntimeProblem(f"Building the runtime below {data}", found, f"Find it with `fuser {data}`.")
+            await anyio.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(place)
+
+
+def _busy(place: int) -> bool:
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    return False
+
+
+def _intact(data: Path, built: Runtime) -> bool:
+    """Whether runtime and guest are what was built, to the byte; what was only compiled from the guest is not read."""
+    try:
+        guest = all((built.guest / name).read_bytes() == content for name, content in guest_tree.files().items())
+        return guest and _tree_digest(built.root) == (_manifest(data) or {}).get("digest")
+    except OSError:
+        return False
+
+
+def _manifest(data: Path) -> dict[str, str] | None:
+    """What the runtime says of itself; None where that is not a whole runtime of this version."""
+    try:
+        manifest = json.loads((data / "runtime" / "manifest.json").read_text())
+        fits = (manifest["format"], manifest["lock"]) == (_FORMAT, _lock_digest())
+        named = {key: manifest[key] for key in ("python", "version", "digest")}
+        there = (data / "runtime" / "root" / named["python"].lstrip("/")).is_file()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return manifest if manifest.get("format") == _FORMAT and manifest.get("lock") == _lock_digest() else None
+    return named if fits and there and all(isinstance(value, str) for value in named.values()) else None
 
 
 def _lock_digest() -> str:
@@ -199,7 +255,12 @@ async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
         (root / "usr/bin/python3").symlink_to(inside.name)
         library = root / "usr" / facts["library"]
         ignore = shutil.ignore_patterns(*_LEFT_OUT)
-        await anyio.to_thread.run_sync(lambda: shutil.copytree(facts["stdlib"], library, ignore=ignore))
+        try:
+            await anyio.to_thread.run_sync(lambda: shutil.copytree(facts["stdlib"], library, ignore=ignore))
+        except shutil.Error as problem:  # of everything that could not be copied, the first
+            source, _, reason = problem.args[0][0]
+            fix = "Repair that (free space, permissions), and run it again."
+            raise RuntimeProblem(f"Copying {source}", reason, fix) from problem
         if facts["dynload"] != f"{facts['stdlib']}/lib-dynload":
             shutil.copytree(facts["dynload"], library / "lib-dynload", dirs_exist_ok=True)
         tell("Installing numpy, pandas and matplotlib (about 80 MiB the first time)")
@@ -243,7 +304,7 @@ print(json.dumps({
 """
 
 
-async def _build_guest(data: Path, manifest: dict[str, Any], tell: Callable[[str], None]) -> None:
+async def _build_guest(data: Path, manifest: dict[str, str], tell: Callable[[str], None]) -> None:
     target = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
     tell("Installing the guest")
     with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:
@@ -331,7 +392,8 @@ def _tree_digest(root: Path) -> str:
         if path.is_symlink():
             content = str(path.readlink()).encode()
         elif path.is_file():
-            content = hashlib.file_digest(path.open("rb"), "sha256").digest()
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
         else:
             content = b""
         whole.update(f"{name}\0{stat.S_IMODE(path.lstat().st_mode):o}\0".encode("utf-8", "surrogateescape") + content)

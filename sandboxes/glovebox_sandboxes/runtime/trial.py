@@ -50,4 +50,4 @@ async def check(driver: Driver, data: Path, python: Path) -> None:
     if trouble:
         # The next set-up builds anew, and until then every call is told that there is nothing to run it.
         await anyio.Path(data / "runtime/manifest.json").unlink(missing_ok=True)
-        raise RuntimeProblem(f"No sandbox can run what was built from {python}: {trouble.rstrip('.')}. {_FIX}")
+        raise RuntimeProblem(f"No sandbox can run what was built from {python}", trouble.rstrip("."), _FIX)

@@ -2,33 +2,23 @@
 
 import json
 import os
-import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 from rich.console import Console
 from rich.text import Text as Plain
 
-from glovebox_profiles.errors import ProfileError
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import guest_gc, runtime, trial
-from glovebox_sandboxes.runtime.packages import RuntimeProblem
 from glovebox_server import app as apps
 from glovebox_server import strict_json
-from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
-from glovebox_server.cli.saving import CannotSave, save
-from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused, UnknownTool
-from glovebox_server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
-from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.cli.saving import save
+from glovebox_server.errors import InvalidArguments
+from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
-
-_UNAVAILABLE = (SandboxUnavailable, UnsupportedSpec, AuditUnavailable, ArtifactsUnavailable, SecretUnusable)
 
 
 class _Told:
@@ -67,7 +57,7 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
             return REFUSED
         return FAILED if result.failed else OK
 
-    return _run(make, err, as_json=as_json)
+    return anyio.run(make)
 
 
 def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
@@ -109,31 +99,31 @@ def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -
         err.print(f"Ready: Python {built.version} in {settings.data_dir}", style="green", markup=False, highlight=False)
         return OK
 
-    return _run(make, err, as_json=False)
+    return anyio.run(make)
 
 
 def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Say what this host can enforce; see ``glovebox doctor``."""
     from glovebox_server.cli import doctor as looking  # noqa: PLC0415 - brings every driver
 
-    return _run(lambda: looking.run(settings, out, as_json=as_json), out, as_json=as_json)
+    return anyio.run(lambda: looking.run(settings, out, as_json=as_json))
 
 
 def prove(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
     """Try every claim on this host; see ``glovebox doctor --prove``."""
     from glovebox_server.prove import scorecard  # noqa: PLC0415 - brings every driver and the cases
 
-    return _run(lambda: scorecard.run(settings, out, err, names=names, as_json=as_json), err, as_json=as_json)
+    return anyio.run(lambda: scorecard.run(settings, out, err, names=names, as_json=as_json))
 
 
-def capabilities(settings: Settings, out: Console, err: Console, *, as_json: bool) -> int:
+def capabilities(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Say what a caller can have; see ``glovebox capabilities``."""
     from glovebox_server.cli import capabilities as card  # noqa: PLC0415 - brings every driver and the SDK
 
-    return _run(lambda: card.run(settings, out, as_json=as_json), err, as_json=as_json)
+    return anyio.run(lambda: card.run(settings, out, as_json=as_json))
 
 
-def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None) -> int:
+def artifact(settings: Settings, *, uri: str, output: Path | None) -> int:
     """Write an artifact's content; see ``glovebox artifact``."""
 
     async def make() -> int:
@@ -142,12 +132,10 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
             await save(reader.chunks(), output)
         return OK
 
-    return _run(make, err, as_json=False)
+    return anyio.run(make)
 
 
-def serve(
-    settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
-) -> int:
+def serve(settings: Settings, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]) -> int:
     """Serve until the clients or a signal end it; see ``glovebox serve``."""
     from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
     from glovebox_server.transport import serve as transports  # noqa: PLC0415 - brings the SDK
@@ -169,7 +157,7 @@ def serve(
                 app.ended.append(await served)
         return OK
 
-    return _run(make, err, as_json=False, also=(transports.CannotListen,))
+    return anyio.run(make)
 
 
 def client_config(settings: Settings, out: Console, *, transport: str, host: str, port: int) -> int:
@@ -178,13 +166,9 @@ def client_config(settings: Settings, out: Console, *, transport: str, host: str
 
     arguments = ["--workspace", str(settings.workspace.absolute())]
     arguments += _given(settings, "profiles_dir", "data_dir", "state_dir")
-    try:
-        text = tokens.client_configuration(
-            settings.state_dir, transport=transport, host=host, port=port, arguments=arguments
-        )
-    except tokens.TokensUnusable as problem:
-        _fail(out, problem, as_json=False)
-        return UNAVAILABLE
+    text = tokens.client_configuration(
+        settings.state_dir, transport=transport, host=host, port=port, arguments=arguments
+    )
     out.print(text, markup=False, highlight=False)
     return OK
 
@@ -193,43 +177,3 @@ def _given(settings: Settings, *names: str) -> list[str]:
     """Those of these directories that are not the default, as options with absolute paths."""
     found = [name for name in names if name in settings.model_fields_set]
     return [word for name in found for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))]
-
-
-def _run(
-    make: Callable[[], Awaitable[int]], err: Console, *, as_json: bool, also: tuple[type[Exception], ...] = ()
-) -> int:
-    """Run a command; every failure of ours is one paragraph with what to do, and an exit code."""
-    try:
-        return anyio.run(make)
-    except Exception as raised:
-        problem = _first(raised)
-        match problem:
-            case Refused():
-                _fail(err, problem, as_json=as_json)
-                return REFUSED
-            case InvalidArguments() | UnknownTool() | ProfileError():
-                _fail(err, problem, as_json=as_json)
-                return USAGE
-            case CannotSave():
-                _fail(err, problem, as_json=as_json)
-                return USAGE if problem.named_wrongly else UNAVAILABLE
-            case _ if isinstance(problem, (*_UNAVAILABLE, RuntimeProblem, *also)):
-                _fail(err, problem, as_json=as_json)
-                return UNAVAILABLE
-        raise
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
-
-
-def _fail(err: Console, problem: BaseException, *, as_json: bool) -> None:
-    err.print(str(problem), style="red", markup=False, highlight=False)
-    if as_json:
-        body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": str(problem)}}
-        if isinstance(problem, Refused):
-            refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
-            body = {"error": None, "refused": refusal}
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")

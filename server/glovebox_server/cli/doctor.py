@@ -48,7 +48,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
         body = {"host": host_info.facts(), "drivers": reports, "profiles": {"error": problem}, "advice": advice}
         out.file.write(json.dumps(body, indent=2) + "\n")
     else:
-        width = min(out.width, _WIDEST) if out.is_terminal else None
+        width = max(1, min(out.width, _WIDEST)) if out.is_terminal else None
         _host(out, width)
         for each in found:
             _block(out, each, width)
@@ -111,7 +111,7 @@ def _block(out: Console, found: Capabilities, width: int | None) -> None:
 
 
 def _line(out: Console, label: str, words: str, width: int | None) -> None:
-    lines = _laid_out(words, width and width - _LABEL, " " * _LABEL)
+    lines = _laid_out(words, width and max(1, width - _LABEL), " " * _LABEL)
     out.print(Text(f"  {label}".ljust(_LABEL) + next(lines, "")), soft_wrap=True)
     for line in lines:
         out.print(Text(line), soft_wrap=True)

@@ -5,6 +5,7 @@ Heavy modules are imported by the command that needs them, so that ``glovebox --
 
 import functools
 import gc
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,16 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 from rich.console import Console
 
-from glovebox_server.exits import USAGE
-from glovebox_server.settings import Settings
+from glovebox_server.errors import OutputFailed, Unforeseen
+from glovebox_server.settings import NoSuchPlace, Settings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+#: Bytes of a call's arguments on standard input, as many as of a line from an MCP client; code of a call is far below.
+_MAX_ARGUMENTS = 1 << 20
+
+#: Where a command notes its state directory, for what becomes of it.
+_STATE_DIR = "glovebox.state_dir"
 
 #: Results and data go to standard output, words for the person to standard error.
 _out = Console(soft_wrap=True)
@@ -70,20 +77,64 @@ def _directories(command: _Command) -> _Command:
             first = problem.errors()[0]
             name = f"GLOVEBOX_{'_'.join(str(part) for part in first['loc'])}".upper()
             raise click.UsageError(f"{name}: {first['msg']}.") from None
-        if not settings.workspace.is_dir():
-            hint = "--workspace, GLOVEBOX_WORKSPACE"
-            raise click.BadParameter(f"{settings.workspace} is not a directory.", param_hint=hint)
-        if profiles_dir is not None and not profiles_dir.is_dir():
-            raise click.BadParameter(f"{profiles_dir} is not a directory.", param_hint="--profiles-dir")
+        except NoSuchPlace as problem:
+            raise click.UsageError(str(problem)) from None
+        for name in given:
+            wrong = _wrong(settings, name)
+            if wrong is not None:
+                hint = f"--{name.replace('_', '-')}, GLOVEBOX_{name.upper()}"
+                raise click.BadParameter(f"{getattr(settings, name)} {wrong}.", param_hint=hint)
+        click.get_current_context().meta[_STATE_DIR] = settings.state_dir
         return command(*args, settings=settings, **kwargs)
 
     return with_settings  # type: ignore[return-value]  # a decorator that adds a keyword
 
 
+def _wrong(settings: Settings, name: str) -> str | None:
+    """Why a directory cannot be used; None where it can, or where whoever needs it makes it or says so."""
+    path: Path = getattr(settings, name)
+    try:
+        str(path).encode()  # records and digests are UTF-8
+        return None if stat.S_ISDIR(path.stat().st_mode) else "is not a directory"
+    except UnicodeEncodeError:
+        return "is not UTF-8: rename it, or name another"
+    except OSError as problem:
+        needed = name == "workspace" or (name == "profiles_dir" and name in settings.model_fields_set)
+        later = isinstance(problem, (FileNotFoundError, PermissionError)) and not needed
+        return None if later else f"cannot be used: {problem.strerror}"
+
+
+class Told(click.Command):
+    """A command whose failures end in a sentence and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; see ``failures`` and ``entry`` for what becomes of an exception."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, OutputFailed):
+            raise
+        except Exception as raised:
+            from glovebox_server.cli import failures  # noqa: PLC0415 - brings every part
+
+            doing = f"running `{ctx.command_path}`"
+            found = failures.foreseen(raised, doing.capitalize())
+            if found is None:
+                raise Unforeseen(doing, ctx.meta.get(_STATE_DIR)) from raised
+            failures.tell(found[0], _err, as_json=ctx.params.get("as_json", False))
+            ctx.exit(found[1])
+
+
+class _Group(click.Group):
+    """A group of such commands, and of such groups."""
+
+    command_class = Told
+    group_class = type  # click: of the same class
+
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("glovebox-mcp"), prog_name="glovebox")
 def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
@@ -103,7 +154,7 @@ def serve(settings: Settings, transport: str, host: str, port: int, allowed_host
     with _importing():
         from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.serve(settings, _err, transport=transport, host=host, port=port, allowed_hosts=allowed_host))
+    sys.exit(commands.serve(settings, transport=transport, host=host, port=port, allowed_hosts=allowed_host))
 
 
 @main.command()
@@ -116,7 +167,7 @@ def call(settings: Settings, tool: str, arguments: str, as_json: bool) -> None:
     with _importing():
         from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
 
-    text = sys.stdin.read() if arguments == "-" else arguments
+    text = _standard_input() if arguments == "-" else arguments
     sys.exit(commands.call(settings, _out, _err, tool=tool, arguments=text, as_json=as_json))
 
 
@@ -160,7 +211,7 @@ def capabilities(settings: Settings, as_json: bool) -> None:
     """What can be had here before any call: drivers, limits, network modes, tools, digests, and what is refused."""
     from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.capabilities(settings, _out, _err, as_json=as_json))
+    sys.exit(commands.capabilities(settings, _out, as_json=as_json))
 
 
 @main.command()
@@ -171,7 +222,7 @@ def artifact(settings: Settings, uri: str, output: Path | None) -> None:
     """Read an artifact of a call made here (by this user over stdio or `glovebox call`)."""
     from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.artifact(settings, _err, uri=uri, output=output))
+    sys.exit(commands.artifact(settings, uri=uri, output=output))
 
 
 @main.group()
@@ -217,7 +268,7 @@ def profiles_check(settings: Settings, paths: tuple[Path, ...], as_json: bool) -
     from glovebox_server.app import check_example  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli import profiles as commands  # noqa: PLC0415 - see the module's header
 
-    own = [settings.profiles_dir] if settings.profiles_dir.is_dir() else []
+    own = [settings.profiles_dir] if settings.profiles_dir.exists() else []
     checked = list(paths) or [SHIPPED, *own]
     sys.exit(commands.check(checked, _out, check_example=check_example, as_json=as_json))
 
@@ -234,15 +285,10 @@ def profiles_diff(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _with_profiles(settings: Settings, act: Callable[[Any, Any], int]) -> int:
-    from glovebox_profiles.errors import ProfileError  # noqa: PLC0415 - see the module's header
     from glovebox_server.app import load_profiles  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli import profiles as commands  # noqa: PLC0415 - see the module's header
 
-    try:
-        return act(load_profiles(settings), commands)
-    except ProfileError as problem:
-        _err.print(str(problem), style="red", markup=False)
-        return USAGE
+    return act(load_profiles(settings), commands)
 
 
 @main.group()
@@ -360,9 +406,15 @@ def _require_http(transport: str, *names: str) -> None:
             raise click.UsageError(f"{option} is for --transport http; over {transport} the server listens nowhere.")
 
 
+def _standard_input() -> str:
+    content = sys.stdin.buffer.read(_MAX_ARGUMENTS + 1)
+    if len(content) > _MAX_ARGUMENTS:
+        raise click.UsageError(f"--args: standard input has more than {_MAX_ARGUMENTS} bytes.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as problem:
+        raise click.UsageError(f"--args: standard input is not UTF-8 at byte {problem.start}.") from None
+
+
 def _log(settings: Settings) -> Path:
     return settings.state_dir / "audit"
-
-
-if __name__ == "__main__":
-    main()

@@ -4,30 +4,28 @@ Only the command line uses it; must not be imported by anything that serves clie
 """
 
 import errno
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 
+from glovebox_sandboxes.contract.errors import Diagnosed
+
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """What another name on the same disk would not change."""
 
 
-class CannotSave(Exception):  # noqa: N818 - as the design's other failures
+class CannotSave(Diagnosed):
     """An artifact could not be written; nothing of it is left."""
 
-    def __init__(self, place: str, error: OSError, fix: str) -> None:
-        """Say where, why, and what to do.
+    def __init__(self, place: Path, error: OSError, fix: str) -> None:
+        """Say where, why, and what to do."""
+        super().__init__(f"{place} cannot be written", error.strerror or str(error), fix)
 
-        Args:
-            place: the file's name, or ``standard output``.
-            error: what the system said.
-            fix: a sentence.
-        """
-        super().__init__(f"{place} cannot be written: {error.strerror or error}. {fix}")
-        self.named_wrongly = isinstance(error, FileExistsError)
+
+class NameTaken(CannotSave):
+    """There is something of this name, which stays as it is."""
 
 
 async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
@@ -38,7 +36,8 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
         output: the file; None for standard output.
 
     Raises:
-        CannotSave: the file exists, cannot be made, or the disk failed; a file that was begun is removed.
+        NameTaken: the file exists.
+        CannotSave: it cannot be made, or the disk failed; a file that was begun is removed.
     """
     if output is None:
         await _print(chunks)
@@ -47,7 +46,8 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
         file = await anyio.open_file(output, "xb")
     except OSError as error:
         fix = "Make room on its disk." if error.errno in _DISK else "Name another file."
-        raise CannotSave(str(output), error, fix) from error
+        kind = NameTaken if isinstance(error, FileExistsError) else CannotSave
+        raise kind(output, error, fix) from error
     try:
         async with file:
             async for chunk in chunks:
@@ -55,18 +55,11 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
     except BaseException as problem:
         output.unlink(missing_ok=True)  # noqa: ASYNC240 - one call, where the disk has just answered
         if isinstance(problem, OSError):
-            raise CannotSave(str(output), problem, "Make room, or name a file on another disk.") from problem
+            raise CannotSave(output, problem, "Make room, or name a file on another disk.") from problem
         raise
 
 
 async def _print(chunks: AsyncIterator[bytes]) -> None:
-    try:
-        async for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
-    except OSError as error:
-        # What is still buffered would fail again, with a traceback, when the interpreter ends.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        raise CannotSave("standard output", error, "Name a file with -o.") from error
+    async for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()

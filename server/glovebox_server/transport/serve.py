@@ -33,6 +33,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
+from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import App, McpServer, build, client_of
@@ -61,7 +62,7 @@ _BACKLOG = 4096
 _ACCEPTED = 32
 
 
-class CannotListen(Exception):  # noqa: N818 - as the design's other failures
+class CannotListen(Diagnosed):
     """The address cannot, or must not, be listened on."""
 
 
@@ -274,7 +275,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _cannot(host: str, port: int, error: OSError) -> CannotListen:
-    return CannotListen(f"Cannot listen on {host} port {port}: {error.strerror}. Choose another.")
+    return CannotListen(f"Cannot listen on {host} port {port}", error.strerror or str(error), "Choose another.")
 
 
 def _names(address: str, port: int, allowed: Collection[str]) -> set[str]:
@@ -285,10 +286,8 @@ def _names(address: str, port: int, allowed: Collection[str]) -> set[str]:
     """
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         if not allowed:
-            raise CannotListen(
-                f"{address} can be reached by others. Name the hosts clients will use with --allowed-host, "
-                "or listen on 127.0.0.1."
-            )
+            fix = "Name the hosts clients will use with --allowed-host, or listen on 127.0.0.1."
+            raise CannotListen(f"Cannot listen on {address}", "it can be reached by others", fix)
         return set(allowed)
     return {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | set(allowed)
 

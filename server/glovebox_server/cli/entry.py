@@ -1,0 +1,184 @@
+"""The outermost entry of ``glovebox``: what holds for every command, whatever it does. No traceback gets past it.
+
+Imports little before ``run`` has begun: what is wrong with the installation is told here too.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+from glovebox_server.errors import OutputFailed, Unforeseen
+from glovebox_server.exits import INTERRUPTED, NOBODY_READS, OK, TERMINATED, UNAVAILABLE, UNFORESEEN
+
+
+class _Standard(io.FileIO):
+    """Standard output or error, which may be a closed pipe, a full disk, or not there at all."""
+
+    def __init__(self, descriptor: int, *, needed: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.failure: OSError | None = None
+        self._needed = needed
+
+    def write(self, data: Any, /) -> int:
+        """Write to it; once that has failed, what is left in buffers goes nowhere."""
+        if self.failure is None:
+            try:
+                while (written := super().write(data)) is None:  # made non-blocking by whoever shares it
+                    select.select([], [self], [])
+            except OSError as error:
+                self.failure = error
+                if self._needed:
+                    raise OutputFailed from error
+            else:
+                return written
+        return memoryview(data).nbytes
+
+
+def run() -> NoReturn:
+    """Run the command line of this process and exit."""
+    received: list[int] = []
+    try:
+        _end_as_if_interrupted(signal.SIGTERM, received)
+        output = _standard_streams()
+        code = _guarded(_command_line)
+        code = _guarded(lambda: _printed(output)) or code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    # From here on there is nothing to take down: a further signal just ends the process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(TERMINATED if received and code == INTERRUPTED else code)
+
+
+def _end_as_if_interrupted(number: signal.Signals, received: list[int]) -> None:
+    """Have a signal take everything down in good order, as SIGINT does, and noted in ``received``."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell wants it to be ignored
+        signal.signal(number, interrupt)
+
+
+def _standard_streams() -> _Standard:
+    """Have all three, whatever was closed and whatever the locale can write; standard output is returned."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Else the first file we open would be taken for it. What is written to a closed output has to fail.
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # noqa: PLR2004 - standard error
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
+    output = _Standard(1, needed=True)
+    sys.stdout = _text(output, sys.stdout)
+    sys.stderr = _text(_Standard(2, needed=False), sys.stderr)
+    return output
+
+
+def _text(raw: _Standard, replaced: TextIO | None) -> io.TextIOWrapper:
+    encoding = getattr(replaced, "encoding", None) or "utf-8"
+    # A name on the disk may hold any bytes, and an old locale has no arrows: both are shown, as escapes.
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
+
+
+def _command_line() -> int:
+    try:
+        import click  # noqa: PLC0415 - see the module's header
+
+        from glovebox_server.cli.main import main  # noqa: PLC0415 - see the module's header
+    except (ImportError, SyntaxError) as problem:
+        words = "This installation is incomplete, or was made for another Python: install Glovebox again."
+        sys.stderr.write(f"glovebox cannot start with {sys.executable}: {problem}. {words}\n")
+        return UNAVAILABLE
+    try:
+        with main.make_context("glovebox", sys.argv[1:]) as context:
+            main.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as problem:
+        problem.show()
+        return problem.exit_code
+    return OK
+
+
+def _printed(output: _Standard) -> int:
+    """Give out what is left in buffers; ``OK`` where all of it went out."""
+    with contextlib.suppress(OutputFailed):
+        sys.stdout.flush()
+    if output.failure is None:
+        return OK
+    if isinstance(output.failure, BrokenPipeError):
+        return NOBODY_READS
+    words = "Send it to a place that takes it; what was done is done."
+    sys.stderr.write(f"Standard output cannot be written: {output.failure.strerror}. {words}\n")
+    return UNAVAILABLE
+
+
+def _guarded(act: Callable[[], int]) -> int:
+    try:
+        return act()
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else OK
+    except BaseException as raised:  # noqa: BLE001 - the outermost entry
+        if _holds(raised, OutputFailed):
+            return UNAVAILABLE
+        return INTERRUPTED if _interrupted(raised) else _last_resort(raised)
+
+
+def _holds(raised: BaseException, kind: type[BaseException]) -> bool:
+    found = raised.__cause__ if isinstance(raised, Unforeseen) else raised
+    return isinstance(found, kind) or (isinstance(found, BaseExceptionGroup) and found.subgroup(kind) is not None)
+
+
+def _interrupted(raised: BaseException) -> bool:
+    """Whether it is an interrupt, or what taking things down after one came to."""
+    found: BaseException | None = raised
+    while found is not None:
+        if _holds(found, KeyboardInterrupt) or type(found).__name__ == "CancelledError":
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _last_resort(raised: BaseException) -> int:
+    """Keep the story of what nobody foresaw in the state directory, else below ``/tmp``, and say where it is."""
+    doing, state_dir, cause = "starting", None, raised
+    if isinstance(raised, Unforeseen) and raised.__cause__ is not None:
+        doing, state_dir, cause = raised.doing, raised.state_dir, raised.__cause__
+    story = "".join([f"{doing}\n", *traceback.format_exception(cause)])
+    # Named by where it happened: what happens a thousand times is one file.
+    places = "".join([type(cause).__name__, *traceback.format_tb(cause.__traceback__)]).encode(errors="replace")
+    name = f"unforeseen-{hashlib.sha256(places).hexdigest()[:8]}.txt"
+    kept = "there is no place for its details"
+    for directory in (state_dir, Path(f"/tmp/glovebox-{os.geteuid()}")):  # noqa: S108 - checked to be our own
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                _keep(directory, name, story)
+                kept = f"the details are in {directory / name}"
+                break
+    sys.stderr.write(f"glovebox met something nobody foresaw while {doing}; {kept}; please report it.\n")
+    return UNFORESEEN
+
+
+def _keep(directory: Path, name: str, story: str) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(place).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=place)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(story)
+    finally:
+        os.close(place)

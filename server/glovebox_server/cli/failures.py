@@ -1,0 +1,73 @@
+"""From what went wrong to what a person reads and a script is told, in one table.
+
+Imported only once something has failed, because it knows the failures of every part.
+"""
+
+import errno
+import json
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.cli.saving import NameTaken
+from glovebox_server.errors import Refused
+from glovebox_server.exits import UNAVAILABLE, USAGE
+from glovebox_server.failures import failure_of
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (ProfileError, USAGE),
+    (NameTaken, USAGE),
+    (Diagnosed, UNAVAILABLE),
+)
+"""The exit codes of what no call ends in; of the rest ``glovebox_server.failures`` has the table."""
+
+_FULL = "Free space there, or name a directory on another disk."
+_ACCESS = "Run as a user who may, change its permissions, or name another."
+_WAY = "Name another, or repair the way to it."
+_FIXES = {
+    errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, errno.EFBIG: _FULL,
+    errno.EACCES: _ACCESS, errno.EPERM: _ACCESS, errno.EROFS: _ACCESS,
+    errno.ENOENT: _WAY, errno.ENOTDIR: _WAY, errno.EISDIR: _WAY, errno.ELOOP: _WAY, errno.ENAMETOOLONG: _WAY,
+    errno.EMFILE: "Raise the limit of open files (`ulimit -n`).",
+    errno.ENFILE: "Raise the limit of open files (`sysctl fs.file-max`).",
+    errno.EAGAIN: "Raise the limit of processes (`ulimit -u`), or end some.",
+    errno.ENOMEM: "Free memory, or raise the limit (`ulimit -v`).",
+    errno.EIO: "Check the disk and the kernel's log (`dmesg`).",
+    errno.ESTALE: "Check the disk and the kernel's log (`dmesg`).",
+}  # fmt: skip
+"""What the system refuses for reasons that lie with the host, and what to do about each."""
+
+
+def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | None:
+    """The failure behind what was raised, with its exit code; None where nobody foresaw it.
+
+    Args:
+        raised: what ended a command; of a group, its first failure counts.
+        doing: the command, for a failure of the system that no part has put into words.
+    """
+    problem = raised
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    if isinstance(problem, MemoryError):
+        problem = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    if isinstance(problem, OSError) and problem.errno in _FIXES:
+        on = f" on {problem.filename}" if problem.filename else ""
+        problem = Diagnosed(f"{doing}{on}", os.strerror(problem.errno), _FIXES[problem.errno])
+    known = failure_of(problem)
+    codes = [known.exit_code] if known else [code for kind, code in _CODES if isinstance(problem, kind)]
+    return (problem, codes[0]) if codes else None
+
+
+def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
+    """Say what failed on standard error and, for programs, as one JSON object on standard output."""
+    if as_json:
+        body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": str(problem)}}
+        if isinstance(problem, Refused):
+            refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
+            body = {"error": None, "refused": refusal}
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+    err.print(str(problem), style="red", markup=False, highlight=False)

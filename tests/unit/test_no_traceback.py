@@ -1,0 +1,86 @@
+"""Readers that leave, other users' directories, mistakes of ours: a sentence and an exit code, never a traceback."""
+
+import os
+import subprocess  # noqa: TID251 - whole processes, with what they inherit
+import sys
+from pathlib import Path
+
+import pytest
+
+from glovebox_server.exits import (
+    FAILED,
+    NOBODY_READS,
+    OK,
+    REFUSED,
+    UNAVAILABLE,
+    UNFORESEEN,
+    USAGE,
+)  # fmt: skip
+
+GLOVEBOX = [sys.executable, "-I", "-m", "glovebox_server"]
+NOBODY = 65534
+DOCUMENTED = {OK, FAILED, USAGE, REFUSED, UNAVAILABLE}
+
+
+def traceless(text: str, status: int) -> None:
+    """It is no traceback and nothing unforeseen, and ends as documented."""
+    for words in ("Traceback", "nobody foresaw", "Fatal Python error", "Exception ignored"):
+        assert words not in text
+    assert status in DOCUMENTED, text
+
+
+def started(arguments: list[str], place: Path, *, script: str = '"$@"') -> subprocess.Popen[str]:
+    """A whole ``glovebox`` in a shell, with a home of its own."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(place)}
+    return subprocess.Popen(
+        ["bash", "-c", script, "bash", *GLOVEBOX, *arguments],
+        cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["profiles", "show", "run_python"], ["client-config"], ["--version"]]
+)
+def test_a_reader_that_leaves_is_no_failure(arguments: list[str], tmp_path: Path) -> None:
+    """Exit 141 and not a word, as other programs that die of SIGPIPE; the control is a reader that stays."""
+    gone = started(arguments, tmp_path, script='set -o pipefail; (sleep 1; "$@") | true')
+    assert gone.communicate(timeout=60) == ("", "")
+    assert gone.returncode == NOBODY_READS
+    stays = started(arguments, tmp_path, script='set -o pipefail; "$@" | cat')
+    assert stays.communicate(timeout=60)[0]
+    assert stays.returncode == OK
+
+
+def test_what_nobody_foresaw_is_kept_and_told_in_one_sentence(tmp_path: Path) -> None:
+    """Exit 70; the story lies in the state directory, for its owner alone, once however often it happens."""
+    program = (
+        "import sys; from glovebox_server.cli import entry, profiles; "
+        "profiles.list_profiles = lambda *_, **__: 1 / 0; entry.run()"
+    )
+    command = [sys.executable, "-I", "-c", program, "profiles", "list", "--state-dir", str(tmp_path / "state")]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == UNFORESEEN
+        assert done.stderr.count("\n") == 1
+        (story,) = (tmp_path / "state").iterdir()
+        assert f"while running `glovebox profiles list`; the details are in {story};" in done.stderr
+        assert "ZeroDivisionError" in story.read_text()
+        assert story.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_users_directories_are_told(tmp_path: Path) -> None:
+    """As ``nobody``: what root keeps to himself, exit 4 or 2 with the place; nothing of it is read."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    for command in ("receipt key", "audit tail", "profiles list", "client-config --transport http", "call x"):
+        options = ["--state-dir", str(closed / "state"), "--data-dir", str(closed), "--profiles-dir", str(closed / "p")]
+        if "profiles" not in command:
+            options = options[:4]
+        done = subprocess.run(
+            ["setpriv", f"--reuid={NOBODY}", "--clear-groups", *GLOVEBOX, *command.split(), *options],
+            cwd="/", env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        traceless(done.stdout + done.stderr, done.returncode)
+        assert done.returncode in (USAGE, UNAVAILABLE)
+        assert "Permission denied" in done.stdout + done.stderr
