@@ -1,4 +1,4 @@
-"""What changed between two versions of a profile, and whether it lets a tool do more. Pure."""
+"""Compares two versions of a profile, and says whether the new one lets a tool do more. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The one failure of this package: a profile that does not load. One level, no tree."""
+"""The exception for a profile that does not load: the only failure of this package."""
 
 from pathlib import Path
 
@@ -25,5 +25,5 @@ class ProfileError(Diagnosed):
 
 
 def _plain(text: str) -> str:
-    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in shown)
+    kept = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in kept)

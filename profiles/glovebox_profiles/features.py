@@ -1,4 +1,4 @@
-"""What a profile may not ask of this version, or should know before it asks: the words for it, once.
+"""The table of values that a profile may not have in this version, or that are experimental, with their sentences.
 
 The manifest (``capabilities``) lists these, and a profile or a call that asks for one is refused with the same
 words. Pure; must not import the rest of ``profiles``, which imports this.

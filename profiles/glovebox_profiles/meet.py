@@ -1,4 +1,4 @@
-"""The only composition of profiles: what both permit. Pure."""
+"""Intersects two profiles: the result permits what both permit. The only way to combine profiles. Pure."""
 
 from typing import Any
 

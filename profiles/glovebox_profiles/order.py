@@ -1,4 +1,4 @@
-"""What it means for one profile to be no wider than another, one key at a time. Pure; used by ``meet`` and ``diff``.
+"""Orders profiles: decides key by key whether one permits no more than another. Pure; used by ``meet`` and ``diff``.
 
 Each key that grants or bounds something is one dimension with two operations that belong together: ``within(a, b)``,
 whether everything ``a`` permits is permitted by ``b``, and ``meet(a, b)``, the most that both permit. Keys that only

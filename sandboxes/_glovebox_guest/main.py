@@ -83,12 +83,12 @@ def take_wire() -> tuple[int, int]:
     """Move standard input and output out of reach, and put /dev/null in their place."""
     import fcntl
 
-    taken = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
-    for descriptor in taken:
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
+    for descriptor in moved:
         # Under gVisor both are one socket of the host's, and what its kernel does to the first it finds in the second.
         os.set_blocking(descriptor, True)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    return taken[0], taken[1]
+    return moved[0], moved[1]

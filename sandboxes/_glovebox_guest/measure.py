@@ -1,4 +1,4 @@
-"""What isolation is really there, seen from inside, before any untrusted code runs. See ``contract.measure``."""
+"""Measures from inside which isolation there is, before any untrusted code runs. See ``contract.measure``."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         own: descriptors the guest itself opened, beside 0, 1 and 2.
         hidden: paths whose presence is to be reported.
     """
-    told = status(_lines("/proc/self/status"))
+    reported = status(_lines("/proc/self/status"))
     spaces = namespaces()
     return {
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
         "groups": os.getgroups()[:64],
-        "capabilities": capabilities(told),
+        "capabilities": capabilities(reported),
         "no_new_privs": get_no_new_privs() == 1,
-        "seccomp": int(told.get("Seccomp", "0")),
+        "seccomp": int(reported.get("Seccomp", "0")),
         "dumpable": dumpable,
         "namespaces": spaces,
         "mounts": mounts(_lines("/proc/self/mountinfo")),
@@ -50,7 +50,7 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         "present": [path for path in hidden if os.path.lexists(path)],
         "system": _system(),
         # What this kernel does not tell is said to be so, and the plan must have expected exactly that.
-        "unmeasured": [name for name in CAPABILITIES if name not in told]
+        "unmeasured": [name for name in CAPABILITIES if name not in reported]
         + [f"namespace {name}" for name in _NAMESPACES if name not in spaces],
     }
 

@@ -8,5 +8,5 @@ def counted(number: float, one: str) -> str:
         number: how many; a fraction is shown with at most six digits.
         one: the noun in its singular, of those whose plural ends in s.
     """
-    shown = f"{number:g}" if isinstance(number, float) else str(number)
-    return f"{shown} {one if number == 1 else f'{one}s'}"
+    digits = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{digits} {one if number == 1 else f'{one}s'}"

@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import pytest
-from tests.fixtures.guest_jobs import Collected
 
 from _glovebox_guest.web import page, readable
 
@@ -13,8 +12,7 @@ def shown(
     body: bytes | str, content_type: str = "text/html; charset=utf-8", *, most: int = 20_000, raw: bool = False
 ) -> Any:
     """The value of the page job."""
-    emit = Collected()
-    page.run(
+    return page.describe(
         {
             "url": "https://docs.example.org/guide/page.html",
             "status": 200,
@@ -22,10 +20,8 @@ def shown(
             "body": body.encode() if isinstance(body, str) else body,
             "max_chars": most,
             "raw": raw,
-        },
-        emit,
+        }
     )
-    return emit.values[0]
 
 
 def text(html: str) -> str:

@@ -1,4 +1,4 @@
-"""The one way this package says that a text is not a host, a URL or a rule. No I/O."""
+"""The exception for a text that is not a host, a URL or a rule, and quoting of hostile text. No I/O."""
 
 from glovebox_sandboxes.contract.errors import Refused
 
@@ -12,5 +12,5 @@ class InvalidTarget(Refused, ValueError):  # noqa: N818 - what it is, not what i
 
 def quoted(text: str) -> str:
     """Return hostile text for a message: printable ASCII in quotes, escapes for the rest, bounded."""
-    shown = ascii(text[:QUOTED_CHARACTERS])
-    return shown if len(text) <= QUOTED_CHARACTERS else f"{shown}…"
+    escaped = ascii(text[:QUOTED_CHARACTERS])
+    return escaped if len(text) <= QUOTED_CHARACTERS else f"{escaped}…"

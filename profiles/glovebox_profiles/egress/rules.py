@@ -171,9 +171,9 @@ def _host_refused(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDe
 
 
 def _listed(values: Iterable[str]) -> str:
-    shown = list(values)
-    more = len(shown) - HINTED_HOSTS
-    return ", ".join(shown[:HINTED_HOSTS]) + (f" and {more} more" if more > 0 else "")
+    listed = list(values)
+    more = len(listed) - HINTED_HOSTS
+    return ", ".join(listed[:HINTED_HOSTS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_path_pattern(pattern: str) -> None:

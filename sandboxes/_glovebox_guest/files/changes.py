@@ -1,4 +1,4 @@
-"""What a program changed in its copy of the workspace, as one patch that ``git apply`` takes.
+"""Makes one patch of what a program changed in its copy of the workspace, in the form that ``git apply`` reads.
 
 Text becomes unified hunks, anything else git's literal form, which holds the whole file. Both trees are hostile: each
 file, the patch, the number of entries and the steps spent on finding short hunks are bounded. Standard library only.
@@ -188,8 +188,8 @@ class Comparison:
 
     def _skip(self, name: str, reason: str) -> None:
         if len(self.skipped) < MAX_SKIPPED:
-            shown = name.encode("utf-8", "backslashreplace").decode()[:255]
-            self.skipped.append({"name": shown, "reason": f"not in the patch: {reason}"[:200]})
+            display_name = name.encode("utf-8", "backslashreplace").decode()[:255]
+            self.skipped.append({"name": display_name, "reason": f"not in the patch: {reason}"[:200]})
         else:
             self.uncounted += 1
 

@@ -1,4 +1,4 @@
-"""A workspace that can be written: copied before the program, compared with the original after it.
+"""Copies the workspace to a place that the program may change, and remembers what it copied.
 
 The original stays mounted read-only; the copy lies in a tmpfs and is gone with the sandbox. What differs leaves as a
 patch in git's format (``changes``). Names, sizes and contents of both are hostile. Standard library only.

@@ -73,14 +73,13 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Runs in the child: hand back the head of the response and the page's readable text, or the refusal."""
     error = payload["error"]
     if error is not None:
-        told = {name: str(error.get(name, "")) for name in ("rule", "reason", "hint")}
-        emit.value({"refused": told, "hops": list(error.get("hops", ()))})
+        refusal = {name: str(error.get(name, "")) for name in ("rule", "reason", "hint")}
+        emit.value({"refused": refusal, "hops": list(error.get("hops", ()))})
         return
     from _glovebox_guest.web import page
 
     head = payload["head"]
-    taken = _Taken()
-    page.run(
+    described = page.describe(
         {
             "url": head["url"],
             "status": head["status"],
@@ -88,16 +87,6 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             "body": payload["body"],
             "max_chars": payload["max_chars"],
             "raw": payload["raw"],
-        },
-        taken,  # type: ignore[arg-type]  # it has the one method a page needs
+        }
     )
-    emit.value({"head": dict(head), "page": taken.page, "truncated": payload["truncated"]})
-
-
-class _Taken:
-    """Takes the page job's value instead of sending it."""
-
-    page: Any = None
-
-    def value(self, value: Any) -> None:
-        self.page = value
+    emit.value({"head": dict(head), "page": described, "truncated": payload["truncated"]})

@@ -64,9 +64,9 @@ def _described(path: str, entry: os.DirEntry[str]) -> dict[str, Any]:
     try:
         info = entry.stat(follow_symlinks=False)
     except OSError:  # gone in the meantime, or its folder may be listed but not entered
-        return {"path": paths.shown(path), "type": kind, "bytes": None, "modified": None}
+        return {"path": paths.display_name(path), "type": kind, "bytes": None, "modified": None}
     return {
-        "path": paths.shown(path),
+        "path": paths.display_name(path),
         "type": kind,
         "bytes": info.st_size if kind == "file" else None,
         "modified": _timestamp(info.st_mtime),

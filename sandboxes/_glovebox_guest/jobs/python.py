@@ -154,8 +154,8 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
     import traceback
 
     linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
-    told = traceback.TracebackException.from_exception(problem, limit=-200, compact=True)
-    seen: traceback.TracebackException | None = told
+    summary = traceback.TracebackException.from_exception(problem, limit=-200, compact=True)
+    seen: traceback.TracebackException | None = summary
     chain = 0
     line = None
     while seen is not None and chain < 10:
@@ -166,7 +166,7 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
         chain += 1
     hint = _hint(problem)
-    _print("".join(told.format()).rstrip() + hint)
+    _print("".join(summary.format()).rstrip() + hint)
     if isinstance(problem, SyntaxError) and problem.filename == NAME:
         line = problem.lineno
     return {"type": type(problem).__name__, "message": (_text(problem) + hint)[:2000], "line": line}
@@ -181,8 +181,8 @@ def _hint(problem: BaseException) -> str:
             return "\n(Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp.)"
         if problem.errno in (errno.ENETUNREACH, _EAI_AGAIN):
             proxied = "HTTPS_PROXY" in os.environ
-            told = "Only the HTTP proxy in HTTPS_PROXY can be reached" if proxied else "There is no network"
-            return f"\n({told} in this sandbox.)"
+            reach = "Only the HTTP proxy in HTTPS_PROXY can be reached" if proxied else "There is no network"
+            return f"\n({reach} in this sandbox.)"
         if problem.errno == errno.ENOSPC:
             return "\n(The sandbox's space for files is used up.)"
         if problem.errno == errno.EACCES and str(problem.filename).startswith("/output"):

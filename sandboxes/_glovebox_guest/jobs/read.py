@@ -30,7 +30,7 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back lines ``offset`` to ``offset + limit - 1`` of ``path`` (from 1), or the picture it is."""
     path = payload["path"]
-    name = paths.shown(path)
+    name = paths.display_name(path)
     try:
         descriptor, info = paths.open_file(path)
         with BufferedReader(FileIO(descriptor), _BLOCK) as file:

@@ -113,20 +113,20 @@ class _Search:
         self.searched += 1
         # A pattern's $ means the end of the line, whoever wrote the file.
         text = text.replace("\r\n", "\n")
-        number, counted, shown = 1, 0, paths.shown(name)
+        number, counted, display_name = 1, 0, paths.display_name(name)
         for start, end, column in self._lines(text):
             if len(self.matches) == self._limit:
                 self.full = f"{self._limit} matches"
                 return
             number += text.count("\n", counted, start)
             counted = start
-            match: dict[str, Any] = {"path": shown, "line": number, "text": _cut(text[start:end], column)}
+            match: dict[str, Any] = {"path": display_name, "line": number, "text": _cut(text[start:end], column)}
             if self._context:
                 match["before"] = _before(text, start, self._context)
                 match["after"] = _after(text, end, self._context)
             self._room -= (
                 _OVERHEAD
-                + wording.cost(shown)
+                + wording.cost(display_name)
                 + sum(map(wording.cost, [match["text"], *match.get("before", ()), *match.get("after", ())]))
             )
             if self._room < 0:
@@ -161,7 +161,7 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
         raise paths.Refused(
-            "pattern.invalid", f"The pattern is no regular expression: {paths.shown(error.msg)}{where}.", hint
+            "pattern.invalid", f"The pattern is no regular expression: {paths.display_name(error.msg)}{where}.", hint
         ) from None
     except (OverflowError, RecursionError, ValueError):
         raise paths.Refused("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None

@@ -169,7 +169,7 @@ def _limit(limits: dict[str, int]) -> None:
     # At the soft limit SIGXCPU, which a program may ignore; one second later SIGKILL, which it may not.
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
     if "memory_bytes" in limits:
-        # What the guest has mapped already (the interpreter, preloaded modules) is not the program's spending.
+        # What the guest has mapped already (the interpreter, preloaded modules) does not count as use of the program's.
         with open("/proc/self/statm", encoding="ascii") as sizes:
             mapped = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + limits["memory_bytes"],) * 2)

@@ -1,4 +1,4 @@
-"""How a job hands back its value and its pictures: frames on a pipe of the child's own.
+"""Writes a job's value and its pictures as frames to a pipe of the child's own.
 
 The host parses them (``session.result``) and believes nothing: user code runs in the process that writes them.
 A frame is ``kind: u8, length: u32`` and the payload: ``J`` one JSON value, ``B`` media type, NUL, bytes.

@@ -1,4 +1,4 @@
-"""What a program has used, all its processes together.
+"""Reads how much processor time and memory all processes of a program have used.
 
 RLIMIT_CPU bounds each process for itself, so a program that forks could use its limit many times over.
 """

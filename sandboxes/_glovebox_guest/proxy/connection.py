@@ -1,4 +1,4 @@
-"""One connection of a program's to the sandbox's proxy, and the stream to the host it becomes.
+"""Serves one connection of a program's to the sandbox's proxy, as a stream to the host.
 
 Upwards (program to host) it is in one of three states: reading a head (``_exchange`` is None), passing bytes on
 (``_left`` is not 0), or throwing away what still comes. Downwards everything goes through ``_out``. It knows nothing of
@@ -166,14 +166,14 @@ class Connection(StreamHandler):
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
         """A refusal, or an end before its time."""
-        told = {key: str(value) for key, value in body.items()}
+        reply = {key: str(value) for key, value in body.items()}
         self._left = 0
         if not self._answered:
-            rule = told.get("rule", "egress.failed")
+            rule = reply.get("rule", "egress.failed")
             status = 502 if rule == "egress.failed" else 403
-            self._refuse(status, rule, told.get("reason", ""), told.get("hint", ""))
+            self._refuse(status, rule, reply.get("reason", ""), reply.get("hint", ""))
             return
-        why = " ".join(told[key] for key in ("truncated", "reason", "hint") if told.get(key))
+        why = " ".join(reply[key] for key in ("truncated", "reason", "hint") if reply.get(key))
         if why:
             self._tell(f"{self._asked.asked} was cut off: {why}")
         self._end(b"")

@@ -1,4 +1,4 @@
-"""What the sandbox's proxy reads and writes as HTTP/1.1. Pure: no sockets, no wire. See ``proxy.listener``.
+"""Reads and writes HTTP/1.1 for the sandbox's proxy. Pure: no sockets, no wire. See ``proxy.listener``.
 
 Reading is strict and short, because the host reads everything again: what matters here is only which stream to open and
 how many bytes of body belong to it (RFC 9112).
@@ -114,11 +114,11 @@ def parse(data: bytes, end: int) -> Tunnel | Request:
 
 def refusal(status: int, rule: str, reason: str, hint: str) -> bytes:
     """A whole answer that says why there is no other."""
-    told = f"{plain(reason)} {plain(hint)}".strip()
-    body = f"Glovebox: {told} ({plain(rule)})\n".encode("ascii")
+    message = f"{plain(reason)} {plain(hint)}".strip()
+    body = f"Glovebox: {message} ({plain(rule)})\n".encode("ascii")
     # Where a tunnel is refused, most clients show the status line and nothing else.
     head = (
-        f"HTTP/1.1 {status} Glovebox: {told[:600]} ({plain(rule)})\r\nContent-Type: text/plain\r\n"
+        f"HTTP/1.1 {status} Glovebox: {message[:600]} ({plain(rule)})\r\nContent-Type: text/plain\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode("ascii") + body

@@ -1,4 +1,4 @@
-"""The way out for programs where the profile grants one: an HTTP proxy on the sandbox's own loopback.
+"""An HTTP proxy on the sandbox's own loopback: the network of programs whose profile grants one.
 
 It decides nothing and resolves nothing: what a program asks for goes to the host as a stream, see ``egress``.
 

@@ -1,4 +1,4 @@
-"""Which encoding a web page is in, and its text. Standard library only; pure, no job lives here.
+"""Decodes web pages: finds a page's encoding and returns its text. Standard library only; pure, no job lives here.
 
 Only encodings of the web are tried: Python's other codecs are no character sets, and some are slow on hostile input.
 https://encoding.spec.whatwg.org/#names-and-labels

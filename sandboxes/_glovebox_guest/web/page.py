@@ -1,4 +1,4 @@
-"""What a fetched response says, as text a model can read. Runs in the guest's child: the response is a stranger's.
+"""Turns a fetched response into text a model can read. Runs in the guest's child: the response is a stranger's.
 
 The guest itself has obtained the response from the host's egress policy; here is no network.
 """
@@ -13,8 +13,6 @@ from _glovebox_guest.workspace.paths import Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
-
-    from _glovebox_guest.program.emit import Emit
 
 MAX_BODY = 8 * 1024 * 1024
 """Bytes that are looked at; the egress policy lets no more through by default."""
@@ -34,13 +32,12 @@ _HTML = ("text/html", "application/xhtml+xml")
 _LOOKS_LIKE_HTML = (b"<!doctype html", b"<html")
 
 
-def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Hand back title and text of ``body``, at most ``max_chars`` characters; HTML unconverted if ``raw``."""
+def describe(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return title and text of ``body``, at most ``max_chars`` characters; HTML unconverted if ``raw``."""
     try:
-        value = _value(payload)
+        return _value(payload)
     except Refused as problem:
-        value = problem.value()
-    emit.value(value)
+        return problem.value()
 
 
 def _value(payload: dict[str, Any]) -> dict[str, Any]:
@@ -68,14 +65,14 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _shown(media_type: str, charset: str, title: str, text: str, most: int, *, cut: bool) -> dict[str, Any]:
     text = wording.printable(text)
-    shown = wording.clipped(text, most)
-    cut = cut or len(shown) < len(text)
+    kept = wording.clipped(text, most)
+    cut = cut or len(kept) < len(text)
     return {
         "media_type": media_type,
         "charset": charset,
         "title": title,
-        "text": shown,
-        "truncated": f"first {len(shown)} characters" if cut else None,
+        "text": kept,
+        "truncated": f"first {len(kept)} characters" if cut else None,
     }
 
 

@@ -70,7 +70,7 @@ class Place:
         return "/".join([ROOT, *self.names])
 
 
-def shown(name: str) -> str:
+def display_name(name: str) -> str:
     r"""Return a name or path as text that is safe to print: undecodable bytes, controls and bidi marks as escapes.
 
     A name that needs no escape comes back as it is; in one that does, backslashes are doubled too.
@@ -241,4 +241,4 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
 
 
 def _name(path: str) -> str:
-    return shown((path or ".") if len(path) <= _SHOWN else f"{path[:_SHOWN]}…")
+    return display_name((path or ".") if len(path) <= _SHOWN else f"{path[:_SHOWN]}…")

@@ -1,4 +1,4 @@
-"""What kind of picture a file is, and how large, from its first bytes. Standard library only; nothing is decoded."""
+"""Reads a picture's kind and size from a file's first bytes. Standard library only; nothing is decoded."""
 
 from __future__ import annotations
 

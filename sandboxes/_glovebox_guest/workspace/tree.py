@@ -79,14 +79,14 @@ class Walk:
             yield from (("/".join(self._prefix), entry) for entry in self._sorted(parent) if entry.name == name)
             return
         # Paths are matched relative to the folder the pattern starts in, and shown relative to the workspace.
-        shown = "/".join([*self._prefix, ""])
+        prefix = "/".join([*self._prefix, ""])
         stack = [("", iter(self._sorted(self._base)))]
         while stack:
             folder, entries = stack[-1]
             for entry in entries:
                 path = folder + entry.name
                 if self._match(path):
-                    yield shown + path, entry
+                    yield prefix + path, entry
                 if entry.is_dir(follow_symlinks=False) and self._enters(entry.name, len(stack)):
                     stack.append((f"{path}/", iter(self._sorted(entry.path))))
                     break
@@ -131,11 +131,13 @@ def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
         match = re.compile(expression).fullmatch
     except (ValueError, re.error) as error:
         hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
-        raise Refused("pattern.invalid", f"The file pattern cannot be read: {paths.shown(str(error))}.", hint) from None
+        raise Refused(
+            "pattern.invalid", f"The file pattern cannot be read: {paths.display_name(str(error))}.", hint
+        ) from None
     deep = any("**" in pattern for pattern in patterns)
     return None if deep else max(map(len, patterns)), match
 
 
 def _no_folder(parts: list[str]) -> Refused:
-    name = paths.shown("/".join(parts))
+    name = paths.display_name("/".join(parts))
     return Refused("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")

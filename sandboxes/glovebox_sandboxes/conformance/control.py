@@ -1,4 +1,4 @@
-"""The same attack without the guard: on the host, in a scratch directory, under a clock and with an end to its output.
+"""Runs a case's attack without the guard: on the host, in a scratch directory, with bounds on time and output.
 
 Only for the tests of the cases themselves: it does what a sandbox exists to prevent. Nothing here may import a driver,
 a profile or the server.
@@ -56,20 +56,20 @@ async def problems(case: Case, host: Planted) -> tuple[str, ...]:
         # Not our children: there is nothing to wait for but their absence.
         while _kill(mark):  # noqa: ASYNC110 - only /proc tells
             await anyio.sleep(0.01)
-    shown = ran.stdout.decode("utf-8", "replace")
+    printed = ran.stdout.decode("utf-8", "replace")
     found = []
     if ran.ended != wanted.ended:
         found.append(f"it {ran.ended} instead of {wanted.ended}")
     if outlived != wanted.outlived:
         found.append("processes outlived it" if outlived else "nothing outlived it")
-    if wanted.stdout and not re.search(wanted.stdout, shown):
-        found.append(f"its standard output is {shown[-500:]!r} and does not match {wanted.stdout}")
+    if wanted.stdout and not re.search(wanted.stdout, printed):
+        found.append(f"its standard output is {printed[-500:]!r} and does not match {wanted.stdout}")
     if wanted.answer:
-        answer = layout.answers(shown).get(case.id)
+        answer = layout.answers(printed).get(case.id)
         if answer is None or not re.fullmatch(wanted.answer, answer, re.DOTALL):
-            found.append(f"it answered {answer!r} instead of {wanted.answer}: {shown[-500:]!r}")
+            found.append(f"it answered {answer!r} instead of {wanted.answer}: {printed[-500:]!r}")
     if case.repeated and (ran.stdout == again.stdout) == (case.repeated == "same"):
-        found.append(f"two runs printed {case.repeated} things: {shown!r}")
+        found.append(f"two runs printed {case.repeated} things: {printed!r}")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""What is planted on the host while cases run: things a sandbox must not change, read, reach or see.
+"""Plants things on the host while cases run that a sandbox must not change, read, reach or see.
 
 Nothing here may import a driver, a profile or the server.
 """

@@ -1,4 +1,4 @@
-"""What the programs of cases find: names for places, the host's planted things, and the harness of attempts. Pure."""
+"""The code in front of cases' programs: names of places and planted things, and the harness of attempts. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -34,11 +34,11 @@ def _attempt(code):
     os.close(writing)
     os.set_blocking(reading, False)
     try:
-        told = os.read(reading, 4000).decode()
+        answer = os.read(reading, 4000).decode()
     except BlockingIOError:
-        told = ""
+        answer = ""
     os.close(reading)
-    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else told
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else answer
 print()
 print(json.dumps({{name: _attempt(code) for name, code in json.loads({table!r}).items()}}))
 """

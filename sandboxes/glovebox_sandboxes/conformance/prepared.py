@@ -1,4 +1,4 @@
-"""A driver whose sandboxes come from where prepared ones do: what is proved of it holds for calls that did not wait.
+"""A driver that opens prepared sandboxes, so that what is proved of it holds for calls that find one ready.
 
 Nothing here may import a profile, the server, or one driver in particular.
 """

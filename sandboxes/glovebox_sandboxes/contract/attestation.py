@@ -1,4 +1,4 @@
-"""Planned, measured inside, seen from outside: one table, a verdict per field. Pure.
+"""Compares what was planned, measured inside and seen from outside, with a verdict for each field. Pure.
 
 A field differs if any measurement of it differs from the plan. What could not be measured says so in its place.
 """
@@ -58,8 +58,10 @@ class Field:
     def difference(self) -> Difference:
         """For a message: what was found where it differs."""
         wrong = {side: value for side, value in self._found.items() if value != self.planned}
-        told = ", ".join(f"{value}" if side == "inside" else f"{value} from outside" for side, value in wrong.items())
-        return Difference(field=self.name, planned=str(self.planned), measured=told)
+        measured = ", ".join(
+            f"{value}" if side == "inside" else f"{value} from outside" for side, value in wrong.items()
+        )
+        return Difference(field=self.name, planned=str(self.planned), measured=measured)
 
     def row(self) -> dict[str, Any]:
         """For the record."""

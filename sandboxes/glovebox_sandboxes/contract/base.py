@@ -81,7 +81,7 @@ class SandboxStats:
     memory_peak_bytes: int | None = None
     cpu_seconds: float | None = None
     detail: str = ""
-    """The runtime's own last words (at most 2,000 characters), for the operator."""
+    """The end of what the runtime printed as errors (at most 2,000 characters), for the operator."""
 
 
 class Sandbox(Protocol):

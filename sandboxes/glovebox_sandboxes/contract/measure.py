@@ -1,4 +1,4 @@
-"""Declared is not effective: what a sandbox must measure inside, and what it did measure.
+"""The measurement of a sandbox from inside, what is expected of it, and the difference.
 
 Pure. The guest measures itself before any untrusted code runs and sends the result with ``ready``; ``attestation``
 compares it with the plan and with what the host sees.

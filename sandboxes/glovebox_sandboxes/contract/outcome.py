@@ -1,4 +1,4 @@
-"""What the guest is asked to do, and what came of it. Frozen data, no I/O.
+"""A job for the guest and its outcome. Frozen data, no I/O.
 
 A program's failure is an outcome; only failures of the sandbox itself are exceptions.
 """

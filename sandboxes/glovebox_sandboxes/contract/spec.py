@@ -1,4 +1,4 @@
-"""What one sandbox must be, in words every driver shares: plain frozen data, no I/O.
+"""The specification of one sandbox, the same for every driver: plain frozen data, no I/O.
 
 A ``SandboxSpec`` comes from a profile and says what to enforce. A ``Plan`` (see ``base``) is exactly what one driver
 will do about it.

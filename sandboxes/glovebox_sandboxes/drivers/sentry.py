@@ -1,4 +1,4 @@
-"""What gVisor's kernel, the sentry, needs of the guest and cannot tell it, whoever starts it. Pure.
+"""The guest's settings on gVisor's kernel, the sentry, whoever starts it. Pure.
 
 Three things that Linux does for the guest it does not do: it has no Landlock, it lets any process of a user signal
 process 1, and runsc's own way to a seccomp filter inside answers every refusal with EPERM, where libc waits for ENOSYS.

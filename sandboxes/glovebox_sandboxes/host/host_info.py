@@ -1,4 +1,4 @@
-"""Where Glovebox runs: this machine, as whom, and inside what. Only reads files; names no machine and no user."""
+"""Describes where Glovebox runs: system, user, containers. Only reads files; names no machine and no user."""
 
 import os
 import platform

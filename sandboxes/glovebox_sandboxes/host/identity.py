@@ -1,4 +1,4 @@
-"""As whom sandboxes run on the host, and who that is to its kernel. Must start nothing.
+"""Chooses the user and group that sandboxes run as on the host. Must start nothing.
 
 A process of the kernel's user 0 keeps rights over files owned by root (``/proc/sys`` among them) even without any
 capability, and a user namespace can call it by any number. See user_namespaces(7).

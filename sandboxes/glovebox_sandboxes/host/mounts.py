@@ -1,4 +1,4 @@
-"""Which file systems are mounted below a directory of the host. Reads one file of /proc; changes nothing.
+"""Lists the file systems that are mounted below a directory of the host. Reads one file of /proc; changes nothing.
 
 A bind of a directory brings along whatever is mounted inside it, and that is no part of what a person meant by the
 directory. See proc_pid_mountinfo(5).

@@ -1,4 +1,4 @@
-"""Whose a container or control group is: the mark it carries, and whether the server that made it still lives.
+"""The mark on containers and control groups that names their server, and whether that server still lives.
 
 A server that is killed cannot clean up. Its running containers end by themselves (their input closes); one it had
 created but not started stays, and the next server on this machine removes it. Never someone else's: a mark is only

@@ -1,4 +1,7 @@
-"""Whether others could have written, or could exchange, what decides what we run. Must import nothing of ours."""
+"""Checks that nobody else could have written or exchanged files that decide what we run.
+
+Must import nothing of ours.
+"""
 
 import os
 import stat

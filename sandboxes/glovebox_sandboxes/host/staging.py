@@ -1,4 +1,4 @@
-"""Directories to mount, where an unprivileged process can reach them: for the thread that starts sandboxes alone.
+"""Makes directories reachable for an unprivileged bwrap that has to mount them. For the thread that starts sandboxes.
 
 A server that runs as root starts bwrap as another user, and bwrap looks every directory it mounts up by its path: below
 /root (0700) it finds nothing. So the starting thread gets a mount namespace of its own and binds such directories at a

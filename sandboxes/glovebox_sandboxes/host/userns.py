@@ -1,4 +1,4 @@
-"""Why this host refuses user namespaces, as well as it can be told from outside, and what to do. Only reads files.
+"""Finds out why this host refuses user namespaces, and the command that allows them. Only reads files.
 
 The kernel answers EPERM whatever the reason, see user_namespaces(7).
 """

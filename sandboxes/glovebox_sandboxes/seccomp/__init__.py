@@ -1,4 +1,4 @@
-"""What a sandboxed program may ask of the kernel: one policy, two forms.
+"""The system-call policy of sandboxed programs, in the two forms that drivers need.
 
 ``policy.json`` is the source, ``policy`` reads it, ``filters`` turns it into a BPF program and into Docker's document.
 Nothing here may import a driver, a profile or the server.

@@ -1,4 +1,4 @@
-"""How many pixels an image claims, read from its header without decoding it. Pure: no I/O, no image library ever."""
+"""Reads how many pixels an image claims from its header, without decoding it. Pure: no I/O, no image library ever."""
 
 import re
 from typing import Final

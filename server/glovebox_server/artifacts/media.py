@@ -1,4 +1,4 @@
-"""What a file from a sandbox holds, judged by its bytes. Pure: no I/O; fed chunk by chunk in bounded memory.
+"""Finds the media type of a file from a sandbox by its bytes. Pure: no I/O; fed chunk by chunk in bounded memory.
 
 The name's extension only chooses among types that the bytes allow, and a contradiction is reported. Active documents
 (HTML, SVG) are called ``text/plain`` so that no client renders them by accident; their risk says what they are. A

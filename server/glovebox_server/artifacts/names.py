@@ -1,4 +1,4 @@
-"""Which relative file names from a sandbox are accepted, and which of those deserve a warning. Pure: no I/O.
+"""Checks relative file names from a sandbox: refuses some, and warns of others. Pure: no I/O.
 
 A name is a label in a record and never a path on the host: the store files content under its hash. The rules keep a
 later copy to a real folder safe on Linux, macOS and Windows. Must never be imported here: what touches a disk.
@@ -90,8 +90,8 @@ def quoted(name: str) -> str:
     Args:
         name: Any string, lone surrogates included.
     """
-    shown = ascii(name[:MAX_QUOTED])
-    return shown if len(name) <= MAX_QUOTED else f"{shown}…"
+    escaped = ascii(name[:MAX_QUOTED])
+    return escaped if len(name) <= MAX_QUOTED else f"{escaped}…"
 
 
 def _refused(name: str, reason: str, hint: str = _HINT) -> Refused:

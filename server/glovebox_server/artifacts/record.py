@@ -1,4 +1,4 @@
-"""The record of one artifact, its address, and the two ways of not getting it. Pure: no I/O.
+"""The record of one artifact, its address, and the exceptions for one that cannot be had. Pure: no I/O.
 
 Must never be imported here: the store, or anything of a transport.
 """

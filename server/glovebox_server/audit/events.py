@@ -1,4 +1,4 @@
-"""What is recorded: one frozen dataclass per event, and the table from kind to class. Plain data, no I/O.
+"""The events of the audit log: one frozen dataclass each, and the table from kind to class. Plain data, no I/O.
 
 Optional fields that are None are left out of the record. Digests are ``sha256:`` and hex unless a field says otherwise.
 No event may carry a secret, a host path or an environment variable: records reach clients.

@@ -1,4 +1,4 @@
-"""The table of events as documentation, taken from the events themselves. Used by a test and by nothing at run time."""
+"""Writes the documentation of events from the events themselves. Used by a test and by nothing at run time."""
 
 import ast
 import csv

@@ -1,4 +1,4 @@
-"""Which calls have begun and not ended, told from their records alone, in order. Pure: no I/O, no clock.
+"""Keeps the calls that have begun and not ended, from their records alone, in order. Pure: no I/O, no clock.
 
 The log's writer learns from it which calls it still owes an end, and the verifier which records fit no call. Must
 import nothing but events and chain.

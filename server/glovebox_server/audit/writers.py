@@ -1,4 +1,4 @@
-"""Which server processes have the log open: one small file each, in ``writers/`` beside it. Synchronous.
+"""Registers the server processes that have the log open: one small file each, in ``writers/`` beside it. Synchronous.
 
 Rule 1  A server holds the lock on its file (flock) from before its first record until after its last. The kernel lets
         go of it however the process ends, and knows it across containers: process ids would mean nothing there.

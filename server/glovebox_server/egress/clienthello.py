@@ -95,8 +95,8 @@ class _Fields:
         end = self._at + count
         if end > len(self._data):
             raise _refused("the ClientHello is cut short")
-        taken, self._at = self._data[self._at : end], end
-        return taken
+        part, self._at = self._data[self._at : end], end
+        return part
 
     def rest(self) -> bytes:
         return self.take(len(self._data) - self._at)

@@ -1,4 +1,4 @@
-"""What egress tells the sandbox and the audit log: frozen records, no I/O."""
+"""Events of egress, for the sandbox and for the audit log: frozen records, no I/O."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

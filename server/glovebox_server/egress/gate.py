@@ -1,4 +1,4 @@
-"""One call's only way out: the steps every connection takes, whoever asks for it.
+"""The gate of one call's network: the steps that every connection takes, whoever asks for it.
 
 Rules, then (for a tunnel) the name inside TLS, then resolving once, checking every address, the audit record; only then
 is an address dialled, and only one that was checked. ``exchange.request`` and ``tunnel.connect`` build on it.

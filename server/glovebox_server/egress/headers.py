@@ -1,4 +1,4 @@
-"""Which headers cross between sandbox and network. Pure."""
+"""Filters the headers that cross between sandbox and network. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence

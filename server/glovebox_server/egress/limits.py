@@ -1,4 +1,4 @@
-"""Upper bounds of one call's way out, each with its reason. Data only."""
+"""Upper bounds of one call's network, each with its reason. Data only."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What crosses a call's connections, counted where it crosses: below TLS, so headers and handshakes are in it."""
+"""Counts the bytes that cross a call's connections: below TLS, so headers and handshakes are in it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Names and numbers that who writes a receipt and who reads one agree on. Imports nothing: a server starts with it."""
+"""Names and numbers shared by the writer and the reader of receipts. Imports nothing: a server starts with it."""
 
 from typing import Final
 

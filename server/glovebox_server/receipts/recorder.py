@@ -214,14 +214,14 @@ class CallRecorder:
     def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
         """The statement of ``statement.Statement``, all but the place of the last record, which is the last draft."""
         profile, kind, ended = self._profile, drafts[-1].kind, drafts[-1].data
-        told: dict[str, list[Mapping[str, Any]]] = {}
+        records: dict[str, list[Mapping[str, Any]]] = {}
         before: list[Record | Draft] = [*self._written, *drafts[:-1]]
         for each in before:
-            told.setdefault(each.kind, []).append(each.data)
-        refused = {each["name"] for each in told.get(ArtifactRefused.kind, ())}
-        files = [each for each in told.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
-        connections = told.get(EgressDecided.kind, ())
-        decided = told[CallDecided.kind][0]
+            records.setdefault(each.kind, []).append(each.data)
+        refused = {each["name"] for each in records.get(ArtifactRefused.kind, ())}
+        files = [each for each in records.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
+        connections = records.get(EgressDecided.kind, ())
+        decided = records[CallDecided.kind][0]
         predicate = {
             "call": _asked(self._call, decided),
             "inputs": [
@@ -231,13 +231,13 @@ class CallRecorder:
             "policy": {"profile": decided["profile_digest"], "rule": decided["rule"]},
             "egress": [_picked(each, _CONNECTION) for each in connections[: names.MAX_EGRESS]],
             "outcome": {"kind": kind, **_picked(ended, _OUTCOME)},
-            "refused_files": len(told.get(ArtifactRefused.kind, ())),
+            "refused_files": len(records.get(ArtifactRefused.kind, ())),
             "unlisted": sum(max(0, len(each) - most) for each, most in ((files, names.MAX_SUBJECTS),
                                                                         (connections, names.MAX_EGRESS))),
             "withheld": withheld(profile) if profile else (),
             "server": {"version": self._issuer.version, "id": self._issuer.server_id},
         }  # fmt: skip
-        started = told.get(SandboxStarted.kind)
+        started = records.get(SandboxStarted.kind)
         if started and profile:
             predicate["isolation"] = _isolation(profile, started[0])
         listed = [

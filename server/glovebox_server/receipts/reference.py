@@ -1,4 +1,4 @@
-"""The fields of a receipt as documentation, taken from the models. Used by a test and by nothing at run time."""
+"""Writes the documentation of a receipt's fields from the models. Used by a test and by nothing at run time."""
 
 import csv
 import io

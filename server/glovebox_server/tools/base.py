@@ -1,4 +1,4 @@
-"""What a tool is: a typed name for one job. No I/O and no MCP here; ``mcp.server`` shows tools to clients."""
+"""The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` shows tools to clients."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Refused, Value, failed, failure, taken
+from glovebox_server.tools.values import Refused, Value, failed, failure, read
 
 MAX_URL = 2000
 """Characters; longer addresses carry data rather than name a page."""
@@ -85,7 +85,7 @@ class FetchResult(Result):
 
 
 def _answer(outcome: Outcome) -> Answer:
-    value = taken(outcome, Fetched)
+    value = read(outcome, Fetched)
     if isinstance(value, Refusal):
         return _not_fetched(value, [])
     if value.refused is not None:

@@ -8,7 +8,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Value, failed, taken
+from glovebox_server.tools.values import Value, failed, read
 
 MAX_PATTERN = 1000
 """Characters of a file pattern."""
@@ -52,7 +52,7 @@ class ListResult(Listed, Result):
 
 
 def _answer(outcome: Outcome) -> Answer:
-    value = taken(outcome, Listed)
+    value = read(outcome, Listed)
     if isinstance(value, Refusal):
         return failed(value)
     notes = [f"found: {value.total}"]

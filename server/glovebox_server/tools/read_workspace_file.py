@@ -8,7 +8,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Value, failed, taken
+from glovebox_server.tools.values import Value, failed, read
 
 MAX_PATH = 4096
 """Characters: the kernel's PATH_MAX."""
@@ -52,7 +52,7 @@ class ReadResult(Read, Result):
 
 
 def _answer(outcome: Outcome) -> Answer:
-    value = taken(outcome, Read)
+    value = read(outcome, Read)
     if isinstance(value, Refusal):
         return failed(value)
     if value.text is None:

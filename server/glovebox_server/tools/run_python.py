@@ -76,8 +76,8 @@ class RunPythonResult(Result):
 
 def _answer(outcome: Outcome) -> Answer:
     value = outcome.value if isinstance(outcome.value, dict) else {}
-    shown = value.get("value")
-    shown = shown if isinstance(shown, str) else None
+    last = value.get("value")
+    last = last if isinstance(last, str) else None
     error = _error(value.get("error"))
     notes = [outcome.reason] if outcome.reason else []
     notes += [f"{quoted(each.name)}: not collected, {each.reason}" for each in outcome.skipped]
@@ -89,14 +89,14 @@ def _answer(outcome: Outcome) -> Answer:
         notes.append(f"{omitted} more figures were open and are not shown; close those you do not need.")
     if outcome.changes is not None:
         counts = outcome.changes.counts
-        told = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
-        notes.append(f"Workspace: {told}; the host's files are as they were.")
+        summary = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
+        notes.append(f"Workspace: {summary}; the host's files are as they were.")
     content: list[Content] = []
     for name, text in (("", outcome.stdout.text), ("[stderr]\n", outcome.stderr.text)):
         if text:
             content.append(Text(text=name + text))
-    if shown is not None:
-        content.append(Text(text=f"[value]\n{shown}"))
+    if last is not None:
+        content.append(Text(text=f"[value]\n{last}"))
     if outcome.ended != "exited" or outcome.code:
         status = "" if outcome.code is None else f" {outcome.code}"
         content.append(Text(text=f"[ended: {outcome.ended}{status}]"))
@@ -109,7 +109,7 @@ def _answer(outcome: Outcome) -> Answer:
             "exit_code": outcome.code,
             "stdout": _stream(outcome.stdout),
             "stderr": _stream(outcome.stderr),
-            "value": shown,
+            "value": last,
             "error": error,
             "notes": notes,
             "usage": asdict(outcome.usage),
@@ -134,9 +134,9 @@ def _error(error: Any) -> dict[str, Any] | None:
     }
 
 
-def _count(told: Any, most: int) -> int | None:
-    """A number the program's process told, where it can be one: not True, and not of thousands of digits."""
-    return told if type(told) is int and 0 < told <= most else None
+def _count(value: Any, most: int) -> int | None:
+    """A number that the program's process sent, where it can be one: not True, and not of thousands of digits."""
+    return value if type(value) is int and 0 < value <= most else None
 
 
 TOOL = Tool(

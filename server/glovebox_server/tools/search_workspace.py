@@ -9,7 +9,7 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.list_workspace_files import MAX_PATTERN
-from glovebox_server.tools.values import Value, failed, taken
+from glovebox_server.tools.values import Value, failed, read
 
 MAX_MATCHES = 1000
 """Matches in one answer."""
@@ -57,7 +57,7 @@ class SearchResult(Found, Result):
 
 
 def _answer(outcome: Outcome) -> Answer:
-    value = taken(outcome, Found)
+    value = read(outcome, Found)
     if isinstance(value, Refusal):
         return failed(value)
     notes = [f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"]

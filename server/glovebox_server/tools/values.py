@@ -1,4 +1,4 @@
-"""Reading what a job of ours handed back. It was made next to a stranger's bytes, so its shape is checked. No I/O."""
+"""Reads the value that a job handed back. It was made next to a stranger's bytes, so its shape is checked. No I/O."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -40,7 +40,7 @@ class _Failure(Value):
 _Model = TypeVar("_Model", bound=Value)
 
 
-def taken(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
+def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
     """Return the job's value as ``model`` reads it, or what kept it from having one."""
     if outcome.ended != "exited" or outcome.code != 0:
         reason = outcome.reason or "The job failed inside the sandbox."

@@ -15,10 +15,10 @@ from anyio.abc import ByteStream, SocketStream
 
 HEADER_BYTES = 8
 STDOUT, STDERR = 1, 2
-#: Stream 3 carries the Engine's own complaints about the attachment; for us they are part of the last words.
+#: Stream 3 carries the Engine's own complaints about the attachment; for us they belong to the detail.
 ENGINE_ERROR = 3
 DETAIL_BYTES = 2_000
-"""How much of the runtime's and guest's last words is kept for the operator (see ``SandboxStats.detail``)."""
+"""How much of the end of what the runtime and the guest printed as errors is kept; see ``SandboxStats.detail``."""
 _READ_BYTES = 256 * 1024
 """Most bytes taken from the socket at once: one wire frame and a little."""
 
@@ -58,9 +58,9 @@ class Demultiplexer:
         at = 0
         while at < len(data):
             if self._remaining == 0:
-                taken = data[at : at + HEADER_BYTES - len(self._header)]
-                self._header += taken
-                at += len(taken)
+                part = data[at : at + HEADER_BYTES - len(self._header)]
+                self._header += part
+                at += len(part)
                 if len(self._header) == HEADER_BYTES:
                     self._begin()
                 continue

@@ -1,4 +1,4 @@
-"""What the kernel accounts for one container, read from its control groups, v1 and v2.
+"""Reads one container's use and limits from its control groups, v1 and v2.
 
 Also the one limit that runc lacks, and an end for what an Engine left in them.
 

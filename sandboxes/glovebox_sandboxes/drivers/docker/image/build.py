@@ -29,7 +29,7 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _GLIBC_MINORS = range(17, 29)
 """glibc 2.17 to 2.28, in the words of wheels' platform tags (PEP 600): the newest the lock's files need."""
 _WORDS = 1_500
-"""Characters of another program's last words that are passed on."""
+"""Characters of the end of another program's output that are passed on."""
 _ATTEMPT = "Building the image of the docker driver"
 _OTHER_BASE = "Name an image that is on this machine: glovebox setup --docker --base IMAGE"
 _OTHER_STEP = "Run it again; if it fails again, the base image may lack something: try another with --base IMAGE."
@@ -185,7 +185,7 @@ def _follow(answers: Iterable[Mapping[str, Any]]) -> None:
     """Read the Engine's progress to the end.
 
     Raises:
-        SandboxUnavailable: a step failed; with the step's last words.
+        SandboxUnavailable: a step failed; with the end of what the step printed.
     """
     words = ""
     for answer in answers:
