@@ -36,7 +36,7 @@ SECCOMP_FILTER = 2
 NAME = types.Implementation(name="glovebox demo", version=version("glovebox-mcp"))
 """What the client calls itself; the audit log keeps it."""
 INDENT = " " * 5
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 """Seconds for one call; the slowest takes about three on a small machine."""
 
 ANALYSIS = """
@@ -264,7 +264,7 @@ async def demo(show: Show) -> None:
         environment = {name: value for name, value in os.environ.items() if name.startswith(("GLOVEBOX_", "XDG_"))}
         server = StdioServerParameters(command=str(GLOVEBOX), args=options, env=environment)
         show.step("A client connects: glovebox serve, MCP over stdio")
-        async with Client(server, read_timeout_seconds=PATIENCE, client_info=NAME) as client:
+        async with Client(server, read_timeout_seconds=TIMEOUT_SECONDS, client_info=NAME) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             expect(tools == set(TOOLS), f"other tools than expected: {sorted(tools)}")
             show.done(f"MCP {client.protocol_version}; {len(TOOLS)} tools and no shell")

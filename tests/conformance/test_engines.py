@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.fixtures import engines
-from tests.fixtures.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec
+from tests.fixtures.docker_sandboxes import TIMEOUT_SECONDS, program, python, read_all, sandboxes, spec
 from tests.must_run import unusable
 
 from glovebox_sandboxes.conformance import host as hosts
@@ -191,7 +191,7 @@ async def test_a_limit_that_podman_leaves_out_is_refused(
 async def test_kill_returns_when_every_process_is_gone(engine: engines.Engine) -> None:
     """Twice, and after it has ended by itself: none of these is an error."""
     async with DockerDriver.connect() as driver, python(driver, "import signal; signal.pause()") as sandbox:
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             await sandbox.kill()
             await sandbox.kill()
             assert await read_all(sandbox) == ""
@@ -207,11 +207,11 @@ async def test_a_killed_server_leaves_nothing(engine: engines.Engine, scratch: P
     async with await anyio.open_process(command, cwd=ROOT, env=environment, stderr=None) as process:
         if process.stdout is None:
             raise TypeError("a process without a pipe")
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             await process.stdout.receive()
         assert bool(list(scratch.iterdir())) == (engine.name in PODMAN)
         process.kill()
         await process.wait()
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         while sandboxes() or list(scratch.iterdir()):  # noqa: ASYNC110 - nothing tells of either
             await anyio.sleep(0.05)

@@ -21,7 +21,7 @@ def _id(case: CallCase) -> str:
 
 
 @pytest.fixture(scope="module")
-def desk(portal: anyio.from_thread.BlockingPortal, planted: Planted) -> Iterator[CallHarness]:
+def call_harness(portal: anyio.from_thread.BlockingPortal, planted: Planted) -> Iterator[CallHarness]:
     """A server's parts, at home on a host with something to lose."""
     with portal.wrap_async_context_manager(harness.opened(Settings().data_dir, planted)) as opened:
         yield opened
@@ -30,10 +30,10 @@ def desk(portal: anyio.from_thread.BlockingPortal, planted: Planted) -> Iterator
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_calls_end_as_they_must(
-    case: CallCase, driver: str, desk: CallHarness, portal: anyio.from_thread.BlockingPortal
+    case: CallCase, driver: str, call_harness: CallHarness, portal: anyio.from_thread.BlockingPortal
 ) -> None:
     """Result, text, records and artifacts are as the case says; no secret and no host path is in any of them."""
-    found = portal.call(desk.judge, case, driver)
+    found = portal.call(call_harness.judge, case, driver)
     gap = case.gaps.get(driver)
     if gap is None:
         assert not found.problems, "\n".join((case.claim, *found.problems))
@@ -46,8 +46,8 @@ def test_calls_end_as_they_must(
 @pytest.mark.driver("bubblewrap")
 @pytest.mark.parametrize("case", [case for case in CASES if case.control], ids=_id)
 def test_where_the_guard_does_not_apply_the_call_gets_through(
-    case: CallCase, desk: CallHarness, portal: anyio.from_thread.BlockingPortal
+    case: CallCase, call_harness: CallHarness, portal: anyio.from_thread.BlockingPortal
 ) -> None:
     """The control: what differs is only what the profile or the caller says."""
-    found = portal.call(desk.control, case, "bubblewrap")
+    found = portal.call(call_harness.control, case, "bubblewrap")
     assert not found, "\n".join((case.claim, *found))

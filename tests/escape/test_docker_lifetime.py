@@ -12,7 +12,15 @@ import anyio
 import anyio.abc
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
-from tests.fixtures.docker_sandboxes import PATIENCE, program, python, read_all, sandboxes, spec, wait_until_removed
+from tests.fixtures.docker_sandboxes import (
+    TIMEOUT_SECONDS,
+    program,
+    python,
+    read_all,
+    sandboxes,
+    spec,
+    wait_until_removed,
+)
 from tests.fixtures.docker_victim import COUNT
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
@@ -35,7 +43,7 @@ async def victim(*arguments: str) -> AsyncIterator[tuple[anyio.abc.Process, list
         if process.stdout is None:
             raise TypeError("a process without a pipe")
         lines = BufferedByteReceiveStream(process.stdout)
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             yield process, [(await lines.receive_until(b"\n", _NAME_BYTES)).decode() for _ in range(COUNT)]
 
 
@@ -94,7 +102,7 @@ async def test_kill_returns_when_every_process_is_gone() -> None:
         "while True: signal.pause()\n"
     )
     async with DockerDriver.connect() as driver, python(driver, code) as sandbox:
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             assert (await sandbox.channel.receive()).startswith(b"up")
             await sandbox.kill()
             await sandbox.kill()

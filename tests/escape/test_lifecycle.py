@@ -183,7 +183,7 @@ async def test_sigterm_of_a_server_ends_its_calls(driver: str, tmp_path: Path) -
         started = await _started(settings, process.pid)
         family = leftovers.family(process.pid)
         process.send_signal(signal.SIGTERM)
-        with anyio.fail_after(leftovers.PATIENCE):
+        with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
             assert await process.wait() == 0
     assert not leftovers.of_sandbox(started)
     await until(lambda: not leftovers.alive(family), 1)

@@ -110,7 +110,7 @@ async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
                 await printed(app, FOR_EVER)
             failed.append(caught.value)
 
-        with anyio.fail_after(leftovers.PATIENCE):
+        with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(lost)
                 await until(lambda: len(started(settings)) == 2)
@@ -123,7 +123,7 @@ async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
             assert await printed(app, "print(3)") == "3\n"
             return bool(ready(app))
 
-        with anyio.fail_after(leftovers.PATIENCE):
+        with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
             while not await again():  # noqa: ASYNC110 - a call is what makes it try again
                 await anyio.sleep(0.05)
         (second,) = zygotes.running(os.getpid())

@@ -389,14 +389,14 @@ async def test_a_killed_zygote_ends_what_it_forked_and_forks_no_more(workspace: 
                     await outcome_of(busy, "import time; time.sleep(600)")
                 failed.append(caught.value)
 
-            with anyio.fail_after(leftovers.PATIENCE):
+            with anyio.fail_after(leftovers.TIMEOUT_SECONDS):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(call)
                     await until(lambda: len(inside(busy)) >= 2)
                     os.kill(forks.pid, signal.SIGKILL)
                 await waiting.link.quiet()
             assert failed
-            with pytest.raises(SandboxUnavailable), anyio.fail_after(leftovers.PATIENCE):
+            with pytest.raises(SandboxUnavailable), anyio.fail_after(leftovers.TIMEOUT_SECONDS):
                 await forks.answer("print(1)")
         assert not [each for each in leftovers.alive(everything) if each.pid in (forks.pid, *inside(busy))]
 

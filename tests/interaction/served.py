@@ -29,7 +29,7 @@ PAIRS: list[tuple[Transport, Era]] = [
 ]
 
 #: A test that waits longer for something has failed.
-PATIENCE = 10.0
+TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Served:
                 yield stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]))
             finally:
                 os.close(to_server[1])
-                with anyio.fail_after(PATIENCE, shield=True):
+                with anyio.fail_after(TIMEOUT_SECONDS, shield=True):
                     await ended.wait()
                 os.close(to_client[0])
             return
@@ -106,11 +106,11 @@ async def served(directory: Path, transport: Transport, *names: str) -> AsyncIte
             ended.set()
 
         tasks.start_soon(serve)
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             await ready.wait()
         yield Served(app=app, tasks=tasks, url=url, tokens=tokens)
         signal.raise_signal(signal.SIGTERM)
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(TIMEOUT_SECONDS):
             await ended.wait()
 
 
@@ -144,7 +144,7 @@ class Logs:
         self.seen.append(params)
 
 
-async def until(condition: Callable[[], bool], within: float = PATIENCE) -> None:
+async def until(condition: Callable[[], bool], within: float = TIMEOUT_SECONDS) -> None:
     """Let others run until something is so; fails after ``within`` seconds."""
     with anyio.fail_after(within):
         while not condition():  # noqa: ASYNC110 - what is awaited is the state of another party

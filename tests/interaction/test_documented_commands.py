@@ -23,7 +23,7 @@ pytestmark = pytest.mark.driver("bubblewrap")
 
 FETCHES = ("git clone ", "make ")
 #: For one block on a busy machine; the longest takes five by itself.
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 LAST_STEP = {"make demo": ".venv/bin/python scripts/demo.py"}
 BINARIES = Path(sys.executable).parent
 RUN = {page: found for page, text in pages().items() if (found := [block for block in blocks(page, text) if block.run])}
@@ -53,7 +53,7 @@ class Place:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=PATIENCE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
         )
         return ended.returncode, ended.stdout
 
@@ -114,7 +114,7 @@ def says(printed: str, expected: str) -> bool:
     return re.fullmatch(r"\s*.*\s*".join(parts), " ".join(printed.split())) is not None
 
 
-@pytest.mark.timeout(2 * PATIENCE_SECONDS)
+@pytest.mark.timeout(2 * TIMEOUT_SECONDS)
 @pytest.mark.parametrize("page", RUN)
 def test_the_commands_of_a_page_work_as_typed(page: str, place: Place) -> None:
     """Each ends as the page says, and prints what it shows."""

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 from tests.interaction.fakes import fake_app
-from tests.interaction.served import PATIENCE, Served, served, until
+from tests.interaction.served import TIMEOUT_SECONDS, Served, served, until
 
 from glovebox_server.transport import auth, http_timeouts, serve
 from glovebox_server.transport.serve import CannotListen, serve_http
@@ -36,7 +36,7 @@ INITIALIZE = {
 async def _status(server: Served, request: bytes) -> tuple[int, bytes]:
     """Send bytes, return the status and what follows it."""
     host, port = server.url.removeprefix("http://").split(":")
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         async with await anyio.connect_tcp(host, int(port)) as stream:
             await stream.send(request)
             return await _answer(stream)
@@ -311,7 +311,7 @@ async def test_a_caller_leaves_the_others_their_connections(tmp_path: Path) -> N
             other = _request(server, "GET", "/health", {"Authorization": f"Bearer {server.tokens['bob']}"})
             assert (await _status(server, other))[0] == 200
             await held[0].aclose()
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(TIMEOUT_SECONDS):
                 while (await _status(server, ask))[0] != 200:  # noqa: ASYNC110 - until the server has noticed
                     await anyio.sleep(0.005)
     async with (

@@ -279,7 +279,7 @@ class Soak:
 
     async def idle(self, calls: int) -> Sample:
         """Look until there is no more than what waits, or for as long as a test is patient."""
-        with anyio.move_on_after(leftovers.PATIENCE):
+        with anyio.move_on_after(leftovers.TIMEOUT_SECONDS):
             while True:
                 now = self.sample(calls)
                 if self.at_rest(now):
@@ -423,7 +423,7 @@ async def run(  # noqa: PLR0917 - what the command line says
         )
         namespaces = {each["namespaces"]["pid"] for each in measured if each["system"] != "gvisor"}
         stayed = inhabited(namespaces)
-        with anyio.move_on_after(leftovers.PATIENCE):
+        with anyio.move_on_after(leftovers.TIMEOUT_SECONDS):
             while stayed:
                 await anyio.sleep(0.5)
                 stayed &= inhabited(namespaces)

@@ -23,7 +23,7 @@ CASES = load()
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[CallHarness]:
+async def call_harness() -> AsyncIterator[CallHarness]:
     """A server's parts on a host with something to lose."""
     async with host.planted() as planted, harness.opened(Settings().data_dir, planted) as opened:
         yield opened
@@ -66,20 +66,20 @@ WRONG: list[dict[str, Any]] = [
 @pytest.mark.driver("bubblewrap")
 async def test_every_expectation_is_noticed_when_it_is_not_met() -> None:
     """The control of the judge."""
-    async with desk() as open_desk:
-        assert (await open_desk.judge(a_case(**RIGHT), "bubblewrap")).problems == ()
+    async with call_harness() as opened:
+        assert (await opened.judge(a_case(**RIGHT), "bubblewrap")).problems == ()
         for wrong in WRONG:
-            found = await open_desk.judge(a_case(**wrong), "bubblewrap")
+            found = await opened.judge(a_case(**wrong), "bubblewrap")
             assert len(found.problems) == 1, (wrong, found.problems)
 
 
 @pytest.mark.driver("bubblewrap")
 async def test_a_secret_or_a_path_that_gets_through_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """M8, M12: a program that is told the canary and prints it stands for a server that leaks it."""
-    async with desk() as open_desk:
+    async with call_harness() as opened:
         secret = os.environ[host.CANARY]
-        leaking = a_case(arguments={"code": f"print({secret!r}, {str(open_desk._host.root)!r})"})
-        found = (await open_desk.judge(leaking, "bubblewrap")).problems
+        leaking = a_case(arguments={"code": f"print({secret!r}, {str(opened._host.root)!r})"})
+        found = (await opened.judge(leaking, "bubblewrap")).problems
         assert "the server's secret is in what the caller, the record or the log got" in found
         assert any("a host path is in what the caller got" in each for each in found)
 
@@ -92,16 +92,16 @@ async def test_a_changed_host_and_a_shared_artifact_are_noticed(monkeypatch: pyt
     def shared(self: ArtifactStore, uri: str, _principal: object) -> Any:
         return real(self, uri, harness._principal("one"))
 
-    async with desk() as open_desk:
+    async with call_harness() as opened:
         monkeypatch.setattr(ArtifactStore, "open", shared)
-        seen = open_desk._see
+        seen = opened._see
 
         async def changing(*given: Any) -> Any:
-            (Path(open_desk._host.workspace) / "data.csv").write_text("changed")
+            (Path(opened._host.workspace) / "data.csv").write_text("changed")
             return await seen(*given)
 
-        monkeypatch.setattr(open_desk, "_see", changing)
-        found = (await open_desk.judge(a_case(), "bubblewrap")).problems
+        monkeypatch.setattr(opened, "_see", changing)
+        found = (await opened.judge(a_case(), "bubblewrap")).problems
     assert found == ("another caller could fetch 'a.txt'", "files of the host were changed")
 
 
@@ -114,20 +114,20 @@ async def test_records_that_are_not_there_are_noticed(monkeypatch: pytest.Monkey
         return [record for record in records_of(directory, call_id) if record.kind != lost]
 
     monkeypatch.setattr(harness, "records_of", some)
-    async with desk() as open_desk:
-        found = (await open_desk.judge(a_case(), "bubblewrap")).problems
+    async with call_harness() as opened:
+        found = (await opened.judge(a_case(), "bubblewrap")).problems
         assert len(found) == 1
         assert "there are 0 last records instead of 1" in found[0]
         lost = "call.decided"
-        assert (await open_desk.judge(a_case(), "bubblewrap")).problems[0].startswith("the first record is")
+        assert (await opened.judge(a_case(), "bubblewrap")).problems[0].startswith("the first record is")
 
 
 @pytest.mark.driver("bubblewrap")
 async def test_a_result_that_is_not_whole_is_noticed() -> None:
     """M8: text without what the structure says, and a structure the tool's model does not know."""
-    async with desk() as open_desk:
-        seen = await open_desk._see(a_case(), "bubblewrap", {})
-        tool = open_desk._app.tools["run_python"]
+    async with call_harness() as opened:
+        seen = await opened._see(a_case(), "bubblewrap", {})
+        tool = opened._app.tools["run_python"]
         assert seen.result is not None
         assert harness._incomplete(tool, seen.result) == []
         assert harness._incomplete(tool, replace(seen.result, content=(Text(text=""),)))

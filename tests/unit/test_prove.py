@@ -182,10 +182,10 @@ def _served(monkeypatch: pytest.MonkeyPatch, capabilities: Mapping[str, Capabili
     monkeypatch.setattr(registry, "opened", opened)
 
     @asynccontextmanager
-    async def desk(_data: Path, _host: Planted) -> AsyncIterator[None]:
+    async def no_harness(_data: Path, _host: Planted) -> AsyncIterator[None]:
         yield None
 
-    monkeypatch.setattr(harness, "opened", desk)
+    monkeypatch.setattr(harness, "opened", no_harness)
     monkeypatch.setattr(registry, "NAMES", tuple(capabilities))
 
 

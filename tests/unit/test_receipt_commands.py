@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from tests.fixtures.receipts import CALL_ID, KEY, OTHER, desk, said
+from tests.fixtures.receipts import CALL_ID, KEY, OTHER, receipt_log, said
 
 from glovebox_server.cli.main import main
 from glovebox_server.receipts.keys import KeyUnusable, Signer, parse_public, public_pem
@@ -21,9 +21,9 @@ def run(*words: str | Path) -> Result:
 @pytest.fixture
 async def state(tmp_path: Path) -> Path:
     """A state directory with one receipt; its public key and the receipt lie beside it."""
-    async with desk(tmp_path / "state" / "audit") as office:
-        await office.receipt()
-        (tmp_path / "r.json").write_bytes(office.content())
+    async with receipt_log(tmp_path / "state" / "audit") as harness:
+        await harness.receipt()
+        (tmp_path / "r.json").write_bytes(harness.content())
     (tmp_path / "key.pem").write_text(public_pem(KEY.public_key()))
     (tmp_path / "other.pem").write_text(public_pem(OTHER.public_key()))
     return tmp_path / "state"

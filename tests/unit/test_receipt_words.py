@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.fixtures.receipts import desk, public
+from tests.fixtures.receipts import public, receipt_log
 
 from glovebox_server.audit import chain
 from glovebox_server.receipts import statement
@@ -14,7 +14,7 @@ from glovebox_server.receipts.verify import verify
 
 async def test_a_stranger_in_the_key_id_is_told_in_escapes(tmp_path: Path) -> None:
     """Found by fuzzing: nothing is proved when the reason names the key, so it may hold anything."""
-    async with desk(tmp_path) as one:
+    async with receipt_log(tmp_path) as one:
         await one.receipt()
         envelope = json.loads(one.content())
     assert verify(chain.canonical(envelope), public()), "control: it holds as it is"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from tests.fixtures.audit_logs import log_lines
-from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, desk, finished, profile, public, said
+from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, finished, profile, public, receipt_log, said
 
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import canonical
@@ -37,9 +37,9 @@ async def test_what_is_signed_is_what_dsse_says() -> None:
 
 async def test_a_stranger_verifies_it_with_the_public_key_and_plain_cryptography(tmp_path: Path) -> None:
     """No code of ours: base64, the PAE put together by hand, Ed25519; and the payload is in-toto's Statement v1."""
-    async with desk(tmp_path) as office:
-        await office.receipt()
-        envelope = json.loads(office.content())
+    async with receipt_log(tmp_path) as harness:
+        await harness.receipt()
+        envelope = json.loads(harness.content())
     payload = base64.b64decode(envelope["payload"])
     ((signature,), kind) = (envelope["signatures"], envelope["payloadType"])
     signed = b" ".join([b"DSSEv1", str(len(kind)).encode(), kind.encode(), str(len(payload)).encode(), payload])
@@ -55,9 +55,9 @@ async def test_a_stranger_verifies_it_with_the_public_key_and_plain_cryptography
 
 async def test_it_binds_everything_the_log_says_of_the_call(tmp_path: Path) -> None:
     """Code, arguments, inputs, profile, plan, isolation, egress, outcome, files, what was withheld, and its place."""
-    async with desk(tmp_path) as office:
-        receipt = await office.receipt()
-        content = office.content()
+    async with receipt_log(tmp_path) as harness:
+        receipt = await harness.receipt()
+        content = harness.content()
     told = said(content)
     predicate = told["predicate"]
     records = list(read.records_of(tmp_path, CALL_ID))
@@ -86,9 +86,9 @@ async def test_it_binds_everything_the_log_says_of_the_call(tmp_path: Path) -> N
 
 async def test_the_control_it_verifies_with_and_without_its_log(tmp_path: Path) -> None:
     """What every refusal below is held against; a line feed at the end of the file is fine."""
-    async with desk(tmp_path) as office:
-        receipt = await office.receipt()
-        content = office.content()
+    async with receipt_log(tmp_path) as harness:
+        receipt = await harness.receipt()
+        content = harness.content()
     assert verify(content, public()).digest == receipt.digest
     assert verify(content + b"\n", public(), tmp_path).digest == receipt.digest
 
@@ -105,9 +105,9 @@ async def test_a_tampered_receipt_is_refused(
     change: Callable[[dict[str, Any]], object], reason: str, tmp_path: Path
 ) -> None:
     """A word of the statement was changed, and nothing else."""
-    async with desk(tmp_path) as office:
-        await office.receipt()
-        content = office.content()
+    async with receipt_log(tmp_path) as harness:
+        await harness.receipt()
+        content = harness.content()
     told = said(content)
     change(told)
     envelope = {**json.loads(content), "payload": base64.b64encode(json.dumps(told).encode()).decode()}
@@ -117,9 +117,9 @@ async def test_a_tampered_receipt_is_refused(
 
 async def test_a_receipt_of_another_key_is_refused(tmp_path: Path) -> None:
     """It is a perfect receipt, of somebody else; also where it claims our key's id."""
-    async with desk(tmp_path, OTHER) as office:
-        await office.receipt()
-        content = office.content()
+    async with receipt_log(tmp_path, OTHER) as harness:
+        await harness.receipt()
+        content = harness.content()
     assert verify(content, OTHER.public_key())
     with pytest.raises(NotAReceipt, match=r"it was signed with another key: it names sha256:.*, and yours is sha256:"):
         verify(content, public())
@@ -156,13 +156,13 @@ def test_a_statement_about_something_else_is_refused() -> None:
 
 async def test_a_place_that_does_not_match_is_refused(tmp_path: Path) -> None:
     """The log of another server; an empty one; none at all."""
-    async with desk(tmp_path / "a") as office:
-        await office.receipt()
-        content = office.content()
-    async with desk(tmp_path / "b") as office:
-        await office.receipt()
-        await office.receipt("c_" + "1" * 26)
-    async with desk(tmp_path / "c"):
+    async with receipt_log(tmp_path / "a") as harness:
+        await harness.receipt()
+        content = harness.content()
+    async with receipt_log(tmp_path / "b") as harness:
+        await harness.receipt()
+        await harness.receipt("c_" + "1" * 26)
+    async with receipt_log(tmp_path / "c"):
         pass
     with pytest.raises(NotAReceipt, match=r"its place in the audit log does not match: .* no record 6 with its hash"):
         verify(content, public(), tmp_path / "b")
@@ -174,9 +174,9 @@ async def test_a_place_that_does_not_match_is_refused(tmp_path: Path) -> None:
 
 async def test_a_log_that_was_changed_elsewhere_proves_nothing(tmp_path: Path) -> None:
     """The chain is whole or it is no witness; the line is named."""
-    async with desk(tmp_path) as office:
-        await office.receipt()
-        content = office.content()
+    async with receipt_log(tmp_path) as harness:
+        await harness.receipt()
+        content = harness.content()
     first, *rest = log_lines(tmp_path)
     (tmp_path / "audit.jsonl").write_bytes(first.replace(b"local:1", b"local:2") + b"".join(rest))
     with pytest.raises(NotAReceipt, match=r"the audit log is not what was written \(line 1: edited"):
@@ -185,9 +185,9 @@ async def test_a_log_that_was_changed_elsewhere_proves_nothing(tmp_path: Path) -
 
 async def test_two_receipts_of_one_call_cannot_both_hold(tmp_path: Path) -> None:
     """Whoever has the key can sign a second one for the same place; the log knows which one was given out."""
-    async with desk(tmp_path) as office:
-        await office.receipt()
-        content = office.content()
+    async with receipt_log(tmp_path) as harness:
+        await harness.receipt()
+        content = harness.content()
     told = statement.parse(base64.b64decode(json.loads(content)["payload"]))
     lie = told.model_copy(update={"subject": ()})
     forged = canonical(dsse.sign(lie.model_dump_json(exclude_none=True).encode(), KEY, dsse.key_id(public())))
@@ -207,8 +207,8 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
         synced.append(fd)
         real(fd)
 
-    async with desk(tmp_path) as office:
-        recorder = await office.recorder()
+    async with receipt_log(tmp_path) as harness:
+        recorder = await harness.recorder()
         monkeypatch.setattr(os, "fdatasync", sync)
         await recorder.finish(finished())
         assert len(synced) == 1
@@ -216,7 +216,7 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
         def full(_fd: int) -> None:
             raise OSError(28, "No space left on device")
 
-        recorder = await office.recorder("c_" + "1" * 26)
+        recorder = await harness.recorder("c_" + "1" * 26)
         before = log_lines(tmp_path)
         monkeypatch.setattr(os, "fdatasync", full)
         with pytest.raises(AuditUnavailable, match="No space left"):
@@ -226,8 +226,8 @@ async def test_it_is_written_with_the_record_it_names_or_not_at_all(
 
 async def test_a_last_word_too_long_to_be_recorded_is_a_lost_record(tmp_path: Path) -> None:
     """What does not fit in one record is no other error than a full disk; a word that fits is written (control)."""
-    async with desk(tmp_path) as office:
-        recorder = await office.recorder()
+    async with receipt_log(tmp_path) as harness:
+        recorder = await harness.recorder()
         before = log_lines(tmp_path)
         with pytest.raises(AuditUnavailable, match=r"record call\.failed.*a record holds 1047552"):
             await recorder.finish(CallFailed(call_id=CALL_ID, error="E", reason="x" * (1 << 20), elapsed_ms=1.0))
@@ -253,18 +253,18 @@ async def test_calls_that_do_not_finish_have_one_too(
     last: CallFailed | CallCancelled, outcome: dict[str, Any], tmp_path: Path
 ) -> None:
     """Failed and cancelled: what is known of them, bound to their own last record."""
-    async with desk(tmp_path) as office:
-        recorder = await office.recorder()
+    async with receipt_log(tmp_path) as harness:
+        recorder = await harness.recorder()
         await recorder.finish(last)
-        content = office.content()
+        content = harness.content()
     assert verify(content, public(), tmp_path).statement.predicate.outcome.kind == last.kind
     assert said(content)["predicate"]["outcome"] == outcome
 
 
 async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None:
     """The first are listed, the others counted; the log has them all."""
-    async with desk(tmp_path) as office:
-        recorder = await office.recorder(files=0, egress=0)
+    async with receipt_log(tmp_path) as harness:
+        recorder = await harness.recorder(files=0, egress=0)
         name = "é" * 250
         uri, digest = "artifact://" + "1" * 32, "0" * 64
         for number in range(1024):
@@ -273,7 +273,7 @@ async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None
             )
             await recorder.record(collected)
         await recorder.finish(finished())
-        content = office.content()
+        content = harness.content()
     told = said(content)
     assert len(told["subject"]) == names.MAX_SUBJECTS + 2
     assert told["predicate"]["unlisted"] == 1024 - names.MAX_SUBJECTS
@@ -290,8 +290,8 @@ def test_a_program_that_is_no_utf8_has_a_digest() -> None:
 
 async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
     """Unknown, or not ended."""
-    async with desk(tmp_path) as office:
-        await office.recorder()
+    async with receipt_log(tmp_path) as harness:
+        await harness.recorder()
         assert of_call(tmp_path, CALL_ID) is None
         assert of_call(tmp_path, "c_" + "9" * 26) is None
 

@@ -16,7 +16,7 @@ from glovebox_server.errors import Refused
 RUNNING = 16
 
 #: Calls of one principal under way or waiting. An agent platform with a few hundred clients on one token fits;
-#: beyond it waiting would outlast every client's patience.
+#: beyond it every client would have given up.
 PER_PRINCIPAL = 256
 
 #: Longest wait for a turn, in seconds. Clients give up at 60 (the SDKs' default), so an answer at 45 is still read.

@@ -217,7 +217,7 @@ class _Listener:
 
 @asynccontextmanager
 async def opened(data: Path, host: Planted) -> AsyncIterator[CallHarness]:
-    """A desk, for the length of the block; its log and its store are gone after it.
+    """A harness, for the length of the block; its log and its store are gone after it.
 
     Args:
         data: directory of the sandboxes' runtime.

@@ -64,7 +64,7 @@ async def run(settings: Settings, out: Console, err: Console, *, names: tuple[st
     async with (
         hosts.planted() as host,
         registry.opened(settings.data_dir, f"prove{os.getpid()}") as available,
-        harness.opened(settings.data_dir, host) as desk,
+        harness.opened(settings.data_dir, host) as calls_harness,
     ):
         for name in names or registry.NAMES:
             driver = await available.get(name)
@@ -78,7 +78,7 @@ async def run(settings: Settings, out: Console, err: Console, *, names: tuple[st
                     progress.advance(task)
 
                 found = await _both_ways(driver, suite, host, tell)
-                proofs += [await _with_calls(found[0], whole, desk, tell), *found[1:]]
+                proofs += [await _with_calls(found[0], whole, calls_harness, tell), *found[1:]]
             if not err.is_terminal:
                 seconds = sum(each.seconds for each in proofs if each.capabilities.driver == name)
                 err.print(f"{name}: {seconds:.0f} s", markup=False, highlight=False)
@@ -106,7 +106,7 @@ async def _both_ways(
 
 
 async def _with_calls(
-    proof: Proof, whole: Iterable[calls.CallCase], desk: harness.CallHarness, heard: Callable[[Finding], None]
+    proof: Proof, whole: Iterable[calls.CallCase], calls_harness: harness.CallHarness, heard: Callable[[Finding], None]
 ) -> Proof:
     """The proof with what came of whole calls on the same driver."""
     started = anyio.current_time()
@@ -114,7 +114,7 @@ async def _with_calls(
 
     async def judge(case: calls.CallCase) -> list[Finding]:
         began = anyio.current_time()
-        verdict = await desk.judge(case, proof.capabilities.driver)
+        verdict = await calls_harness.judge(case, proof.capabilities.driver)
         return [judged(case, verdict.problems, names, anyio.current_time() - began)]
 
     found = await together([partial(judge, case) for case in whole], heard)
