@@ -20,7 +20,7 @@ def plan(spec: SandboxSpec = SPEC) -> Plan:
     """The plan of an imagined host's driver; nothing of it is started."""
     found = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
     hierarchy = Hierarchy(version=1, parents=(Path("/groups"),))
-    return Bubblewrap(found, "/usr/bin/bwrap", RUNTIME, hierarchy, None).plan(spec)
+    return Bubblewrap(found, ("/usr/bin/bwrap",), RUNTIME, hierarchy, None).plan(spec)
 
 
 def test_the_plan_is_exactly_the_golden_one() -> None:

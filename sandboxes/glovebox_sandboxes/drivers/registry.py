@@ -22,7 +22,7 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 _Connecting = AbstractAsyncContextManager[Driver]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One kind of isolation."""
 
@@ -47,20 +47,12 @@ class Entry:
 
 
 DRIVERS: Final = (
+    Entry("bubblewrap", "namespaces", "user namespaces, bwrap 0.8, Landlock; no daemon, no image, no root"),
+    Entry("docker", "container", "a local Docker Engine 20.10, our image"),
     Entry(
-        name="bubblewrap",
-        level="namespaces",
-        purpose="user namespaces, bwrap 0.8, Landlock; no daemon, no image, no root",
-    ),
-    Entry(
-        name="docker",
-        level="container",
-        purpose="a local Docker Engine 20.10, our image",
-    ),
-    Entry(
-        name="gvisor",
-        level="userspace-kernel",
-        purpose="what bubblewrap needs but Landlock, and `runsc`; no daemon, no image, no root",
+        "gvisor",
+        "userspace-kernel",
+        "what bubblewrap needs but Landlock, and `runsc`; no daemon, no image, no root",
         experimental="it is younger than the other two; `glovebox doctor --prove --driver gvisor` says what it holds "
         "here",
     ),

@@ -8,7 +8,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Value, failed, read
+from glovebox_server.tools.values import Value, failed, heading, read
 
 MAX_PATTERN = 1000
 """Characters of a file pattern."""
@@ -55,12 +55,8 @@ def _answer(outcome: Outcome) -> Answer:
     value = read(outcome, Listed)
     if isinstance(value, Refusal):
         return failed(value)
-    notes = [f"found: {value.total}"]
-    if value.passed_over:
-        notes.append(f"not entered: {', '.join(value.passed_over)}")
-    if value.truncated:
-        notes.append(f"cut: {value.truncated}")
-    lines = [f"[{'; '.join(notes)}]", *map(_line, value.entries)]
+    first = heading(f"found: {value.total}", value.passed_over, value.truncated)
+    lines = [first, *map(_line, value.entries)]
     return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
 
 

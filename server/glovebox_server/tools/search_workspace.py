@@ -9,7 +9,7 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.tools.list_workspace_files import MAX_PATTERN
-from glovebox_server.tools.values import Value, failed, read
+from glovebox_server.tools.values import Value, failed, heading, read
 
 MAX_MATCHES = 1000
 """Matches in one answer."""
@@ -60,12 +60,8 @@ def _answer(outcome: Outcome) -> Answer:
     value = read(outcome, Found)
     if isinstance(value, Refusal):
         return failed(value)
-    notes = [f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"]
-    if value.passed_over:
-        notes.append(f"not entered: {', '.join(value.passed_over)}")
-    if value.truncated:
-        notes.append(f"cut: {value.truncated}")
-    lines = [f"[{'; '.join(notes)}]"]
+    found = f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"
+    lines = [heading(found, value.passed_over, value.truncated)]
     path = None
     for match in value.matches:
         if match.path != path:

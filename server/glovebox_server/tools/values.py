@@ -1,5 +1,6 @@
 """Reads the value that a job handed back. It was made next to a stranger's bytes, so its shape is checked. No I/O."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
@@ -56,6 +57,13 @@ def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
         return Refusal(
             rule="job.malformed", reason="What came out of the sandbox is not this tool's answer.", hint=hint
         )
+
+
+def heading(found: str, passed_over: Iterable[str], truncated: str | None) -> str:
+    """The first line of an answer that may not be all there is."""
+    skipped = ", ".join(passed_over)
+    notes = [found] + [f"not entered: {skipped}"] * bool(skipped) + [f"cut: {truncated}"] * bool(truncated)
+    return f"[{'; '.join(notes)}]"
 
 
 def failure(refusal: Refusal) -> dict[str, Any]:

@@ -44,17 +44,8 @@ _START_SECONDS = 10.0
 """For a program that tells its version, or tries namespaces: milliseconds; a host this slow cannot serve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What the probe of bwrap itself found."""
-
-    program: str
-    version: str
-    missing: tuple[Missing, ...]
-
-
-async def find(trial: tuple[str, ...]) -> Found:
-    """Look for bwrap, and try it out with these arguments."""
+async def find(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
+    """Look for bwrap, and try it out with these arguments: its path, its version, and what it lacks."""
     program = which("bwrap")
     version = ""
     missing = None
@@ -73,7 +64,7 @@ async def find(trial: tuple[str, ...]) -> Found:
             code, words = await run([program, *trial])
             if code != 0:
                 missing = Missing(what=f"it cannot make namespaces: {words}", fix=userns.fix(words), fatal=True)
-    return Found(program=program or "bwrap", version=version, missing=(missing,) if missing else ())
+    return program or "bwrap", version, [missing] if missing else []
 
 
 async def groups(server_id: str) -> cgroup.Hierarchy | None:

@@ -65,7 +65,7 @@ class Bubblewrap(wall.Walled):
         """The whole command. ``{root}`` and the like stand for descriptors that differ from call to call."""
         own = wall.own_mounts(spec)
         argv = [
-            self._program,
+            self._programs[0],
             "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
             "--uid", str(GUEST_UID), "--gid", str(GUEST_UID), "--hostname", "sandbox",
             "--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL",
@@ -164,7 +164,7 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     capabilities = Capabilities(
         driver=NAME, level="namespaces", version=found.version, limits=found.limits(), missing=found.missing
     )
-    return Bubblewrap(capabilities, found.program, found.runtime, found.hierarchy, found.janitor)
+    return Bubblewrap(capabilities, (found.program,), found.runtime, found.hierarchy, found.janitor)
 
 
 # What a sandbox needs of the kernel, tried out on nothing but an empty root.

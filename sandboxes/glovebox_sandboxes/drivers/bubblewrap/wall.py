@@ -60,16 +60,14 @@ async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owne
         data: the directory that holds the runtime.
         owner: names the control groups.
     """
-    found = await bwrap.find(trial)
+    program, version, missing = await bwrap.find(trial)
     # A path without links names what is mounted.
     runtime, lacking = await runtimes.usable(data.resolve())  # noqa: ASYNC240 - once
-    missing = [*found.missing, *own, *([lacking] if lacking else [])]
+    missing += [*own, *([lacking] if lacking else [])]
     hierarchy = await bwrap.groups(owner)
     if hierarchy is None:
         missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
-    return Found(
-        program=found.program, version=found.version, runtime=runtime, hierarchy=hierarchy, missing=tuple(missing)
-    )
+    return Found(program=program, version=version, runtime=runtime, hierarchy=hierarchy, missing=tuple(missing))
 
 
 class Walled:
@@ -80,14 +78,14 @@ class Walled:
     def __init__(
         self,
         capabilities: Capabilities,
-        program: str,
+        programs: tuple[str, ...],
         runtime: Runtime | None,
         hierarchy: cgroup.Hierarchy | None,
         janitor: Janitor | None,
     ) -> None:
-        """Take what the probe found; ``program`` is the path of bwrap."""
+        """Take what the probe found; ``programs`` are paths, bwrap's first."""
         self.capabilities = capabilities
-        self._program = program
+        self._programs = programs
         self._runtime = runtime
         self._hierarchy = hierarchy
         self._launcher = bwrap.Launcher(self.name, hierarchy, janitor)

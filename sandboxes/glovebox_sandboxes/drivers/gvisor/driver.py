@@ -14,10 +14,7 @@ from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.gvisor import plan as plans
-from glovebox_sandboxes.host import cgroup
-from glovebox_sandboxes.host.janitor import Janitor
 from glovebox_sandboxes.pool.source import starting
-from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_sandboxes.session.connection import GuestConnection
 
 READY_BYTES = 36 * 1024 * 1024
@@ -33,18 +30,6 @@ class Gvisor(wall.Walled):
 
     name = plans.NAME
 
-    def __init__(
-        self,
-        capabilities: Capabilities,
-        programs: tuple[str, str],
-        runtime: Runtime | None,
-        hierarchy: cgroup.Hierarchy | None,
-        janitor: Janitor | None,
-    ) -> None:
-        """Take what ``detect`` found; ``programs`` are the paths of bwrap and runsc."""
-        super().__init__(capabilities, programs[0], runtime, hierarchy, janitor)
-        self._runsc = programs[1]
-
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
         runtime = self._usable(spec)
@@ -57,8 +42,8 @@ class Gvisor(wall.Walled):
         return plans.make(
             spec,
             runtime,
-            program=self._program,
-            runsc=(self._runsc, self.capabilities.version),
+            programs=self._programs,
+            version=self.capabilities.version,
             hierarchy=self._hierarchy,
         )
 

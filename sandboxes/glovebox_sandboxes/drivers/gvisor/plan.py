@@ -65,8 +65,8 @@ def make(
     spec: SandboxSpec,
     runtime: Runtime,
     *,
-    program: str,
-    runsc: tuple[str, str],
+    programs: tuple[str, ...],
+    version: str,
     hierarchy: cgroup.Hierarchy | None,
 ) -> Plan:
     """The plan for ``spec``.
@@ -74,8 +74,8 @@ def make(
     Args:
         spec: what to enforce.
         runtime: root and guest.
-        program: path of bwrap.
-        runsc: its path on the host, and its version.
+        programs: paths of bwrap and runsc on the host.
+        version: of runsc.
         hierarchy: where control groups are made; None where they cannot be.
     """
     return Plan(
@@ -83,12 +83,12 @@ def make(
         level="userspace-kernel",
         spec=spec,
         action={
-            "argv": [program, *_wall(spec, runsc[0]), "--", _RUNSC, *_FLAGS, "run", "--bundle", _BUNDLE, "s"],
+            "argv": [programs[0], *_wall(spec, programs[1]), "--", _RUNSC, *_FLAGS, "run", "--bundle", _BUNDLE, "s"],
             "config": _config(spec, runtime),
             "cgroup": dict(cgroup.settings(hierarchy.version, sentry.outside(spec.limits))) if hierarchy else {},
             "seccomp": seccomp.digest(),
             "runtime": runtime.digest,
-            "runsc": runsc[1],
+            "runsc": version,
         },
         expected=wall.expected(
             spec,
