@@ -295,15 +295,17 @@ def test_a_runtime_that_is_not_built_is_told_with_the_command_that_builds_it(hom
         (DEAD_AFTER_THE_PROBE, "it broke"),
     ],
 )
-def test_a_bwrap_that_is_dead_is_told(script: str, words: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bwrap_that_is_dead_is_told(
+    script: str, words: str, home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """I5: exit 4, whichever way it is dead; never a result."""
     fake = home.base / "bwrap"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
-    home.base.chmod(0o755)
-    for parent in home.base.parents:
-        if parent.owner() == home.base.owner() and parent.name.startswith("pytest"):
-            parent.chmod(0o755)
+    # The sandbox's user has to reach it; with --basetemp the directory for all tests has any name.
+    above = tmp_path_factory.getbasetemp()
+    for place in (home.base, above, *(each for each in above.parents if each.name.startswith("pytest-of-"))):
+        place.chmod(0o755)
     monkeypatch.setattr(bwrap, "which", lambda _: str(fake))
     _only(home, "bubblewrap")
     _unavailable(home, home.call("run_python", {"code": "1"}), words)

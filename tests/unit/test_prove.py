@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from glovebox_sandboxes.conformance import call, case, host, prepared, prove, trial
@@ -23,6 +24,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.pool.source import Starting
 from glovebox_sandboxes.seccomp.cases import load_cases
 from glovebox_server.cli import commands
+from glovebox_server.cli.main import main
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.prove import harness
@@ -303,4 +305,7 @@ def test_our_own_failures_are_one_paragraph(
 
     _served(monkeypatch, {"bubblewrap": CAPABILITIES})
     monkeypatch.setattr(harness, "opened", full)
-    assert _run(StringIO()) == UNAVAILABLE
+    done = CliRunner().invoke(main, ["doctor", "--prove"])
+    assert done.exit_code == UNAVAILABLE
+    assert done.stderr.count("\n") == 1
+    assert "Opening the log: the disk is full. Free space." in done.stderr
