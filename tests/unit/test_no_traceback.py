@@ -1,17 +1,21 @@
-"""Readers that leave, other users' directories, mistakes of ours: a sentence and an exit code, never a traceback."""
+"""Readers that leave, signals, others' directories, mistakes of ours: a sentence and an exit code, no traceback."""
 
 import os
+import signal
 import subprocess  # noqa: TID251 - whole processes, with what they inherit
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from glovebox_server.exits import (
     FAILED,
+    INTERRUPTED,
     NOBODY_READS,
     OK,
     REFUSED,
+    TERMINATED,
     UNAVAILABLE,
     UNFORESEEN,
     USAGE,
@@ -66,6 +70,23 @@ def test_what_nobody_foresaw_is_kept_and_told_in_one_sentence(tmp_path: Path) ->
         assert f"while running `glovebox profiles list`; the details are in {story};" in done.stderr
         assert "ZeroDivisionError" in story.read_text()
         assert story.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
+@pytest.mark.parametrize("step", ["Copying", "Installing"])
+def test_a_signal_ends_a_setup_and_leaves_nothing(step: str, number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """Exit 130 or 143 and one sentence; what was half built is gone, and so is every program it had started."""
+    setup = started(["setup"], tmp_path, script='exec "$@"')
+    assert setup.stderr is not None
+    while step not in setup.stderr.readline():
+        assert setup.poll() is None
+    setup.send_signal(number)
+    said = setup.communicate(timeout=60)[1].splitlines()
+    assert setup.returncode == code, said
+    assert said[-1] == f"glovebox was ended by {number.name}; the same command begins anew."
+    assert all(line.startswith("Installing") for line in said[:-1])  # a copy is not ended in its middle
+    assert list((tmp_path / ".local/share/glovebox").iterdir()) == []
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -7,9 +7,12 @@ it, see ensurepip), and a wheel can be run as it lies.
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen  # noqa: TID251 - programs of the host's that we trust
+from typing import IO
 
 import anyio
 
@@ -17,6 +20,10 @@ from glovebox_sandboxes.contract.errors import Diagnosed
 
 _WORDS = 1500
 """Characters of what a program said last: enough for what pip ends with."""
+
+_CHUNK = 65536
+_KILLED_SECONDS = 10.0
+"""For killed programs to be gone: one on a disk that does not answer never is."""
 
 
 class RuntimeProblem(Diagnosed):
@@ -86,14 +93,45 @@ async def output(
 ) -> str:
     """Standard output of a program of the host's that we trust; raises RuntimeProblem with its last words."""
     try:
-        done = await anyio.run_process(command, check=False, env=env, cwd=cwd)
+        # A group of its own: pip and compileall have workers, and whoever ends them has to reach those too. And made
+        # without waiting: an interruption in between would not know of it.
+        process = Popen(  # noqa: S603, ASYNC220 - a list, of our own words
+            command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env, cwd=cwd, start_new_session=True
+        )
     except OSError as problem:
         fix = f"Install or repair {command[0]}, and run `glovebox setup` again."
         raise RuntimeProblem(f"Running {command[0]}", problem.strerror or str(problem), fix) from problem
-    if check and done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
+    said, complained = await _ended(process)
+    if check and process.returncode != 0:
+        lines = complained.decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
         # pip says it in several lines; of a traceback, the last one says what happened.
         words = " ".join([line for line in lines if line.startswith("ERROR:")] or lines[-1:])[-_WORDS:].rstrip(".")
         fix = "Repair that (free space, the network), and run `glovebox setup` again."
         raise RuntimeProblem(f"Running `{' '.join(command[:4])} …`", words, fix)
-    return done.stdout.decode(errors="replace")
+    return said.decode(errors="replace")
+
+
+async def _ended(process: Popen[bytes]) -> tuple[bytes, bytes]:
+    """Wait for a program and return its output and error output; no worker of it outlives an interruption."""
+    said = [bytearray(), bytearray()]
+
+    async def drain(number: int, stream: IO[bytes] | None) -> None:
+        while stream is not None:
+            await anyio.wait_readable(stream)
+            chunk = os.read(stream.fileno(), _CHUNK)
+            if not chunk:
+                return
+            said[number] += chunk
+
+    with process:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(drain, 0, process.stdout)
+                tasks.start_soon(drain, 1, process.stderr)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            # Its output ends when the last worker is gone: only then is nobody writing to what will be removed.
+            with anyio.move_on_after(_KILLED_SECONDS, shield=True):
+                await drain(0, process.stdout)
+            raise
+    return bytes(said[0]), bytes(said[1])

@@ -256,7 +256,8 @@ async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
         library = root / "usr" / facts["library"]
         ignore = shutil.ignore_patterns(*_LEFT_OUT)
         try:
-            await anyio.to_thread.run_sync(lambda: shutil.copytree(facts["stdlib"], library, ignore=ignore))
+            # In no thread: an interruption would not wait for it, and it would write to what is being removed.
+            shutil.copytree(facts["stdlib"], library, ignore=ignore)
         except shutil.Error as problem:  # of everything that could not be copied, the first
             source, _, reason = problem.args[0][0]
             fix = "Repair that (free space, permissions), and run it again."

@@ -55,8 +55,14 @@ def run() -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     # From here on there is nothing to take down: a further signal just ends the process.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(TERMINATED if received and code == INTERRUPTED else code)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if code == INTERRUPTED:
+        code = TERMINATED if received else INTERRUPTED
+        name = signal.Signals(code - 128).name
+        with contextlib.suppress(AttributeError):  # closed, and so early that there is no other yet
+            sys.stderr.write(f"glovebox was ended by {name}; the same command begins anew.\n")
+    sys.exit(code)
 
 
 def _end_as_if_interrupted(number: signal.Signals, received: list[int]) -> None:
