@@ -8,38 +8,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.fixtures.whole_commands import GLOVEBOX, started, traceless
 
 from glovebox_server.exits import (
-    FAILED,
     INTERRUPTED,
     NOBODY_READS,
     OK,
-    REFUSED,
     TERMINATED,
     UNAVAILABLE,
     UNFORESEEN,
     USAGE,
 )  # fmt: skip
 
-GLOVEBOX = [sys.executable, "-I", "-m", "glovebox_server"]
 NOBODY = 65534
-DOCUMENTED = {OK, FAILED, USAGE, REFUSED, UNAVAILABLE}
-
-
-def traceless(text: str, status: int) -> None:
-    """It is no traceback and nothing unforeseen, and ends as documented."""
-    for words in ("Traceback", "nobody foresaw", "Fatal Python error", "Exception ignored"):
-        assert words not in text
-    assert status in DOCUMENTED, text
-
-
-def started(arguments: list[str], place: Path, *, script: str = '"$@"') -> subprocess.Popen[str]:
-    """A whole ``glovebox`` in a shell, with a home of its own."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(place)}
-    return subprocess.Popen(
-        ["bash", "-c", script, "bash", *GLOVEBOX, *arguments],
-        cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""Whatever a user does to a command's surroundings: a sentence and the documented exit code, never a traceback.
+
+Each condition is tried on every command there is, found by walking the command line, so a new command is held too. Each
+runs in a process of its own with what it inherits; all are forked from one that has imported everything, because
+starting five hundred would take minutes.
+"""
+
+import json
+import os
+import subprocess  # noqa: TID251 - whole processes, with what they inherit
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+import pytest
+from tests.fixtures.whole_commands import traceless
+
+from glovebox_server.cli.main import main
+from glovebox_server.exits import OK
+
+FORKED = """
+import gc, io, json, os, sys
+from pathlib import Path
+from glovebox_server.cli import commands, entry, failures, main, profiles, receipts
+from glovebox_server.cli import audit, capabilities, doctor
+from glovebox_server.transport import serve
+
+def become(job):
+    os.chdir(job["place"])
+    for number, name in ((0, os.devnull), (1, "out"), (2, "err")):
+        opened = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    exec(job["prepare"])
+    sys.argv = ["glovebox", *job["arguments"]]
+    entry.run()
+
+gc.freeze()  # what is collected at a child's end would be copied first: a quarter of a second each
+statuses = []
+for job in json.load(sys.stdin):
+    child = os.fork()
+    if not child:
+        become(job)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(statuses))
+"""
+#: What a command needs to get as far as it can without a sandbox.
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "call": ("no_such_tool",),
+    "setup": ("--docker", "--base", "-"),
+    "artifact": ("artifact://" + "0" * 32,),
+    "profiles show": ("run_python",),
+    "profiles explain": ("run_python",),
+    "profiles check": ("none.toml",),
+    "profiles diff": ("a.toml", "b.toml"),
+    "audit show": ("c_0",),
+    "receipt show": ("c_0",),
+    "receipt verify": ("none.json", "--key", "none.pem"),
+}
+
+
+def walked(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every command's words."""
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from walked(command, (*path, name))
+        else:
+            yield " ".join((*path, name))
+
+
+COMMANDS = tuple(walked())
+
+
+def words(command: str, place: Path) -> list[str]:
+    """One command with what it needs; nothing is ever built."""
+    given = [*command.split(), *ARGUMENTS.get(command, ())]
+    # A file where the runtime should be: `setup` ends there.
+    return given if command != "setup" else ["setup", "--data-dir", str(place / "file" / "data")]
+
+
+def test_every_command_is_walked() -> None:
+    """The control of the walk: it finds commands of commands, and no argument is for one that is gone."""
+    assert {"serve", "call", "audit tail", "receipt verify"} <= set(COMMANDS)
+    assert set(ARGUMENTS) <= set(COMMANDS)
+
+
+LOOP = "os.symlink('loop', 'loop')"
+CONDITIONS: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
+    "as it is": ("", {}),
+    "no HOME": ("", {"HOME": None}),
+    "HOME is a file": ("", {"HOME": "/etc/passwd"}),
+    "HOME cannot be made": ("", {"HOME": "/proc/none"}),
+    "HOME is not whole": ("", {"HOME": "home"}),
+    "HOME with spaces": ("", {"HOME": "{place}/my home"}),
+    "umask 077": ("os.umask(0o077)", {}),
+    "an old locale": ("sys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'ascii')", {"LC_ALL": "C"}),
+    "width 1": ("", {"COLUMNS": "1", "FORCE_COLOR": "1"}),
+    "no input": ("os.close(0); sys.stdin = None", {}),
+    "no output": ("os.close(1); sys.stdout = None", {}),
+    "no error output": ("os.close(2); sys.stderr = None", {}),
+    "nothing open": ("os.closerange(0, 3); sys.stdin = sys.stdout = sys.stderr = None", {}),
+    "a full disk for output": ("os.dup2(os.open('/dev/full', os.O_RDWR), 1)", {}),
+    "no directory": ("os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", {}),
+    "a directory that is not UTF-8": ("os.mkdir(b'x\\xff'); os.chdir(b'x\\xff')", {}),
+    "a workspace that is missing": ("", {"GLOVEBOX_WORKSPACE": "/proc/none"}),
+    "a workspace that is a file": ("", {"GLOVEBOX_WORKSPACE": "/etc/passwd"}),
+    "a workspace in a circle": (LOOP, {"GLOVEBOX_WORKSPACE": "loop"}),
+    "profiles that are missing": ("", {"GLOVEBOX_PROFILES_DIR": "/proc/none"}),
+    "profiles in a circle": (LOOP, {"GLOVEBOX_PROFILES_DIR": "loop"}),
+    "state in a circle": (LOOP, {"GLOVEBOX_STATE_DIR": "loop"}),
+    "state that cannot be made": ("", {"GLOVEBOX_STATE_DIR": "/proc/none"}),
+    "state that is a file": ("", {"GLOVEBOX_STATE_DIR": "/etc/passwd"}),
+    "data in a circle": (LOOP, {"GLOVEBOX_DATA_DIR": "loop"}),
+    "data that is a file": ("", {"GLOVEBOX_DATA_DIR": "/etc/passwd"}),
+    "a setting that is none": ("", {"GLOVEBOX_ARTIFACT_HOURS": "soon"}),
+}
+#: What needs nothing but a place to write.
+FINE = {"profiles list", "client-config", "receipt key"}
+#: These ask every driver, which takes a second; the others look at the same surroundings.
+ASK_DRIVERS = {"capabilities", "doctor", "serve"}
+ASKED_IN = {"as it is", "HOME is a file", "no output", "data in a circle", "width 1"}
+
+
+def jobs(condition: str, place: Path) -> Iterator[dict[str, object]]:
+    """Every command in one condition, each in a place of its own."""
+    prepare, environment = CONDITIONS[condition]
+    for number, command in enumerate(COMMANDS):
+        if command in ASK_DRIVERS and condition not in ASKED_IN:
+            continue
+        own = place / f"{condition.replace(' ', '-')}-{number}"
+        (own / "home").mkdir(parents=True)
+        (own / "file").touch()
+        wanted = {"PATH": os.environ["PATH"], "HOME": str(own / "home"), **environment}
+        found = {key: value.replace("{place}", str(own)) for key, value in wanted.items() if value is not None}
+        if "HOME" not in found:  # nobody's own home is touched
+            found |= {f"GLOVEBOX_{name}_DIR": str(own / name) for name in ("STATE", "DATA")}
+        yield {
+            "arguments": words(command, own), "place": str(own), "environment": found, "prepare": prepare,
+            "fine": condition in ("as it is", "umask 077", "HOME with spaces") and command in FINE,
+        }  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+def test_no_surroundings_bring_a_traceback(tmp_path: Path) -> None:
+    """Exit 0 to 4 for every command; the control is that as it is, what needs nothing ends with 0."""
+    wanted = [job for condition in CONDITIONS for job in jobs(condition, tmp_path)]
+    command = [sys.executable, "-I", "-c", FORKED]
+    done = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True, check=True)
+    for job, status in zip(wanted, json.loads(done.stdout), strict=True):
+        place = Path(str(job["place"]))
+        text = (place / "out").read_text(errors="replace") + (place / "err").read_text(errors="replace")
+        traceless(f"{place.name} {job['arguments']}: {text}", status)
+        assert status == OK or not job["fine"], text
