@@ -342,6 +342,18 @@ def test_a_programs_end_is_its_own_whatever_it_left_behind(code: str, status: in
     assert "_glovebox_guest" not in err.decode()
 
 
+def test_a_program_that_leaves_no_memory_to_tell_of_it_has_failed_for_want_of_memory() -> None:
+    """It holds on to the last page, so nothing can be imported or formatted; never status 70, nor our traceback."""
+    code = (
+        "held, size = None, 1 << 20\nwhile size:\n    try:\n        held = (held, bytearray(size))\n"
+        "    except MemoryError:\n        size //= 2\nheld = (held, bytearray(1 << 20))"
+    )
+    status, _, err, value = run(program, limits={**LIMITS, "memory_bytes": 1 << 20}, payload={"code": code})
+    assert status == 1
+    assert err.decode().rstrip().endswith("MemoryError")
+    assert value["error"]["type"] == "MemoryError"
+
+
 def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
     """As it goes on, in less than the 10 ms of other counts; 0 for one that is not there."""
     child = children.fork(nothing, refused)

@@ -75,7 +75,14 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
     except SystemExit as request:
         status = _exit_status(request)
     except BaseException as problem:  # noqa: BLE001 - whatever the program raises is its result
-        result["error"] = _tell(problem, code)
+        try:
+            result["error"] = _tell(problem, code)
+        except MemoryError:
+            # What it holds leaves no room to say more than this; it is over, so it holds nothing any longer.
+            program.__dict__.clear()
+            problem.__traceback__ = None
+            result["error"] = {"type": type(problem).__name__, "message": "", "line": None}
+            _print(type(problem).__name__)
         status = 1
     try:
         figures = _send_figures(emit)
