@@ -177,3 +177,16 @@ def test_without_a_python_beside_it_the_launcher_says_what_to_do(tmp_path: Path)
     assert done.returncode == 4
     assert "there is no Python beside this script" in done.stderr
     assert "uv tool, pipx, or python3 -m venv" in " ".join(done.stderr.split())
+
+
+def test_a_directory_as_standard_input_is_told(tmp_path: Path) -> None:
+    """Exit 2: Python would end with a fatal error before our first line. The control is the null device."""
+    launcher = tmp_path / "glovebox"
+    launcher.write_bytes((ROOT / "scripts/glovebox").read_bytes())
+    launcher.chmod(0o755)
+    (tmp_path / "python").symlink_to("/bin/true")
+    for place, code in (("/", 2), ("/dev/null", 0)):
+        script = f'"$0" < {place}'
+        done = subprocess.run(["sh", "-c", script, launcher], capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert ("standard input is a directory" in done.stderr) == (code == 2)

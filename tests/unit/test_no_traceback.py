@@ -70,6 +70,15 @@ def test_a_signal_ends_a_setup_and_leaves_nothing(step: str, number: signal.Sign
     assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])]
 
 
+def test_a_server_without_standard_output_is_told(tmp_path: Path) -> None:
+    """Exit 4: nobody would get an answer. The control, with an output, ends with its client."""
+    for script, code in (('"$@" </dev/null >&-', UNAVAILABLE), ('"$@" </dev/null', OK)):
+        done = started(["serve"], tmp_path, script=script)
+        said = done.communicate(timeout=60)[1]
+        assert done.returncode == code
+        assert ("standard output is closed" in said) == (code == UNAVAILABLE)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_users_directories_are_told(tmp_path: Path) -> None:
     """What ``nobody`` keeps to himself, exit 4 or 2 with the place; nothing of it is read.

@@ -81,7 +81,9 @@ def test_bad_arguments_are_no_verdict(state: Path, tmp_path: Path) -> None:
     """Exit 2 for what is no key or no call, 1 for a call without receipt, 4 for files that cannot be read."""
     assert run("receipt", "verify", tmp_path / "r.json", "--key", tmp_path / "r.json").exit_code == 2
     assert run("receipt", "verify", tmp_path / "r.json", "--key", tmp_path / "none.pem").exit_code == 2
-    assert run("receipt", "verify", tmp_path / "none.json", "--key", tmp_path / "key.pem").exit_code == 4
+    missing = run("receipt", "verify", tmp_path / "none.json", "--key", tmp_path / "key.pem")
+    assert missing.exit_code == 4
+    assert "none.json: No such file or directory. Name another" in " ".join(missing.stderr.split())
     assert run("receipt", "show", "../x\x1b[2J", "--state-dir", state).exit_code == 2
     assert run("receipt", "show", "c_" + "9" * 26, "--state-dir", state).exit_code == 1
     assert run("receipt", "show", CALL_ID, "--state-dir", tmp_path / "empty").exit_code == 4

@@ -261,3 +261,16 @@ async def test_a_guest_that_never_gets_ready_is_told(monkeypatch: pytest.MonkeyP
         await attest(sandbox, PLAN)
     assert sandbox.killed == 1
     await sandbox.channel.aclose()
+
+
+async def test_a_damaged_guest_is_one_sentence_with_the_command_that_mends_it() -> None:
+    """Not its traceback: of that, what happened."""
+    story = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'wire'"
+    sandbox = Sandbox(SandboxStats(detail=story))
+    sandbox.channel.to_host.close()
+    with pytest.raises(SandboxUnavailable) as raised:
+        await attest(sandbox, PLAN)
+    assert "\n" not in str(raised.value)
+    assert "ended before it was ready (ModuleNotFoundError: No module named 'wire')" in raised.value.reason
+    assert "`glovebox setup`" in raised.value.fix
+    await sandbox.channel.aclose()

@@ -95,6 +95,10 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
     except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await sandbox.kill()
         facts = await sandbox.stats()
+        if "Traceback" in facts.detail:  # our own guest's: its last line says what happened
+            words = f"its Python ended before it was ready ({facts.detail.splitlines()[-1]})"
+            fix = "Run `glovebox setup`, which repairs what was damaged; if it persists, run `glovebox doctor`."
+            raise SandboxUnavailable("Starting a sandbox", words, fix) from None
         raise _unavailable(facts.detail or "the guest ended before it was ready") from None
     attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
     return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)

@@ -19,12 +19,7 @@ from glovebox_server.audit.read import Line
 from glovebox_server.audit.verify import VerifyReport
 from glovebox_server.audit.verify import verify as verify_log
 from glovebox_server.errors import AuditUnavailable
-
-#: Exit codes, the same as those of ``glovebox call``.
-OK = 0
-FAILED = 1
-BAD_ARGUMENTS = 2
-UNAVAILABLE = 4
+from glovebox_server.exits import FAILED, OK, UNAVAILABLE, USAGE
 
 #: Longest line of ``tail``; ``show`` has everything.
 _LINE = 400
@@ -90,7 +85,7 @@ def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> i
     """Show every record of one call; 1 when there is none."""
     if not chain.is_name(call_id):
         console.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
-        return BAD_ARGUMENTS
+        return USAGE
     found = 0
     try:
         for record in read.records_of(directory, call_id):
@@ -117,7 +112,7 @@ def verify(directory: Path, console: Console, *, anchor: str | None, as_json: bo
         report = verify_log(directory, known)
     except ValueError as error:
         console.print(Text(str(error)))
-        return BAD_ARGUMENTS
+        return USAGE
     except AuditUnavailable as error:
         return _unavailable(console, error, as_json=as_json)
     if as_json:

@@ -1,6 +1,6 @@
 """What ``glovebox profiles`` prints, and its exit codes: 0 fine, 1 a widening, 2 an error in a profile or a name.
 
-Everything from a file is printed as plain text, never as terminal markup. Never import ``server``.
+Everything from a file is printed as plain text, never as terminal markup.
 """
 
 import difflib
@@ -20,8 +20,7 @@ from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import SHIPPED, CheckExample, ProfileSet, load, profile_files, read
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
-
-OK, WIDENED, WRONG = 0, 1, 2
+from glovebox_server.exits import FAILED, OK, USAGE
 
 _STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
 
@@ -60,7 +59,7 @@ def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = F
     """Print the effective profile, every default filled in: as TOML that loads to the same digest, or as JSON."""
     profile = _find(profiles, tool, console, as_json=as_json)
     if profile is None:
-        return WRONG
+        return USAGE
     if as_json:
         described = {"digest": profiles.digest_for(tool), "source": str(profiles.source(tool))}
         return _json(console, {**described, "profile": effective(profile)})
@@ -72,7 +71,7 @@ def explain_tool(profiles: ProfileSet, tool: str, console: Console, *, as_json: 
     """Print in plain words what one tool may do."""
     profile = _find(profiles, tool, console, as_json=as_json)
     if profile is None:
-        return WRONG
+        return USAGE
     if as_json:
         return _json(console, {"tool": tool, "sections": [asdict(section) for section in explain(profile)]})
     _say(console, render(profile))
@@ -97,11 +96,11 @@ def check(paths: Sequence[Path], console: Console, *, check_example: CheckExampl
                 errors.append(error)
     if as_json:
         _json(console, {"checked": [str(path) for path in checked], "errors": [_described(each) for each in errors]})
-        return WRONG if errors else OK
+        return USAGE if errors else OK
     for each in errors:
         _say(console, str(each), "red")
     _say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
-    return WRONG if errors else OK
+    return USAGE if errors else OK
 
 
 def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, as_json: bool = False) -> int:
@@ -114,18 +113,18 @@ def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, a
         changes = _changes(a, b, shipped)
     except ProfileError as error:
         _fail(console, error, as_json=as_json)
-        return WRONG
+        return USAGE
     widened = any(change.direction == "widening" for found in changes.values() for change in found)
     if as_json:
         tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
         _json(console, {"widening": widened, "tools": tools})
-        return WIDENED if widened else OK
+        return FAILED if widened else OK
     for tool, found in changes.items():
         _say(console, tool, "bold")
         for change in found:
             _say(console, f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
     _say(console, "Something widens." if widened else "Nothing widens.")
-    return WIDENED if widened else OK
+    return FAILED if widened else OK
 
 
 def to_toml(profile: Profile) -> str:

@@ -11,23 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from glovebox_server.audit import chain
-from glovebox_server.cli.audit import BAD_ARGUMENTS, FAILED, OK, UNAVAILABLE, printable
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.cli.audit import printable
+from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.receipts import dsse, keys, statement
 from glovebox_server.receipts.dsse import NotAReceipt
 from glovebox_server.receipts.statement import Statement
 from glovebox_server.receipts.verify import VerifiedReceipt, of_call
 from glovebox_server.receipts.verify import verify as verify_receipt
-from glovebox_server.secret_files import SecretUnusable
 
 
 def key(state_dir: Path, console: Console, err: Console) -> int:
     """Print the public key, making a pair where there is none."""
-    try:
-        signer = keys.Signer.load(state_dir)
-    except SecretUnusable as problem:
-        err.print(Text(str(problem)))
-        return UNAVAILABLE
+    signer = keys.Signer.load(state_dir)
     console.out(signer.public_pem(), end="", highlight=False)
     err.print(Text(f"key {signer.key_id}"))
     return OK
@@ -46,15 +41,12 @@ def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_jso
             content = found
         else:
             err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
-            return BAD_ARGUMENTS
+            return USAGE
         envelope = dsse.parse(content)
         said = statement.parse(envelope.payload)
     except NotAReceipt as problem:
         err.print(Text(f"Not a receipt: {printable(str(problem))}."))
         return FAILED
-    except (AuditUnavailable, OSError) as problem:
-        err.print(Text(printable(str(problem))))
-        return UNAVAILABLE
     if as_json:
         console.out(content.removesuffix(b"\n").decode(), highlight=False)
         return OK
@@ -68,8 +60,9 @@ def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None
     try:
         given = keys.parse_public(_read(public_key))
     except (ValueError, OSError) as problem:
-        console.print(Text(f"The key {public_key} cannot be used: {printable(str(problem))}."))
-        return BAD_ARGUMENTS
+        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+        console.print(Text(f"The key {public_key} cannot be used: {printable(words)}."))
+        return USAGE
     try:
         proved = verify_receipt(_read(file), given, audit)
     except NotAReceipt as problem:
@@ -78,9 +71,6 @@ def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None
         else:
             console.print(Text(f"The receipt does not hold: {printable(str(problem))}.", style="red"))
         return FAILED
-    except (AuditUnavailable, OSError) as problem:
-        console.print(Text(printable(str(problem))))
-        return UNAVAILABLE
     if as_json:
         _json(console, _report(proved, audited=audit is not None))
     else:

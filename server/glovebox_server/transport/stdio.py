@@ -19,6 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_server import strict_json
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
@@ -54,7 +55,15 @@ def claimed_fds() -> Iterator[StdioFds]:
 
     Until the end, descriptor 0 is the null device and 1 is stderr, so that a stray ``print`` or a child process can
     neither eat nor forge a message. The copies are close-on-exec: no child inherits them.
+
+    Raises:
+        Diagnosed: standard output was closed, so nobody would get an answer.
     """
+    if (
+        fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    ):  # see ``cli.entry``: what stands in for a closed one
+        fix = "Let an MCP client start it (`glovebox client-config`), or serve with --transport http."
+        raise Diagnosed("Serving over stdio", "standard output is closed", fix)
     wire = StdioFds(read=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), write=fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
