@@ -88,7 +88,7 @@ def test_another_users_directories_are_told(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     os.chown(closed, NOBODY, NOBODY)
-    for command in ("receipt key", "audit tail", "profiles list", "client-config --transport http", "call x"):
+    for command in ("receipt key", "audit tail", "profiles list", "client-config --transport http", "call x", "serve"):
         options = [f"--{each}-dir={closed / each}" for each in ("state", "data", "profiles")]
         if "profiles" not in command:
             options = options[:2]

@@ -162,6 +162,9 @@ async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
                 await _build_root(data, tell)
             if find(data) is None:
                 await _build_guest(data, _manifest(data) or {}, tell)
+    except OSError as problem:
+        problem.filename = problem.filename or str(data)  # of a write that fails, the system does not say where
+        raise
     finally:
         os.umask(previous)
     found = find(data)

@@ -1,0 +1,77 @@
+"""Disks that are full or read-only, tokens that are none, a port in use: a sentence with the fix, never a traceback."""
+
+import os
+import socket
+import subprocess  # noqa: TID251 - whole processes, on a disk of their own
+from pathlib import Path
+
+import pytest
+from tests.fixtures.whole_commands import GLOVEBOX, traceless
+
+from glovebox_server.exits import OK, UNAVAILABLE
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+CALL = ["call", "run_python", "--args", '{"code": "print(6 * 7)"}']
+COMMANDS = {"setup": ["setup"], "call": CALL, "serve": ["serve"], "receipt key": ["receipt", "key"]}
+FULL = f"mount -t tmpfs -o size=64k none %s && head -c {1 << 20} /dev/zero > %s/filler 2>/dev/null"
+DISKS = {
+    "full": (FULL, "No space left on device"),
+    "read-only": ("mount -t tmpfs -o ro none %s && test -d %s", "Read-only file system"),
+}
+
+
+def ended(command: list[str], place: Path, *, script: str = "") -> tuple[int, str]:
+    """How a command ends; with a script, after it and in a mount namespace of its own."""
+    before = ["unshare", "--mount", "sh", "-c", f'{script}; exec "$@"', "sh"] if script else []
+    done = subprocess.run(
+        [*before, *GLOVEBOX, *command],
+        cwd=place, env={"PATH": os.environ["PATH"], "HOME": str(place)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    traceless(done.stdout + done.stderr, done.returncode)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+@needs_root
+@pytest.mark.parametrize("disk", DISKS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_disk_that_takes_nothing_is_told(command: str, disk: str, tmp_path: Path) -> None:
+    """Exit 4, with the place and the reason, and nothing ran; the control is `receipt key` on a disk of ours."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount, words = DISKS[disk]
+    options = ["--data-dir" if command == "setup" else "--state-dir", str(place / "own")]
+    code, told = ended([*COMMANDS[command], *options], tmp_path, script=mount.replace("%s", str(place)))
+    assert code == UNAVAILABLE, told
+    assert words in told
+    assert str(place) in told
+    assert "42" not in told.replace(str(place), "")
+    if command == "receipt key":
+        assert ended([*COMMANDS[command], *options], tmp_path)[0] == OK
+
+
+def test_tokens_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    """Exit 4, with the file; nothing listens."""
+    tokens = tmp_path / "state/tokens"
+    tokens.mkdir(parents=True, mode=0o700)
+    (tokens / "default").mkdir()
+    served = ["serve", "--transport", "http", "--port", "0", "--state-dir", str(tmp_path / "state")]
+    code, told = ended(served, tmp_path)
+    assert code == UNAVAILABLE, told
+    assert str(tokens) in told
+    assert "http://" not in told
+    (tokens / "default").rmdir()
+    (tokens / "default").write_text("gbx_" + "0" * 43)
+    (tokens / "default").chmod(0o644)
+    code, told = ended(served, tmp_path)
+    assert code == UNAVAILABLE, told
+    assert "chmod" in told
+
+
+def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    """Exit 4, with the address and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, told = ended(["serve", "--transport", "http", "--port", port], tmp_path)
+    assert code == UNAVAILABLE, told
+    assert f"Cannot listen on 127.0.0.1 port {port}: Address already in use. Choose another." in told
