@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_lines
 
@@ -13,6 +14,8 @@ from glovebox_server.audit import chain, read
 from glovebox_server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
 from glovebox_server.audit.file import LOG_NAME, LogFile
 from glovebox_server.cli import audit
+from glovebox_server.cli.main import main
+from glovebox_server.exits import UNAVAILABLE
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
 
@@ -203,12 +206,13 @@ def test_head_as_json(directory: Path, console: Console) -> None:
     assert row["anchor"] == f"{row['seq']}:{row['hash']}"
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_without_a_log_every_command_says_so(tmp_path: Path, console: Console, as_json: bool) -> None:
-    """Exit code 4 and the fix, as a sentence or as an object."""
-    assert audit.tail(tmp_path, console, count=1, follow=False, as_json=as_json) == 4
-    assert audit.tail(tmp_path, console, count=1, follow=True, as_json=as_json) == 4
-    assert audit.show(tmp_path, console, "c_1", as_json=as_json) == 4
-    assert audit.verify(tmp_path, console, anchor=None, as_json=as_json) == 4
-    assert audit.head(tmp_path, console, as_json=as_json) == 4
-    assert text(console).count("Name the directory that holds audit.jsonl") == 5
+@pytest.mark.parametrize("command", ["tail", "tail -f", "show c_1", "verify", "head"])
+def test_without_a_log_every_command_says_so(tmp_path: Path, command: str) -> None:
+    """Exit code 4 and the fix, as a sentence and, for programs, as the object every command tells a failure with."""
+    asked = ["audit", *command.split(), "--state-dir", str(tmp_path)]
+    done = CliRunner().invoke(main, asked)
+    assert (done.exit_code, done.stdout) == (UNAVAILABLE, "")
+    assert "Name the directory that holds audit.jsonl" in " ".join(done.stderr.split())
+    done = CliRunner().invoke(main, [*asked, "--json"])
+    assert done.exit_code == UNAVAILABLE
+    assert json.loads(done.stdout)["error"]["kind"] == "AuditUnavailable"

@@ -6,6 +6,7 @@ escaped: a record may quote a hostile program, and a terminal obeys what it prin
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,8 +19,7 @@ from glovebox_server.audit import chain, read
 from glovebox_server.audit.read import Line
 from glovebox_server.audit.verify import VerifyReport
 from glovebox_server.audit.verify import verify as verify_log
-from glovebox_server.errors import AuditUnavailable
-from glovebox_server.exits import FAILED, OK, UNAVAILABLE, USAGE
+from glovebox_server.exits import FAILED, OK, USAGE
 
 #: Longest line of ``tail``; ``show`` has everything.
 _LINE = 400
@@ -33,7 +33,7 @@ def tail(
     A person sees the records of calls, and what is no record; ``everything`` adds the servers' own, which JSON has.
     """
     wanted = _any if everything or as_json else _of_a_call
-    try:
+    with suppress(KeyboardInterrupt):
         count = _reach(directory, count, wanted)
         if follow:
             anyio.run(_follow, directory, console, count, wanted, as_json)
@@ -42,10 +42,6 @@ def tail(
             _show_lines(console, found, as_json=as_json)
             if count and not found:
                 console.print(Text("No record of a call. `glovebox audit tail --all` shows the servers' own."))
-    except AuditUnavailable as error:
-        return _unavailable(console, error, as_json=as_json)
-    except KeyboardInterrupt:
-        return OK
     return OK
 
 
@@ -87,19 +83,16 @@ def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> i
         console.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
         return USAGE
     found = 0
-    try:
-        for record in read.records_of(directory, call_id):
-            found += 1
-            if as_json:
-                _json(console, _fields(record))
-                continue
-            console.print(Text(f"{record.seq}  {record.time}  {record.kind}", style="bold"))
-            # A receipt is signed text in base64: nothing in it can be read here.
-            told = {"envelope": f"`glovebox receipt show {call_id}`"} if "envelope" in record.data else {}
-            for row in _rows({**record.data, **told}):
-                console.print(row, soft_wrap=True)
-    except AuditUnavailable as error:
-        return _unavailable(console, error, as_json=as_json)
+    for record in read.records_of(directory, call_id):
+        found += 1
+        if as_json:
+            _json(console, _fields(record))
+            continue
+        console.print(Text(f"{record.seq}  {record.time}  {record.kind}", style="bold"))
+        # A receipt is signed text in base64: nothing in it can be read here.
+        told = {"envelope": f"`glovebox receipt show {call_id}`"} if "envelope" in record.data else {}
+        for row in _rows({**record.data, **told}):
+            console.print(row, soft_wrap=True)
     if not found and not as_json:
         console.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
     return OK if found else FAILED
@@ -113,8 +106,6 @@ def verify(directory: Path, console: Console, *, anchor: str | None, as_json: bo
     except ValueError as error:
         console.print(Text(str(error)))
         return USAGE
-    except AuditUnavailable as error:
-        return _unavailable(console, error, as_json=as_json)
     if as_json:
         _json(console, asdict(report))
     else:
@@ -124,10 +115,7 @@ def verify(directory: Path, console: Console, *, anchor: str | None, as_json: bo
 
 def head(directory: Path, console: Console, *, as_json: bool) -> int:
     """Print the anchor of the last record, ``SEQ:HASH``: keep it where the log's writer cannot change it."""
-    try:
-        last = read.head(directory)
-    except AuditUnavailable as error:
-        return _unavailable(console, error, as_json=as_json)
+    last = read.head(directory)
     if as_json:
         _json(console, {"anchor": f"{last.seq}:{last.hash}", **asdict(last)})
     else:
@@ -209,11 +197,3 @@ def _show_report(console: Console, report: VerifyReport, *, anchored: bool) -> N
     found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
     console.print(Text(f"{found}, the log is {verdict} ({against})."))
     console.print(Text(f"head {report.head.seq}:{report.head.hash}"))
-
-
-def _unavailable(console: Console, error: AuditUnavailable, *, as_json: bool) -> int:
-    if as_json:
-        _json(console, {"attempted": error.what, "fix": error.fix, "reason": error.reason})
-    else:
-        console.print(Text(printable(str(error))))
-    return UNAVAILABLE

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.cli.audit import printable
 from glovebox_server.cli.saving import NameTaken
 from glovebox_server.errors import Refused
 from glovebox_server.exits import UNAVAILABLE, USAGE
@@ -70,4 +71,6 @@ def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
             refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
             body = {"error": None, "refused": refusal}
         sys.stdout.write(json.dumps(body, indent=2) + "\n")
-    err.print(str(problem), style="red", markup=False, highlight=False)
+    # It may quote a name or a file that is hostile, and a terminal obeys what it prints.
+    words = "\n".join(printable(line) for line in str(problem).split("\n"))
+    err.print(words, style="red", markup=False, highlight=False)
