@@ -9,7 +9,7 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp import MCPError
-from tests.interaction.served import PAIRS, Era, Transport, served, until
+from tests.interaction.served import PAIRS, TIMEOUT_SECONDS, AuditClient, Era, Transport, served, until
 
 from glovebox_server.mcp import delivery
 from glovebox_server.mcp.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES
@@ -92,6 +92,25 @@ async def test_bad_arguments_are_named_and_nothing_starts(transport: Transport, 
         # The control: the same tool with sound arguments runs, and text that looks like JSON arrives as text.
         result = await client.call_tool("run_python", {"code": '{"a": 1}', "timeout_seconds": 5})
         assert result.structured_content["stdout"] == 'echo {"a": 1}'
+
+
+@pairs
+async def test_a_call_that_is_not_begun_is_answered_at_once(
+    transport: Transport, era: Era, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no record to wait for; of one that is begun all records come (the control)."""
+    monkeypatch.setattr(delivery, "FLUSH_SECONDS", 2 * TIMEOUT_SECONDS)
+    extension = AuditClient()
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, era, extensions=[extension]) as client,
+    ):
+        with anyio.fail_after(TIMEOUT_SECONDS):
+            assert (await client.call_tool("run_python", {"code": 1})).is_error
+            with pytest.raises(MCPError, match="Unknown tool"):
+                await client.call_tool("run_shell", {})
+            await client.call_tool("run_python", {"code": "1"})
+        await until(lambda: [event.kind for event in extension.events] == ["call.decided", "call.finished"])
 
 
 @pairs

@@ -41,11 +41,14 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         self._principal = principal
         self._send, self._receive = anyio.create_memory_object_stream[Record](capacity)
         self._missed: Missed | None = None
+        self.offered = False
+        """Whether there has been a record for it."""
 
     def offer(self, record: Record, owner: str | None) -> None:
         """Hand over one record, and the principal it belongs to, without ever waiting."""
         if self._call_id not in {None, record.call_id} or self._principal not in {None, owner}:
             return
+        self.offered = True
         # Once something is missed, nothing may overtake the notice of it: count on until the reader has seen it.
         if self._missed is None:
             try:

@@ -137,8 +137,10 @@ async def listening(
             async with audit.subscribe(call_id=call_id) as records:
                 tasks.start_soon(_tell_until_end, ctx, records, level, told)
                 yield reporter
-                with anyio.move_on_after(FLUSH_SECONDS):
-                    await told.wait()
+                # Of a call that was not begun there is no record, and a refusal that is slow piles up.
+                if records.offered:
+                    with anyio.move_on_after(FLUSH_SECONDS):
+                        await told.wait()
         else:
             yield reporter
         tasks.cancel_scope.cancel()
