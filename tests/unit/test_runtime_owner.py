@@ -100,3 +100,19 @@ async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeProblem, match=r"file/data cannot be made: Not a directory\. Name another"):
         await runtime.build(tmp_path / "file" / "data", lambda _: None)
+
+
+async def test_a_data_directory_that_another_makes_first_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M10: between the look and the making, as below /tmp; nothing is built in it."""
+    data = tmp_path / "data"
+
+    def faster(directory: Path) -> None:
+        directory.mkdir()
+        directory.chmod(0o777)
+
+    monkeypatch.setattr(runtime, "_make", faster)
+    with pytest.raises(RuntimeProblem, match="data is writable by every user"):
+        await runtime.build(data, lambda _: None)
+    assert list(data.iterdir()) == []

@@ -129,6 +129,12 @@ def _foreign(data: Path) -> Missing | None:
     return None if above is None else _changeable(*above)
 
 
+def _require_own(data: Path) -> None:
+    lacking = _foreign(data)
+    if lacking is not None:
+        raise RuntimeProblem("Building the runtime", lacking.what, lacking.fix)
+
+
 def _changeable(place: Path, problem: str, command: str) -> Missing:
     return Missing(
         what=f"{place} {problem}, who could change what runs in every sandbox",
@@ -146,12 +152,11 @@ async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
         OSError: the data directory cannot be written.
     """
     data = data.resolve()  # noqa: ASYNC240 - once, in a command
-    lacking = _foreign(data)
-    if lacking is not None:
-        raise RuntimeProblem("Building the runtime", lacking.what, lacking.fix)
+    _require_own(data)
     previous = os.umask(0o022)  # the sandbox's user is another one and has to read it
     try:
         _make(data)
+        _require_own(data)  # somebody else may have made it, or what is above it, a moment before us
         async with _alone(data, tell):
             found = find(data)
             if found is not None and not await anyio.to_thread.run_sync(_intact, data, found):
