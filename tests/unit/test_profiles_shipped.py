@@ -33,6 +33,12 @@ def test_examples_show_an_allowed_and_a_refused_call(tool: str) -> None:
     assert {"allow", "deny"} <= {example.expect for example in PROFILES[tool].example}
 
 
+def test_one_tool_needs_the_network_and_one_delivers_files() -> None:
+    """The control of the tests below, which believe what a tool says of itself."""
+    assert [name for name, tool in TOOLS.items() if "network" in tool.needs] == ["fetch_url"]
+    assert [name for name, tool in TOOLS.items() if tool.delivers] == ["run_python"]
+
+
 @pytest.mark.parametrize("tool", [name for name, tool in TOOLS.items() if "network" not in tool.needs])
 def test_only_what_needs_it_reaches_anything(tool: str) -> None:
     """Code of a model has no network, and neither have the workspace tools."""
