@@ -73,6 +73,12 @@ async def test_every_expectation_is_noticed_when_it_is_not_met() -> None:
             assert len(found.problems) == 1, (wrong, found.problems)
 
 
+def test_a_call_that_is_not_begun_proves_nothing() -> None:
+    """No tool of that name, or a server that is too busy; the control is that nothing went wrong."""
+    for how, count in (("unknown tool", 1), ("refused", 1), ("", 0)):
+        assert len(harness._ending(a_case(), harness._Seen(how=how, told="why"))) == count
+
+
 @pytest.mark.driver("bubblewrap")
 async def test_a_secret_or_a_path_that_gets_through_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """M8, M12: a program that is told the canary and prints it stands for a server that leaks it."""

@@ -130,3 +130,11 @@ def test_a_key_that_others_could_have_read_is_not_used(tmp_path: Path) -> None:
     path.parent.chmod(0o755)
     with pytest.raises(KeyUnusable, match=r"mode 755.*chmod 700"):
         Signer.load(tmp_path)
+
+
+def test_the_name_of_a_key_moves_no_cursor(tmp_path: Path) -> None:
+    """A file is named by whoever made it, and a terminal obeys what it prints."""
+    told = run("receipt", "verify", tmp_path / "r.json", "--key", tmp_path / "k\x1b[2J.pem")
+    assert told.exit_code == 2
+    assert "k\\x1b[2J.pem cannot be used: No such file" in told.output
+    assert "\x1b" not in told.output

@@ -61,7 +61,7 @@ def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None
         given = keys.parse_public(_read(public_key))
     except (ValueError, OSError) as problem:
         words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-        console.print(Text(f"The key {public_key} cannot be used: {printable(words)}."))
+        console.print(Text(printable(f"The key {public_key} cannot be used: {words}.")))
         return USAGE
     try:
         proved = verify_receipt(_read(file), given, audit)

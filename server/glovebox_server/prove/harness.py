@@ -69,7 +69,7 @@ class _Seen:
     told: str = ""
     """What the caller is told instead of a result."""
     how: str = ""
-    """``invalid``, ``unavailable``, ``profile_error`` or ``cancelled`` where there is no result."""
+    """A class of ``failures``, ``profile_error`` or ``cancelled`` where there is no result."""
     records: list[Record] = field(default_factory=list)
     artifacts: dict[str, str] = field(default_factory=dict)
     uris: dict[str, str] = field(default_factory=dict)
@@ -298,6 +298,8 @@ def _differences(wanted: Call, seen: _Seen) -> list[str]:
 
 def _ending(wanted: Call, seen: _Seen) -> list[str]:
     found = []
+    if seen.how in ("refused", "unknown tool"):  # no case is about these: it was not tried
+        found.append(f"it was not begun: {seen.told[:500]!r}")
     for how in ("invalid", "unavailable", "profile_error"):
         pattern = getattr(wanted, how)
         if bool(pattern) != (seen.how == how) or (pattern and not re.search(pattern, seen.told)):
