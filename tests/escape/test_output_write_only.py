@@ -24,7 +24,7 @@ MODULES = (
 MODULES += "\n".join(
     f"{name.rpartition('.')[2]} = sys.modules['_glovebox_guest.{name}'] = types.ModuleType({name!r})\n"
     f"exec({GUEST.joinpath(*name.split('.')).with_suffix('.py').read_text()!r}, {name.rpartition('.')[2]}.__dict__)"
-    for name in ("kernel", "landlock", "program.write_only")
+    for name in ("stdlib", "kernel", "landlock", "program.write_only")
 )
 LAYOUT = [part for name in ("usr", "bin", "lib", "lib64", "etc") for part in ("--ro-bind", f"/{name}", f"/{name}")]
 LAYOUT += ["--proc", "/proc", "--dev", "/dev"]

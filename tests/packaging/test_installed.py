@@ -52,7 +52,8 @@ class Place:
     def run(self, *command: str | Path) -> str:
         """Run a command in an empty project, as a careful person would, to its end; what it printed."""
         project = self.root / "project"
-        project.mkdir(parents=True, exist_ok=True)
+        for needed in (project, self.root / "profiles"):
+            needed.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
             [str(word) for word in command],
             cwd=project, env=self.env(), umask=0o077, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

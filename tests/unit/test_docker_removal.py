@@ -23,6 +23,24 @@ class Engine:
             raise SandboxUnavailable("Removing a container", "Connection refused", "Start it.")
 
 
+async def test_a_removal_that_nobody_foresaw_ends_nothing_else() -> None:
+    """It is told as one that failed; the containers after it are removed (the control)."""
+
+    class Odd(Engine):
+        async def remove(self, name: str) -> None:
+            await super().remove(name)
+            if name == "glovebox-1":
+                raise KeyError("what a library did not expect")
+
+    engine: Any = Odd(gone=False)
+    remover = Remover(engine)
+    async with remover.running():
+        await remover.take("glovebox-1", "")
+        await remover.take("glovebox-2", "")
+    assert engine.asked == ["glovebox-1", "glovebox-2"]
+    assert list(remover.leaked) == ["glovebox-1"]
+
+
 @pytest.mark.parametrize("gone", [False, True])
 async def test_what_the_engine_left_in_a_container_is_killed(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the Engine had its chance, whether or not it took it; a container that was never made has nothing in it."""

@@ -104,8 +104,10 @@ async def output(
     said, complained = await _ended(process)
     if check and process.returncode != 0:
         lines = complained.decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
-        # pip says it in several lines; of a traceback, the last one says what happened.
-        words = " ".join([line for line in lines if line.startswith("ERROR:")] or lines[-1:])[-_WORDS:].rstrip(".")
+        # pip marks the lines that say it, uv says it in all of them; of a traceback, the last one says what happened.
+        errors = [line for line in lines if line.startswith("ERROR:")]
+        whole = lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines
+        words = " ".join(" ".join(errors or whole).split())[-_WORDS:].rstrip(".")
         fix = "Repair that (free space, the network), and run `glovebox setup` again."
         raise RuntimeProblem(f"Running `{' '.join(command[:4])} …`", words, fix)
     return said.decode(errors="replace")

@@ -86,6 +86,8 @@ class Engine:
             self.api: Client = docker.APIClient(
                 base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS
             )
+            # A socket needs none of what the HTTP client looks for in the environment, once for each request: proxies.
+            self.api.trust_env = False
             self.version: Mapping[str, Any] = self.api.version()
             self.filters = podman.Filters()
 

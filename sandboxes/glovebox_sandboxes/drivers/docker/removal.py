@@ -111,6 +111,9 @@ class Remover:
                     self._give_up(name, problem.reason)
                 else:
                     await anyio.sleep(_RETRY_SECONDS)
+            except Exception as problem:  # noqa: BLE001 - of one container; the others are still to be removed
+                self._give_up(name, f"nobody foresaw this ({type(problem).__name__}: {problem})")
+                return
             else:
                 return
 
