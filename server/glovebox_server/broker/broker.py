@@ -118,7 +118,8 @@ class Broker:
                 delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
             finished = call_finished(call, outcome, profile, gate)
             receipt = await recorder.finish(finished)
-            return answered(
-                tool, call, outcome, delivered, decision=decision, plan=sandbox.plan, head=recorder.head,
-                elapsed_ms=finished.elapsed_ms, receipt=receipt,
-            )  # fmt: skip
+        # After the block: the call has its end, and must not get a second one.
+        return answered(
+            tool, call, outcome, delivered, decision=decision, plan=sandbox.plan, head=recorder.head,
+            elapsed_ms=finished.elapsed_ms, receipt=receipt,
+        )  # fmt: skip
