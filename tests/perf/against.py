@@ -246,7 +246,7 @@ async def compare(options: argparse.Namespace, console: Console, tick: Callable[
         docker = any(row.driver == "docker" for row in rows) and "docker" in sides.OURS.usable()
         for side in both:
             tick(f"building the runtime of {side.name}")
-            await anyio.to_thread.run_sync(partial(sides.set_up, side, docker=docker))
+            await anyio.to_thread.run_sync(partial(sides.set_up, side, base=options.image if docker else None))
         drivers = [side.usable() for side in both]
         run = Both(
             rows=rows, sides=both, directory=directory, usable=[each for each in drivers[0] if each in drivers[1]],

@@ -182,7 +182,10 @@ def parsed() -> argparse.Namespace:
     options.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options.add_argument("--plot", type=Path, metavar="FILE", help="draw the times there, as PNG")
     options.add_argument("--docs", action="store_true", help="renew docs/internals/performance.md, .json and .png")
-    options.add_argument("--image", default="python:3.11-slim", help="of the peers on Docker; it must have python3")
+    options.add_argument(
+        "--image", default="python:3.11-slim",
+        help="with python3: what the peers on Docker run, and with --against what both sides build their image from",
+    )  # fmt: skip
     options.add_argument("--against", metavar="REV", help="compare with this revision of git instead")
     options.add_argument("--drivers", nargs="+", default=[], metavar="NAME", help="between two, only rows of these")
     return options.parse_args()

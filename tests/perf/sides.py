@@ -150,13 +150,13 @@ def made(name: str, root: Path, directory: Path) -> Side:
     return Side(name=name, root=root, python=str(place / "venv" / "bin" / "python"), data=data)
 
 
-def set_up(side: Side, *, docker: bool) -> None:
-    """Build its runtime, and its image where Docker is wanted.
+def set_up(side: Side, *, base: str | None) -> None:
+    """Build its runtime, and from ``base``, if there is one, its image of Docker.
 
     Raises:
         NoRevisionError: it cannot be built.
     """
-    argv = side.command("setup", *(["--docker"] if docker else []))
+    argv = side.command("setup", *(["--docker", "--base", base] if base else []))
     environ = {**environment(("PATH", "HOME", "USER", "LANG", "PIP_")), **side.env}
     done = subprocess.run(
         argv, capture_output=True, text=True, check=False, timeout=SETUP_SECONDS, cwd=side.root, env=environ
