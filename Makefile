@@ -23,7 +23,7 @@ test: ## Run every test this machine can run (PYTEST='-k word' runs some)
 test-quick: ## Run what shows most, soonest: units, properties, rules, bubblewrap's conformance (PYTEST='-x')
 	@scripts/bootstrap demo
 	@.venv/bin/glovebox setup
-	@.venv/bin/python -m pytest --driver bubblewrap tests/unit tests/property tests/repo \
+	@.venv/bin/python -m pytest --driver bubblewrap -n 3 --dist worksteal tests/unit tests/property tests/repo \
 		tests/conformance/test_conformance.py $(PYTEST)
 
 check: ## Lint, formatting, types, and the rules of this repository

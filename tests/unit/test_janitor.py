@@ -48,9 +48,10 @@ def test_a_dead_servers_groups_are_removed_in_every_hierarchy(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        new_owner().mark(),  # a living one: ours
-        replace(new_owner(), pid=1, started=0, pid_namespace="1").mark(),  # in another container
-        replace(new_owner(), boot="another").mark(),
+        # Named, for a worker of pytest's has other numbers in them than its neighbour.
+        pytest.param(new_owner().mark(), id="a living one: ours"),
+        pytest.param(replace(new_owner(), pid=1, started=0, pid_namespace="1").mark(), id="in another container"),
+        pytest.param(replace(new_owner(), boot="another").mark(), id="before this boot"),
         "micro", "user.slice", "g1-1", "", ":::", "a:b:c:d:e",
     ],
 )  # fmt: skip
