@@ -99,3 +99,31 @@ def test_another_users_directories_are_told(tmp_path: Path) -> None:
         traceless(done.stdout + done.stderr, done.returncode)
         assert done.returncode in (USAGE, UNAVAILABLE)
         assert "Permission denied" in done.stdout + done.stderr
+
+
+#: Interrupts itself as soon as somebody imports what ``__main__`` imports, which nobody else could time so well.
+_INTERRUPTED = """
+import importlib.abc, os, runpy, signal, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "glovebox_server.cli.entry":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "code"),
+    [
+        ("runpy.run_module('glovebox_server', run_name='__main__')", -signal.SIGINT),
+        pytest.param("import glovebox_server.cli.entry", -signal.SIGINT, id="control"),
+    ],
+)
+def test_an_interrupt_before_there_is_anything_to_take_down_is_silent(start: str, code: int) -> None:
+    """Python's own answer, as the control has it, is a traceback out of the middle of an import."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _INTERRUPTED.format(start)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert ("Traceback" in done.stderr) is ("run_module" not in start), done.stderr

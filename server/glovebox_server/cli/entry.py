@@ -48,6 +48,8 @@ def run() -> NoReturn:
     """Run the command line of this process and exit."""
     received: list[int] = []
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _end_as_if_interrupted(signal.SIGTERM, received)
         output = _standard_streams()
         code = _guarded(_command_line)
