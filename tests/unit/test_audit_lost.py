@@ -98,6 +98,7 @@ async def test_the_next_write_says_that_a_call_is_lost(directory: Path, monkeypa
     assert (told.kind, told.call_id) == ("call.lost", "c_1")
     assert told.data == {
         "cause": "log", "reason": FULL, "run_by": "s_1", "decided": first.time, "last": "sandbox.started",
+        "tool": "run_python", "principal": "local:0",
     }  # fmt: skip
     assert verify(directory).ok
     assert of_call(directory, "c_1") is None
@@ -153,6 +154,7 @@ def test_a_start_ends_the_calls_of_servers_that_are_gone(directory: Path) -> Non
     assert [record.call_id for record in found] == ["c_1", "c_2", "c_4"]
     assert found[1].data == {
         "cause": "server", "reason": GONE, "run_by": "s_dead", "decided": before[1].time, "last": "sandbox.started",
+        "tool": "run_python", "principal": "local:0",
     }  # fmt: skip
     assert (found[1].server, found[2].server) == ("s_too", "s_new")
     assert verify(directory).ok

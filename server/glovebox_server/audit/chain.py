@@ -65,10 +65,20 @@ class Draft:
     data: Mapping[str, Any]
     encoded: bytes
     """``data`` as canonical JSON."""
+    parts: Mapping[str, bytes] | None = None
+    """The same field by field, of what is drafted before its call comes: that waits for nothing then."""
 
-    def of_call(self, call_id: str) -> "Draft":
-        """The same event, of this call: for what was drafted before its call came."""
-        return replace(self, call_id=call_id)
+    def of_call(self, call_id: str, whose: Mapping[str, str]) -> "Draft":
+        """The same event with these fields too, of this call: for what was drafted before its call came.
+
+        Raises:
+            ValueError: it was not drafted for that.
+        """
+        if self.parts is None:
+            raise ValueError("it was drafted of a call")
+        parts = {**self.parts, **{name: canonical(value) for name, value in whose.items()}}
+        encoded = b"{" + b",".join(b'"%s":%s' % (name.encode(), parts[name]) for name in sorted(parts)) + b"}"
+        return replace(self, call_id=call_id, data={**self.data, **whose}, encoded=encoded, parts=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,16 +23,25 @@ class Event:
     """Whether this is the last record of its call."""
 
 
+WHOSE = ("tool", "principal", "client")
+"""The fields of ``CallEvent`` that say whose a call is."""
+
 NOT_YET = "(not yet)"
 """In place of a call's id: the event is drafted before its call comes, see ``chain.Draft.of_call``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEvent(Event):
-    """Anything that belongs to one call."""
+    """Anything that belongs to one call. Whose it is, is in each of its records: ``CallRecorder`` fills it in."""
 
     call_id: str
     """The call; stands at the top of the record, not in its data."""
+    tool: str | None = None
+    """Name of the tool."""
+    principal: str | None = None
+    """Id of the caller."""
+    client: str | None = None
+    """What the client calls itself; self-reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +128,8 @@ class CallDecided(CallEvent):
 
     kind: ClassVar[str] = "call.decided"
 
-    principal: str
-    """Id of the caller."""
     transport: str
     """How the call arrived: ``stdio``, ``http``, ``sse`` or ``cli``."""
-    client: str | None = None
-    """What the client calls itself; self-reported."""
-    tool: str
-    """Name of the tool."""
     effect: Effect
     """``allow``, ``deny`` or ``ask``."""
     rule: str
@@ -399,15 +402,16 @@ def draft(event: Event) -> chain.Draft:
         ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
     """
     call_id = event.call_id if isinstance(event, CallEvent) else None
+    data, parts = _data(event), None
     if call_id == NOT_YET:
-        call_id = None
+        call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
     if call_id is not None and not chain.is_name(call_id):
         raise ValueError("the call id is not a name")
-    encoded = chain.canonical(_data(event))
+    encoded = chain.canonical(data)
     # 1,024 bytes hold every other field of a record at its longest.
     if len(encoded) > chain.MAX_LINE_BYTES - 1024:
         raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
-    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded)
+    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
 
 
 def _data(item: Event | Output | Input) -> dict[str, Any]:

@@ -26,10 +26,10 @@ class Row:
 
 def rows() -> list[Row]:
     """Return one row per field of every event, in the order of ``EVENTS`` and of the fields."""
-    return [row for event in EVENTS.values() for row in _rows_of(event)]
+    return [row for kind, event in EVENTS.items() for row in _rows_of(kind, event)]
 
 
-def _rows_of(event: type[Event]) -> list[Row]:
+def _rows_of(kind: str, event: type[Event]) -> list[Row]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(event))).body[0]
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     found = []
@@ -40,7 +40,7 @@ def _rows_of(event: type[Event]) -> list[Row]:
         documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
         meaning = " ".join(str(text.value.value).split()) if documented else ""  # type: ignore[attr-defined]  # a docstring
         found.append(
-            Row(kind=event.kind, name=ast.unparse(field.target), type=ast.unparse(field.annotation), meaning=meaning)
+            Row(kind=kind, name=ast.unparse(field.target), type=ast.unparse(field.annotation), meaning=meaning)
         )
     return found
 
@@ -50,9 +50,10 @@ def table() -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["event", "field", "type", "meaning"])
-    for kind, event in EVENTS.items():
+    described: dict[str, type[Event]] = {"every one of a call": CallEvent, **EVENTS}
+    for kind, event in described.items():
         lines.writerow([kind, "", "of a call" if issubclass(event, CallEvent) else "", _plain(event.__doc__ or "")])
-        lines.writerows([kind, row.name, row.type, _plain(row.meaning)] for row in _rows_of(event))
+        lines.writerows([kind, row.name, row.type, _plain(row.meaning)] for row in _rows_of(kind, event))
     return text.getvalue()
 
 

@@ -7,7 +7,7 @@ import nothing but events and chain.
 from dataclasses import dataclass
 
 from glovebox_server.audit.chain import Head, Record
-from glovebox_server.audit.events import EVENTS, CallDecided, CallLost, LossCause, ReceiptSigned
+from glovebox_server.audit.events import EVENTS, WHOSE, CallDecided, CallLost, LossCause, ReceiptSigned
 
 #: Calls that are remembered. A server has 16 at work at once, so this is thousands of servers that were cut off; beyond
 #: it the oldest is forgotten and nothing more is said about a call that is not known.
@@ -24,6 +24,8 @@ class Begun:
     """Id of the server process that decided about it."""
     decided: str
     """When: time of its first record."""
+    whose: dict[str, str]
+    """Its tool, principal and client, as that record has them."""
     last: str
     """Kind of its newest record."""
 
@@ -77,14 +79,18 @@ class UnderWay:
         """The record that ends a call that is under way and has no other end."""
         begun = self._begun[call]
         return CallLost(
-            call_id=call, cause=cause, reason=reason, run_by=begun.server, decided=begun.decided, last=begun.last
-        )
+            call_id=call, cause=cause, reason=reason, run_by=begun.server, decided=begun.decided, last=begun.last,
+            **begun.whose,
+        )  # fmt: skip
 
     def _begin(self, call: str, record: Record, before: Head) -> str:
         if call in self._begun:
             return f"call {call} begins a second time"
         if record.data.get("effect") == "allow":
-            self._begun[call] = Begun(before=before, server=record.server, decided=record.time, last=record.kind)
+            whose = {name: record.data[name] for name in WHOSE if name in record.data}
+            self._begun[call] = Begun(
+                before=before, server=record.server, decided=record.time, last=record.kind, whose=whose
+            )
             if len(self._begun) > MAX_CALLS:
                 del self._begun[next(iter(self._begun))]
                 self._forgot = True

@@ -106,7 +106,7 @@ class Broker:
             ):
                 listener.progress("Getting a sandbox")
                 async with self.sandboxes.acquire(wanted, before_start=recorder.flush) as sandbox:
-                    await recorder.record(sandbox.record.of_call(call.id))
+                    await recorder.record(sandbox.record)
                     sandbox.require_as_planned()
                     listener.progress("Running")
                     hooks = Hooks(

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import anyio
@@ -20,6 +20,7 @@ from glovebox_server.audit.events import (
     ArtifactRefused,
     CallCancelled,
     CallDecided,
+    CallEvent,
     CallFailed,
     CallFinished,
     EgressDecided,
@@ -38,7 +39,7 @@ TerminalEvent = CallFinished | CallCancelled | CallFailed
 
 _POSITION_BYTES = 512
 """More than the position of the last record takes: it is known only when that is written."""
-_ENVELOPE_BYTES = 1024
+_ENVELOPE_BYTES = 2048
 """More than an envelope has beside its payload, and a record beside its envelope."""
 
 _CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address")
@@ -109,15 +110,18 @@ class CallRecorder:
         self._issuer = issuer
         self._call = call
         self._profile = profile
+        self._whose = {"tool": call.tool, "principal": call.principal.id}
+        if call.principal.client is not None:
+            self._whose["client"] = call.principal.client
         self._written: list[Record] = []
-        self._held: list[Event] = []
+        self._held: list[Event | Draft] = []
 
     @property
     def head(self) -> Head:
         """The end of the log's chain."""
         return self._issuer.log.head
 
-    async def record(self, event: Event | Draft) -> None:
+    async def record(self, event: CallEvent | Draft) -> None:
         """Write one record; it is on the disk when this returns, but for a decision to allow.
 
         That one shares the disk write of the record after it, which comes before anything else happens where a sandbox
@@ -127,9 +131,9 @@ class CallRecorder:
             AuditUnavailable: the record is not in the log, so what it announces must not happen.
         """
         if isinstance(event, CallDecided) and event.effect == "allow":
-            self._held.append(event)
+            self._held.append(self._named(event))
         else:
-            await self._write([event])
+            await self._write([self._named(event)])
 
     async def flush(self) -> None:
         """Write what has been held back, if anything.
@@ -139,6 +143,12 @@ class CallRecorder:
         """
         if self._held:
             await self._write([])
+
+    def _named(self, event: CallEvent | Draft) -> Event | Draft:
+        """The same event, and whose call it is of: each record says it by itself."""
+        if isinstance(event, Draft):
+            return event.of_call(self._call.id, self._whose)
+        return replace(event, **self._whose)
 
     async def _write(self, events: Sequence[Event | Draft]) -> None:
         # Not kept where this fails: whether they are in the log is not known then, and a decision is there once.
@@ -203,12 +213,14 @@ class CallRecorder:
                 envelope = issuer.signer.sign(_placed(statement, record))
                 # Nothing but ASCII text: this is its canonical JSON.
                 digest = _digest(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
-                return ReceiptSigned(call_id=last.call_id, digest=digest, key=issuer.signer.key_id, envelope=envelope)
+                return ReceiptSigned(
+                    call_id=last.call_id, digest=digest, key=issuer.signer.key_id, envelope=envelope, **self._whose
+                )
 
             # Base64 makes four bytes of three.
             return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
 
-        await issuer.log.append_all([*self._held, last], receipt)
+        await issuer.log.append_all([*self._held, self._named(last)], receipt)
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
 
     def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
