@@ -13,7 +13,7 @@ import mcp_types as types
 from anyio.abc import ObjectReceiveStream
 from mcp.server.connection import allowed_log_levels
 from mcp.server.context import ServerRequestContext
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import EVENTS
@@ -45,6 +45,9 @@ Context = ServerRequestContext[Any, Any]
 
 class AuditParams(types.NotificationParams):
     """One audit record as clients see it, or a notice of records that were not delivered."""
+
+    # Fields of ours are spelled in one way, as in the log and in results; the SDK would write ``callId``.
+    model_config = ConfigDict(alias_generator=None)
 
     seq: int
     """Place in the chain; a hole means that records of others, or lost messages, lie between."""
