@@ -80,6 +80,20 @@ def test_the_nearest_neighbour_is_allowed(case: Case, guarded: dict[str, str], u
     assert guarded[neighbour] == ALLOWED
 
 
+@pytest.mark.parametrize("nice", [5, 19])
+def test_a_server_of_low_priority_has_the_same_neighbours(nice: int) -> None:
+    """Under ``nice`` as without it, since each only lowers; going back to 0 is refused there, which is the control."""
+    lowered = f"import os\nos.nice({nice})\n{program()}"
+    cases = [case for case in CASES if case.rule == "own-niceness"]
+    back = dataclasses.replace(cases[0], neighbour={**cases[0].neighbour, "id": "back", "args": [0, 0, 0]})
+    done = bubblewrap.run(lowered, stdin=payload([*cases, back]), seccomp=bpf(), options=CAPABLE)
+    answers = json.loads(done.stdout)
+    assert answers.pop("back") == "EACCES"
+    assert answers == {
+        name: answer for case in cases for name, answer in ((case.id, "EPERM"), (f"near {case.id}", ALLOWED))
+    }
+
+
 def test_every_refused_call_is_attempted() -> None:
     """I4: no name under 'refuse' is without a case."""
     attempted = {(case.rule, case.call) for case in load_cases("x86_64")}
