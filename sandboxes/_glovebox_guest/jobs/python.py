@@ -77,7 +77,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
     except BaseException as problem:  # noqa: BLE001 - whatever the program raises is its result
         try:
             result["error"] = _tell(problem, code)
-        except MemoryError:
+        except (MemoryError, SystemError):  # CPython 3.13 raises the second where the first is meant
             # What it holds leaves no room to say more than this; it is over, so it holds nothing any longer.
             program.__dict__.clear()
             problem.__traceback__ = None
