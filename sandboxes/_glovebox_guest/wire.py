@@ -16,7 +16,9 @@ Rule 6   A direction ends with END; a stream ends when each of its directions ha
          Frames for a stream that has ended are an error, but for WINDOW and RESET, which may have crossed on the way,
          and for frames that were under way when we sent RESET.
 Rule 7   ACCEPT answers an OPEN: only the side that accepted a duplex stream may send it, and once.
-Rule 8   A frame that breaks a rule is the peer's fault: ``ProtocolError``. A call that breaks a rule is ours:
+Rule 8   All JSON that one side says has at most MAX_SAID_BYTES and MAX_SAID_NODES together, and each payload the bounds
+         of ``jsontext``: both are told from bytes, before anything is made of them.
+Rule 9   A frame that breaks a rule is the peer's fault: ``ProtocolError``. A call that breaks a rule is ours:
          ``ValueError``. After a ProtocolError the connection is of no use any more.
 """
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import struct
 
-from _glovebox_guest.jsontext import dumps, loads
+from _glovebox_guest.jsontext import bound, dumps, loads
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +48,11 @@ MAX_OPEN = 64
 
 MAX_STREAM = 65_535
 """Highest stream id: bounds what is remembered of streams that are over."""
+
+MAX_SAID_BYTES = 16 * 1024 * 1024
+"""Bytes of JSON in all: a proxy's 8,192 streams with 2 KiB of address and headers each."""
+MAX_SAID_NODES = 512 * 1024
+"""Values and keys in all: those streams have 20 each; and credit for the traffic of 64 tunnels."""
 
 _HEADER = struct.Struct("!BII")
 _MESSAGE, _OPEN, _DATA, _ACCEPT, _END, _RESET, _WINDOW = range(1, 8)
@@ -177,6 +184,7 @@ class Wire:
         self._streams: dict[int, _Stream] = {}
         self._last = {"host": 0, "guest": -1}  # last id each side opened: the next ones are 2 and 1
         self._dropped: set[int] = set()  # streams we reset: the peer may not know yet
+        self._bytes_left, self._nodes_left = MAX_SAID_BYTES, MAX_SAID_NODES  # of what the peer may say in JSON
         self._longest = dict.fromkeys(_RECEIVERS, MAX_MESSAGE)
         self._longest |= {_DATA: MAX_DATA, _END: 0}
         if role == "guest":
@@ -272,40 +280,53 @@ class Wire:
     # ---------------------------------------------------------------- receiving
 
     def receive(self, data: bytes) -> list[Event]:
-        """Events in ``data`` and what was buffered before it.
+        """Events in ``data`` and what was buffered before it; raises like ``event``, and those before are lost."""
+        self.feed(data)
+        events = []
+        while (event := self.event()) is not None:
+            events.append(event)
+        return events
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, for ``event``."""
+        self._buffer += data
+
+    def event(self) -> Event | None:
+        """The next event in what was fed, None where there is no whole one: so a peer's many frames have pauses.
 
         Raises:
-            ProtocolError: a rule is broken; events before it in the same bytes are lost with it.
+            ProtocolError: a rule is broken.
         """
         buffer = self._buffer
-        buffer += data
-        events: list[Event] = []
-        at = 0
-        while len(buffer) - at >= _HEADER.size:
-            kind, stream, length = _HEADER.unpack_from(buffer, at)
+        while len(buffer) >= _HEADER.size:
+            kind, stream, length = _HEADER.unpack_from(buffer)
             if kind not in _RECEIVERS:
                 raise ProtocolError(f"unknown frame type {kind}")
             # Checked before the payload has come: a false length must not make us wait for, or hold, 4 GiB.
             if length > self._longest[kind]:
                 raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
-            if self._state == "done" and self._role == "host":
-                raise ProtocolError("a frame after the outcome")
-            start = at + _HEADER.size
-            if len(buffer) < start + length:
+            end = _HEADER.size + length
+            if len(buffer) < end:
                 break
             with memoryview(buffer) as view:
-                payload = bytes(view[start : start + length])
+                payload = bytes(view[_HEADER.size : end])
+            del buffer[:end]  # moves nothing: the array begins later
+            self._end_with_the_outcome()
             event = _RECEIVERS[kind](self, stream, payload)
+            if buffer:
+                self._end_with_the_outcome()
             if event is not None:
-                events.append(event)
-            at = start + length
-        del buffer[:at]
-        return events
+                return event
+        return None
+
+    def _end_with_the_outcome(self) -> None:
+        if self._state == "done" and self._role == "host":
+            raise ProtocolError("a frame after the outcome")
 
     def _on_message(self, stream: int, payload: bytes) -> Event:
         if stream != 0:
             raise ProtocolError("a message belongs to stream 0")
-        fields = _decode(payload, {"kind": str, "body": dict})
+        fields = self._decode(payload, {"kind": str, "body": dict})
         following = _MESSAGES.get((self._state, self._peer, fields["kind"]))
         if following is None:
             raise ProtocolError(f"{self._peer} may not say {fields['kind'][:40]!r} while {self._state}")
@@ -319,7 +340,7 @@ class Wire:
             raise ProtocolError(f"{self._peer} may not open stream {stream}")
         if len(self._streams) >= MAX_OPEN:
             raise ProtocolError(f"{self._peer} opened more than {MAX_OPEN} streams at once")
-        fields = _decode(payload, {"kind": str, "meta": dict, "duplex": bool})
+        fields = self._decode(payload, {"kind": str, "meta": dict, "duplex": bool})
         self._last[self._peer] = stream
         self._streams[stream] = _Stream(we_send=fields["duplex"], they_send=True, ours=False)
         return Open(stream=stream, kind=fields["kind"], meta=fields["meta"], duplex=fields["duplex"])
@@ -347,7 +368,7 @@ class Wire:
         return Data(stream=stream, data=payload)
 
     def _on_accept(self, stream: int, payload: bytes) -> Event | None:
-        body = _decode(payload, {})
+        body = self._decode(payload, {})
         known = self._receiving(stream)
         if known is None:
             return None
@@ -365,14 +386,14 @@ class Wire:
         return End(stream=stream)
 
     def _on_reset(self, stream: int, payload: bytes) -> Event | None:
-        body = _decode(payload, {})
+        body = self._decode(payload, {})
         if self._streams.pop(stream, None) is not None:
             return Reset(stream=stream, body=body)
         self._was_open(stream)
         return None
 
     def _on_window(self, stream: int, payload: bytes) -> Event | None:
-        credit = _decode(payload, {"credit": int})["credit"]
+        credit = self._decode(payload, {"credit": int})["credit"]
         # A peer can only give back what it has taken, so honest credit never exceeds one window.
         if not 0 < credit <= WINDOW:
             raise ProtocolError(f"a credit of {credit} bytes")
@@ -384,6 +405,23 @@ class Wire:
         if known.credit > WINDOW:
             raise ProtocolError(f"more credit on stream {stream} than its window")
         return Window(stream=stream, credit=credit)
+
+    def _decode(self, payload: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
+        """Parse a JSON object whose keys are exactly ``fields`` (any keys when empty), each of exactly that type."""
+        try:
+            self._nodes_left -= bound(payload)
+            self._bytes_left -= len(payload)
+            if self._nodes_left < 0 or self._bytes_left < 0:
+                raise ProtocolError(f"{self._peer} says more than {MAX_SAID_BYTES} bytes or {MAX_SAID_NODES} values")
+            body = loads(payload.decode())
+        # An array without its end is a RecursionError; over-long integers and bad UTF-8 are ValueErrors.
+        except (ValueError, RecursionError) as problem:
+            raise ProtocolError(f"a payload is not JSON: {problem}") from None
+        if type(body) is not dict:
+            raise ProtocolError("a payload is not a JSON object")
+        if fields and (body.keys() != fields.keys() or any(type(body[key]) is not fields[key] for key in fields)):
+            raise ProtocolError(f"a payload's fields are not {sorted(fields)}")
+        return body
 
     def _was_open(self, stream: int) -> None:
         opener: Role = "host" if stream % 2 == 0 else "guest"
@@ -415,17 +453,3 @@ def _encode(body: Mapping[str, Any], longest: int = MAX_MESSAGE) -> bytes:
     if len(payload) > longest:
         raise ValueError(f"a payload of {len(payload)} bytes exceeds {longest}")
     return payload
-
-
-def _decode(payload: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
-    """Parse a JSON object whose keys are exactly ``fields`` (any keys when empty), each of exactly that type."""
-    try:
-        body = loads(payload.decode())
-    # Deep nesting ends in RecursionError; over-long integers and bad UTF-8 are ValueErrors.
-    except (ValueError, RecursionError) as problem:
-        raise ProtocolError(f"a payload is not JSON: {problem}") from None
-    if type(body) is not dict:
-        raise ProtocolError("a payload is not a JSON object")
-    if fields and (body.keys() != fields.keys() or any(type(body[key]) is not fields[key] for key in fields)):
-        raise ProtocolError(f"a payload's fields are not {sorted(fields)}")
-    return body

@@ -17,6 +17,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.provider import SandboxProvider
+from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_server.audit.log import AuditLog
@@ -175,7 +176,10 @@ async def opened(
         finally:
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await audit.append(ServerStopped(reason=ended[0] if ended else "done"))
+                stopped = ServerStopped(
+                    reason=ended[0] if ended else "done", longest_stall_ms=event_loop.longest_stall_ms()
+                )
+                await audit.append(stopped)
 
 
 async def _sweep(store: ArtifactStore) -> None:

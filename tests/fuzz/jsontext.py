@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from _glovebox_guest.jsontext import dumps, loads
+from _glovebox_guest.jsontext import MAX_NODES, bound, dumps, loads
 
 
 def _refuse(name: str) -> NoReturn:
@@ -24,8 +24,26 @@ def _read(reader: Any, source: str, **options: Any) -> tuple[bool, Any]:
         return False, None
 
 
+def _nodes(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(_nodes, value.values()))
+    return 1 + (sum(map(_nodes, value)) if isinstance(value, list) else 0)
+
+
+def _bounded(data: bytes) -> int | None:
+    try:
+        return bound(data)
+    except ValueError:
+        return None
+
+
 def check(data: bytes) -> None:
     """The whole input is the text."""
+    counted = _bounded(data)
+    if counted is not None:
+        read, value = _read(json.loads, data.decode("utf-8", "replace"))
+        assert counted <= MAX_NODES
+        assert not read or _nodes(value) <= counted, "more was made than was counted"
     source = data.decode("utf-8", "replace")  # both ends of the wire decode strictly
     ours, value = _read(loads, source)
     theirs, expected = _read(json.loads, source, parse_constant=_refuse, parse_float=_finite)

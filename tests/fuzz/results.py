@@ -4,7 +4,7 @@ import json
 
 from tests.fuzz.harness import pieces
 
-from glovebox_sandboxes.session.result import MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, MAX_VALUE, ResultReader
+from glovebox_sandboxes.session.result import MAX_BLOB_BYTES, MAX_BLOBS, MAX_VALUE, ResultReader
 
 
 def _read(data: bytes, size: int) -> ResultReader:
@@ -23,4 +23,4 @@ def check(data: bytes) -> None:
     assert len(json.dumps(whole.value, ensure_ascii=False, allow_nan=False).encode()) <= 8 * MAX_VALUE
     assert len(whole.blobs) <= MAX_BLOBS
     assert sum(len(blob.data) for blob in whole.blobs) <= MAX_BLOB_BYTES
-    assert len(whole.problems) <= MAX_FRAMES + 1
+    assert len(whole.problems) <= MAX_BLOBS + 2

@@ -6,8 +6,9 @@ from typing import Any
 
 from tests.fuzz.harness import bounded
 
-from glovebox_server.strict_json import MAX_DEPTH, check_shape
-from glovebox_server.strict_json import check as strict
+from _glovebox_guest.jsontext import MAX_DEPTH
+from glovebox_sandboxes.strict_json import check as strict
+from glovebox_sandboxes.strict_json import check_shape
 
 
 def _depth(value: Any) -> int:

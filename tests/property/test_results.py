@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from _glovebox_guest.program.emit import BLOB, HEADER, VALUE
 from glovebox_sandboxes.session.capture import HeadAndTail
-from glovebox_sandboxes.session.result import MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, MAX_FRAMES, ResultReader
+from glovebox_sandboxes.session.result import MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, ResultReader
 
 
 @st.composite
@@ -44,7 +44,7 @@ def test_any_bytes_are_read_within_bounds_however_they_are_cut(data: bytes, cuts
         parts.feed(piece)
         assert len(parts._buffer) <= MAX_BLOB + HEADER.size
     assert (whole.value, whole.blobs, whole.problems) == (parts.value, parts.blobs, parts.problems)
-    assert len(whole.problems) <= MAX_FRAMES + 1
+    assert len(whole.problems) <= MAX_BLOBS + 2
     assert len(whole.blobs) <= MAX_BLOBS
     assert sum(len(blob.data) for blob in whole.blobs) <= MAX_BLOB_BYTES
     json.dumps(whole.value, ensure_ascii=False, allow_nan=False).encode()

@@ -1,6 +1,7 @@
 """What a job hands back, when the process that writes it is hostile."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from glovebox_sandboxes.session.result import (
     MAX_BLOB,
     MAX_BLOB_BYTES,
     MAX_BLOBS,
-    MAX_FRAMES,
     MAX_VALUE,
     ResultReader,
 )
@@ -39,11 +39,41 @@ def read(*data: bytes) -> ResultReader:
 
 
 def test_values_and_pictures_are_read() -> None:
-    """The control: the last value counts, pictures come in their order."""
-    reader = read(value({"a": 1}), frame(BLOB, b"image/png\0" + PNG), value({"a": 2}))
-    assert reader.value == {"a": 2}
-    assert reader.blobs == [Blob(media_type="image/png", data=PNG)]
+    """The control: one value, and pictures before and after it."""
+    picture = frame(BLOB, b"image/png\0" + PNG)
+    reader = read(picture, value({"a": 1}), picture)
+    assert reader.value == {"a": 1}
+    assert reader.blobs == [Blob(media_type="image/png", data=PNG)] * 2
     assert reader.problems == []
+
+
+def test_a_second_value_is_never_read() -> None:
+    """The shipped attack: 60 forged values of 1 MiB of arrays took 12 seconds to read. Now none of them is read.
+
+    The first is refused by its bytes, and the second ends the reading; a value of ordinary size is the control.
+    """
+    forged = frame(VALUE, b"[" + b"[]," * ((MAX_VALUE - 8) // 3) + b"0]")
+    reader = ResultReader()
+    began = time.process_time()
+    for _ in range(60):
+        reader.feed(forged)
+    spent = time.process_time() - began
+    assert spent < 0.1
+    assert reader.value is None
+    assert not reader._buffer
+    assert [problem.split(";")[0] for problem in reader.problems] == [
+        "the value is not JSON of ordinary size",
+        "the program wrote to the descriptor its results go through",
+    ]
+    assert read(value([[]] * 10_000), value(2)).value == [[]] * 10_000
+
+
+def test_the_longest_answers_of_jobs_pass() -> None:
+    """A table of 10,000 rows in a text, and a search's 1,000 matches with five lines before and after each."""
+    table = {"value": "\n".join(f"{n}, {n * n}, [{n}]" for n in range(10_000))}
+    assert read(value(table)).value == table
+    match = {"path": "a", "line": 1, "text": "x", "before": ["x"] * 5, "after": ["x"] * 5}
+    assert read(value({"matches": [match] * 1000})).value == {"matches": [match] * 1000}
 
 
 @pytest.mark.parametrize("kind", [0, 1, ord("X"), 255])
@@ -69,9 +99,9 @@ def test_a_false_length_is_not_waited_for(kind: int, most: int) -> None:
 )  # fmt: skip
 def test_what_is_no_json_is_no_value(payload: bytes) -> None:
     """Also what Python's reader would take, and what would be infinite when it is written again."""
-    reader = read(value("before"), frame(VALUE, payload))
-    assert reader.value == "before"
-    assert reader.problems == ["the value is not JSON"]
+    reader = read(frame(VALUE, payload))
+    assert reader.value is None
+    assert reader.problems == ["the value is not JSON of ordinary size"]
 
 
 @pytest.mark.parametrize("body", ["\ud800", {"\udfff": ["a\udc00b"]}, [["\ud83d"]]])
@@ -101,7 +131,7 @@ def test_pictures_are_bounded_in_number() -> None:
     """MAX_BLOBS, the first ones."""
     reader = read(*(frame(BLOB, b"image/png\0" + PNG + bytes([n])) for n in range(MAX_BLOBS + 3)))
     assert [blob.data[-1] for blob in reader.blobs] == list(range(MAX_BLOBS))
-    assert len(reader.problems) == 3
+    assert len(reader.problems) == 1
 
 
 def test_pictures_are_bounded_together() -> None:
@@ -113,11 +143,25 @@ def test_pictures_are_bounded_together() -> None:
     assert [len(blob.data) > 100 for blob in reader.blobs] == [True, True, False]
 
 
-def test_a_flood_of_tiny_frames_is_not_read() -> None:
-    """Five bytes each for the program, a parse and a complaint each for us: MAX_FRAMES and no more."""
-    reader = read(frame(VALUE, b"") * 100_000)
-    assert len(reader.problems) == MAX_FRAMES + 1
+@pytest.mark.parametrize("kind", [VALUE, BLOB])
+def test_a_flood_of_tiny_frames_is_not_read(kind: int) -> None:
+    """Five bytes each for the program, a parse and a complaint each for us: a few, and no more."""
+    reader = read(frame(kind, b"") * 100_000)
+    assert len(reader.problems) <= MAX_BLOBS + 1
     assert not reader._buffer
-    reader.feed(frame(VALUE, b"1") * 100_000)
-    assert len(reader.problems) == MAX_FRAMES + 1
+    before = list(reader.problems)
+    reader.feed(frame(kind, b"1") * 100_000)
+    assert reader.problems == before
     assert reader.value is None
+
+
+def test_a_picture_that_is_left_out_is_not_held() -> None:
+    """However its bytes come; what follows it is read."""
+    large = frame(BLOB, b"image/png\0" + PNG + bytes(MAX_BLOB - 100))
+    reader = read(large, large[:-1])
+    reader.feed(large[-1:])
+    for at in range(0, len(large), 100_000):
+        reader.feed(large[at : at + 100_000])
+        assert len(reader._buffer) <= HEADER.size
+    reader.feed(value("after"))
+    assert (reader.value, len(reader.blobs)) == ("after", 2)

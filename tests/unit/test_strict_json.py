@@ -1,10 +1,11 @@
 """JSON from strangers has one meaning or none."""
 
 import json
+import time
 
 import pytest
 
-from glovebox_server import strict_json
+from glovebox_sandboxes import strict_json
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,12 @@ from glovebox_server import strict_json
         ('{"\\udc00":1}', "surrogate"),
         ("[" * 65 + "]" * 65, "deeper than 64"),
         ("[" * 100_000, "deeper than 64"),
-        ('{"a":' * 100_000, "deeper than 64"),
+        ('{"a":' * 65, "deeper than 64"),
+        ('{"a":' * 100_000, "more than 32768 values"),
+        ("[" * 33 + '{"a":' * 32 + "0" + "}" * 32 + "]" * 33, "deeper than 64"),
+        ("[" + "[]," * 32_768 + "0]", "more than 32768 values"),
+        ('{"' + '":0,"'.join(f"{n}" for n in range(20_000)) + '":0}', "more than 32768 values"),
+        ("[" + '"",' * 349_000 + "0]", "more than 32768 values"),
         ("", "not JSON"),
         ("{} x", "not JSON"),
         (b"\xff", "not UTF-8"),
@@ -43,3 +49,33 @@ def test_sound_json_means_what_it_says(text: str) -> None:
     """The control: the nearest sound neighbours are taken as they are."""
     assert strict_json.check(text) == json.loads(text)
     assert strict_json.check(text.encode()) == json.loads(text)
+
+
+PROGRAM = "x = [1, 2, {'a': (3, 4)}]; y = {7: [8, 9]}\n" * 2500
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"code": PROGRAM}, {"code": PROGRAM.replace("'", '"')}, {"code": "\\" * 100_001 + "[," * 20_000},
+     [[]] * 16_000, {f"k{n}": n for n in range(16_000)}],
+    ids=["program", "quotes", "backslashes", "arrays", "keys"],
+)  # fmt: skip
+def test_what_callers_send_is_within_the_bounds(value: object) -> None:
+    """The control: 100 kB of program with thousands of brackets and commas are one value."""
+    assert strict_json.check(json.dumps(value)) == value
+
+
+def test_a_body_of_arrays_costs_next_to_nothing() -> None:
+    """The shipped attack: 1 MiB of nested arrays took 0.6 s to read, and all others waited.
+
+    The control is the standard library, which makes half a million objects of it.
+    """
+    body = b"[" + b"[[[[]]]]," * 116_000 + b"0]"
+    began = time.process_time()
+    with pytest.raises(ValueError, match="more than 32768 values"):
+        strict_json.check(body)
+    refused = time.process_time()
+    assert len(json.loads(body)) == 116_001
+    read = time.process_time()
+    assert refused - began < 0.25 * (read - refused)
+    assert refused - began < 0.05

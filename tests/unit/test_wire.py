@@ -20,7 +20,8 @@ from tests.fixtures.wire_peers import (
 )
 
 from _glovebox_guest import wire
-from _glovebox_guest.wire import MAX_DATA, MAX_JOB, MAX_MESSAGE, ProtocolError, Wire
+from _glovebox_guest.jsontext import MAX_NODES
+from _glovebox_guest.wire import MAX_DATA, MAX_JOB, MAX_MESSAGE, MAX_SAID_BYTES, MAX_SAID_NODES, ProtocolError, Wire
 
 # Rule 1
 
@@ -226,3 +227,44 @@ def test_the_guest_is_silent_after_its_outcome() -> None:
         host.receive(frames + guest.message("outcome", {}))
         with pytest.raises(ProtocolError, match="after the outcome"):
             host.receive(each)
+
+
+# Rule 8
+
+
+def test_what_a_guest_says_in_json_is_bounded_in_all() -> None:
+    """Rule 8: by bytes and by values, over the whole conversation; one payload less than too many is the control."""
+    full = b'{"":"' + b"x" * (MAX_MESSAGE - 7) + b'"}'
+    many = b'{"":[' + b"0," * (MAX_NODES - 5) + b"0]}"
+    for payload, most in ((full, MAX_SAID_BYTES // len(full)), (many, MAX_SAID_NODES // MAX_NODES)):
+        host, guest = running()
+        stream, opened = guest.open("k")
+        host.receive(opened + guest.reset(stream, {}))
+        for _ in range(most - 1):
+            assert host.receive(frame(RESET, stream, payload)) == []
+        with pytest.raises(ProtocolError, match="says more than"):
+            host.receive(frame(RESET, stream, payload) * 2)
+
+
+@ROLES
+def test_a_payload_of_many_values_is_never_read(role: str) -> None:
+    """Rule 8: half a million arrays in 1 MiB are told from its bytes; a text of as many is one value (control)."""
+    end, stream = side(role)
+    end.receive(opening(stream))
+    with pytest.raises(ProtocolError, match="more than 32768 values"):
+        end.receive(frame(RESET, stream, b'{"":[' + b"[]," * 300_000 + b"0]}"))
+    end, stream = side(role)
+    end.receive(opening(stream))
+    assert len(end.receive(frame(RESET, stream, b'{"":"' + b"[]," * 300_000 + b'"}'))) == 1
+
+
+def test_events_come_one_at_a_time() -> None:
+    """So that whoever reads many frames can pause between them."""
+    host, guest = running()
+    stream, opened = guest.open("k")
+    said = opened + guest.data(stream, b"a") + guest.end(stream)
+    host.feed(said[:-1])
+    assert [type(host.event()) for _ in range(3)] == [wire.Open, wire.Data, type(None)]
+    host.feed(said[-1:])
+    assert host.event() == wire.End(stream=stream)
+    assert host.event() is None

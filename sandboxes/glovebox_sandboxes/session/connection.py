@@ -1,6 +1,5 @@
 """The broker's end of the wire: drives the codec over a sandbox's channel. Every byte that comes is hostile."""
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -196,7 +195,6 @@ class GuestConnection:
         self._sinks: dict[int, Sink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
-        self._queue: deque[wire.Event] = deque()
         self._turn = 0.0
 
     def post(self, frames: bytes) -> None:
@@ -285,16 +283,18 @@ class GuestConnection:
             raise _broken(f"its outcome is malformed: {problem.errors()[0]['msg']}") from None
 
     async def _next(self) -> wire.Event:
-        while not self._queue:
-            # A channel may always have bytes at once: a flood must not keep the clock from running.
+        while True:
+            # A channel may always have bytes at once, and those hold many frames: others have their turn all the same.
             if monotonic() >= self._turn:
                 await anyio.lowlevel.checkpoint()
                 self._turn = monotonic() + _TURN_SECONDS
             try:
-                self._queue.extend(self.wire.receive(await self._channel.receive(_READ)))
+                event = self.wire.event()
             except wire.ProtocolError as problem:
                 raise _broken(str(problem)) from None
-        return self._queue.popleft()
+            if event is not None:
+                return event
+            self.wire.feed(await self._channel.receive(_READ))
 
     async def _pump(self, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> Mapping[str, Any]:
         while True:

@@ -1,9 +1,14 @@
-"""Reading what a job handed back: the frames of the guest's ``program.emit``, bounded, every byte hostile. Sans-I/O."""
+"""Reading what a job handed back: the frames of the guest's ``program.emit``, bounded, every byte hostile. Sans-I/O.
+
+A program writes to the same pipe, so nobody can say whose words they are; but it can say little, and once: one value,
+and so many pictures. The first frame beyond that ends the reading.
+"""
 
 import json
 import math
 from typing import Any
 
+from _glovebox_guest.jsontext import bound
 from _glovebox_guest.program.emit import BLOB, HEADER, VALUE
 from glovebox_sandboxes.contract.outcome import Blob
 
@@ -15,8 +20,6 @@ MAX_BLOBS = 16
 """Pictures of one job."""
 MAX_BLOB_BYTES = 16 * 1024 * 1024
 """All pictures of one job together: they are held in memory until the call has its answer."""
-MAX_FRAMES = 64
-"""Frames of one job. Ours send one value and a few pictures; a frame costs five bytes to write and far more to read."""
 IMAGE_TYPES = {
     "image/png": b"\x89PNG\r\n\x1a\n",
     "image/jpeg": b"\xff\xd8\xff",
@@ -34,8 +37,10 @@ class ResultReader:
         self.blobs: list[Blob] = []
         self.problems: list[str] = []
         self._buffer = bytearray()
+        self._passing = 0  # bytes of a picture that is left out, still to come
         self._broken = False
-        self._frames = 0
+        self._valued = False
+        self._pictures = 0
         self._room = MAX_BLOB_BYTES
 
     def feed(self, data: bytes) -> None:
@@ -43,47 +48,64 @@ class ResultReader:
         if self._broken:
             return
         self._buffer += data
-        while len(self._buffer) >= HEADER.size:
+        while True:
+            passed = min(self._passing, len(self._buffer))
+            del self._buffer[:passed]
+            self._passing -= passed
+            if len(self._buffer) < HEADER.size:
+                return
             kind, length = HEADER.unpack_from(self._buffer)
-            believable = kind in (VALUE, BLOB) and length <= (MAX_VALUE if kind == VALUE else MAX_BLOB)
-            if not believable or self._frames == MAX_FRAMES:
+            if not self._expected(kind, length):
                 # Without a believable length there is no next frame to look for.
                 self._broken = True
                 self._buffer.clear()
                 self.problems.append("the program wrote to the descriptor its results go through; the rest is dropped")
                 return
-            if len(self._buffer) < HEADER.size + length:
+            if kind == BLOB and length > self._room:
+                self._pictures += 1
+                self._passing = HEADER.size + length
+                self.problems.append(f"more than {MAX_BLOB_BYTES} bytes of pictures")
+                continue
+            end = HEADER.size + length
+            if len(self._buffer) < end:
                 return
-            self._frames += 1
-            payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
-            del self._buffer[: HEADER.size + length]
+            with memoryview(self._buffer) as view:
+                payload = bytes(view[HEADER.size : end])
+            del self._buffer[:end]
             if kind == VALUE:
                 self._take_value(payload)
             else:
                 self._take_blob(payload)
 
+    def _expected(self, kind: int, length: int) -> bool:
+        """Whether a frame, told from its head alone, may be one of ours."""
+        if kind == VALUE:
+            return length <= MAX_VALUE and not self._valued
+        return kind == BLOB and length <= MAX_BLOB and self._pictures < MAX_BLOBS
+
     def _take_value(self, payload: bytes) -> None:
+        self._valued = True
         try:
+            bound(payload)
             # Decoded here: `json` would take other encodings, and surrogates that are no UTF-8.
             value = json.loads(payload.decode(), parse_constant=_refuse, parse_float=_finite)
             if b"\\u" in payload:
                 # Half a surrogate pair is a str that nothing can encode: it becomes a question mark here, once.
                 value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         except (ValueError, RecursionError):
-            self.problems.append("the value is not JSON")
+            self.problems.append("the value is not JSON of ordinary size")
         else:
             self.value = value
 
     def _take_blob(self, payload: bytes) -> None:
+        self._pictures += 1
         head, _, data = payload.partition(b"\0")
         media_type = head.decode("ascii", "replace")
         magic = IMAGE_TYPES.get(media_type)
         if magic is None or not data.startswith(magic):
             self.problems.append("a picture is not of the type it claims")
-        elif len(self.blobs) == MAX_BLOBS or len(data) > self._room:
-            self.problems.append(f"more than {MAX_BLOBS} pictures or {MAX_BLOB_BYTES} bytes of them")
         else:
-            self._room -= len(data)
+            self._room -= len(payload)
             self.blobs.append(Blob(media_type=media_type, data=data))
 
 

@@ -70,6 +70,8 @@ class ServerStopped(Event):
 
     reason: str
     """Why, in a few words: ``stdin closed``, ``SIGTERM``."""
+    longest_stall_ms: float | None = None
+    """Longest time in which nobody was served, since it began to serve; null where that is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,12 @@ import anyio
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import guest_gc, runtime, trial
 from glovebox_server import app as apps
-from glovebox_server import strict_json
+from glovebox_server import event_loop
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.saving import save
 from glovebox_server.errors import InvalidArguments
@@ -157,7 +158,7 @@ def serve(settings: Settings, *, transport: str, host: str, port: int, allowed_h
                 app.ended.append(await served)
         return OK
 
-    return anyio.run(make)
+    return event_loop.run(make)
 
 
 def client_config(settings: Settings, out: Console, *, transport: str, host: str, port: int) -> int:

@@ -19,11 +19,11 @@ from structlog.testing import capture_logs
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import load
+from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.call import Call, CallCase
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
-from glovebox_server import strict_json
 from glovebox_server.app import App
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.read import records_of

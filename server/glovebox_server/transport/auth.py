@@ -23,7 +23,7 @@ from mcp.server.auth.provider import AccessToken
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glovebox_server import strict_json
+from glovebox_sandboxes import strict_json
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import GONE_SCOPE_KEY
 from glovebox_server.transport import tokens

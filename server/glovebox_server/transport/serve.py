@@ -34,6 +34,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server import event_loop
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import App, McpServer, build, client_of
@@ -89,6 +90,7 @@ async def serve_stdio(app: App, wire: stdio.StdioFds | None = None) -> str:
         return Principal(id=uid, transport="stdio", client=client_of(ctx))
 
     surface = build(app, identify)
+    event_loop.restart()
     with anyio.CancelScope() as scope:
         async with _on_signal(surface, scope.cancel) as names, stdio.streams(wire) as (incoming, outgoing):
             await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
@@ -128,7 +130,12 @@ async def serve_http(
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
         gate = AuthMiddleware(http_application(surface, callers=len(known)), hosts=names, known=known)
-        server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
+
+        def ready() -> None:
+            event_loop.restart()
+            on_ready(f"http://{_bracketed(address)}:{bound}")
+
+        server = _Uvicorn(_configured(gate), ready)
 
         def end() -> None:
             server.should_exit = True
@@ -196,7 +203,7 @@ def http_application(surface: McpServer, *, callers: int) -> ASGIApp:
         return Response()
 
     async def health(_request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "longest_stall_ms": event_loop.longest_stall_ms()})
 
     routes = [
         Route("/mcp", endpoint=StreamableHTTPASGIApp(manager)),

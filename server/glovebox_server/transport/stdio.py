@@ -19,8 +19,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.contract.errors import Diagnosed
-from glovebox_server import strict_json
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
 MAX_LINE_BYTES = 1 << 20
