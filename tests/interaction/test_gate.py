@@ -89,7 +89,9 @@ async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
         assert (await _status(server, _request(server, "GET", "/health", doubled)))[0] == 401
         # The control: the same request with the token.
         status, body = await _status(server, _request(server, "GET", "/health"))
-        assert (status, json.loads(body)) == (200, {"status": "ok"})
+        told = json.loads(body)
+        assert (status, told["status"]) == (200, "ok")
+        assert set(told) == {"status", "longest_stall_ms"}
         assert (await _status(server, _request(server, "GET", "/health", {"Authorization": f"bearer {token}"})))[
             0
         ] == 200
