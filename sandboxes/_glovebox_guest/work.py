@@ -147,7 +147,7 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
 
 def _collected(
     loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Original | None
-) -> tuple[list[dict[str, str]], dict[str, object] | None]:
+) -> tuple[list[dict[str, object]], dict[str, object] | None]:
     """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
     room, files = limits["output_bytes"], limits["output_files"]
     changes = None

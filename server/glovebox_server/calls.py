@@ -82,6 +82,8 @@ class Link:
     media_type: str
     bytes: int
     sha256: str
+    risks: tuple[str, ...] = ()
+    """Why it must not be opened or promoted unseen, one sentence each."""
 
 
 Content = Text | Image | Link

@@ -157,7 +157,10 @@ class WaitingBroker:
             async with collection.receive("plot.txt") as sink:
                 await sink.write(f"made for {call.arguments['tag']}".encode())
             (kept,) = await collection.publish()
-        return Link(uri=kept.uri, name=kept.name, media_type=kept.media_type, bytes=kept.bytes, sha256=kept.sha256)
+        return Link(
+            uri=kept.uri, name=kept.name, media_type=kept.media_type, bytes=kept.bytes, sha256=kept.sha256,
+            risks=kept.risks,
+        )  # fmt: skip
 
     def _result(
         self, call: ToolCall, fields: dict[str, Any], text: str, more: tuple[Content, ...] = (), *, failed: bool

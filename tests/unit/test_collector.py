@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -26,10 +26,15 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.readable: list[str] = []
 
     async def record(self, event: object) -> None:
         """Take one event."""
         self.events.append(event)
+
+    def published(self, uris: Iterable[str]) -> None:
+        """Take what the caller can read."""
+        self.readable = list(uris)
 
     def refused(self) -> list[tuple[str, str]]:
         """Name and reason of every refusal."""
@@ -87,6 +92,7 @@ async def test_a_file_becomes_an_artifact_and_a_record(tmp_path: Path) -> None:
         delivered = await collector.deliver(outcome(), keep_pictures=True)
         (link,) = delivered.artifacts
         assert (link.name, link.bytes) == ("a/b.txt", 11)
+        assert recorder.readable == [link.uri]
         assert await content(store, link.uri, ALICE) == b"hello world"
     assert (recorder.collected(), recorder.refused(), delivered.skipped) == (["a/b.txt"], [], ())
 
@@ -224,6 +230,7 @@ async def test_a_flood_of_refusals_is_counted_not_recorded(tmp_path: Path) -> No
     assert len(delivered.artifacts) == 2
     assert len(recorder.refused()) == MAX_REFUSED + 1
     assert recorder.refused()[-1] == ("…", f"and {998 - MAX_REFUSED} more")
+    assert sum(each.count or 1 for each in recorder.events if isinstance(each, ArtifactRefused)) == 998
     assert len(delivered.skipped) == MAX_REFUSED + 1
 
 
@@ -273,7 +280,7 @@ async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None
         await put(collector, "a.txt", b"x" * 800)
         await put(collector, "b.txt", b"x" * 800 + b"y")
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    assert (delivered.artifacts, delivered.shown) == ((), ())
+    assert (delivered.artifacts, delivered.shown, recorder.readable) == ((), (), [])
     assert [name for name, _ in recorder.refused()] == ["'a.txt'", "'b.txt'"]
 
 

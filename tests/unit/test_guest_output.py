@@ -90,7 +90,7 @@ def collected(
     finally:
         host.close()
     return {name: bytes(content) for name, content in host.files.items()}, {
-        each["name"]: each["reason"] for each in skipped
+        str(each["name"]): str(each["reason"]) for each in skipped
     }
 
 

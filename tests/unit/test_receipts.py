@@ -267,6 +267,7 @@ async def test_a_flood_of_files_still_fits_in_one_record(tmp_path: Path) -> None
         recorder = await harness.recorder(files=0, egress=0)
         name = "é" * 250
         uri, digest = "artifact://" + "1" * 32, "0" * 64
+        recorder.published([uri] * 1024)
         for number in range(1024):
             collected = ArtifactCollected(
                 call_id=CALL_ID, name=f"{name}{number}", uri=uri, sha256=digest, bytes=1, media_type="text/plain"

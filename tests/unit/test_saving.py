@@ -66,7 +66,22 @@ def test_an_artifact_is_saved_whole(uri: str, tmp_path: Path) -> None:
     """Exit 0: the control of the others."""
     done = CliRunner().invoke(main, artifact(tmp_path, uri, "-o", str(tmp_path / "out")))
     assert done.exit_code == OK, done.stderr
+    assert not done.stderr
     assert (tmp_path / "out").read_bytes() == CONTENT
+
+
+def test_the_marks_of_an_artifact_are_told_beside_its_bytes(tmp_path: Path) -> None:
+    """On standard error, so that what is piped on stays exactly the file; a harmless one has none (control: above)."""
+
+    async def make() -> str:
+        async with a_store(tmp_path / "state" / "artifacts", Clock(datetime.now(UTC))) as store:
+            me = Principal(id=f"local:{os.getuid()}", transport="cli")
+            return (await keep(store, "claude.md", CONTENT, principal=me)).uri
+
+    (tmp_path / "state").mkdir(mode=0o700)
+    done = CliRunner().invoke(main, artifact(tmp_path, anyio.run(make)))
+    assert done.stdout_bytes == CONTENT
+    assert "'claude.md': agents read it as instructions" in done.stderr
 
 
 def test_a_file_that_exists_is_kept(uri: str, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Comparison:
         self._rest = bytearray()
         self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
         self.counts = dict.fromkeys(self.names, 0)
-        self.skipped: list[dict[str, str]] = []
+        self.skipped: list[dict[str, object]] = []
         self.uncounted = 0
 
     @property
@@ -201,7 +201,8 @@ def compare(
     found = Comparison(original, source, target, max_files=max_files, room=room)
     found.run()
     if found.uncounted:
-        found.skipped.append({"name": "…", "reason": f"and {found.uncounted} more changes that are not in the patch"})
+        rest = f"and {found.uncounted} more changes that are not in the patch"
+        found.skipped.append({"name": "…", "reason": rest, "count": found.uncounted})
     return {**found.names, "counts": found.counts, "skipped": found.skipped}, found.patch
 
 

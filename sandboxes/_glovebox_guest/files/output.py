@@ -59,9 +59,9 @@ def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
         os.close(descriptor)
 
 
-def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[dict[str, str]]:
+def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[dict[str, object]]:
     """Send the regular files below ``root``, in the order of their names; returns what was skipped and why."""
-    skipped: list[dict[str, str]] = []
+    skipped: list[dict[str, object]] = []
     uncounted = 0
     files = total = 0
     for name, unfit in _walk(root):
@@ -77,7 +77,7 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[di
         elif reason:
             uncounted += 1
     if uncounted:
-        skipped.append({"name": "…", "reason": f"and {uncounted} more"})
+        skipped.append({"name": "…", "reason": f"and {uncounted} more", "count": uncounted})
     return skipped
 
 

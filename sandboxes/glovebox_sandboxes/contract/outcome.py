@@ -49,6 +49,8 @@ class SkippedFile:
 
     name: str
     reason: str
+    count: int | None = None
+    """How many files, where this stands for those beyond the ones that are named."""
 
 
 PATCH = "changes.patch"

@@ -39,6 +39,7 @@ class GuestSkipped(BaseModel):
 
     name: str = Field(max_length=1024)
     reason: str = Field(max_length=200)
+    count: int | None = Field(default=None, ge=1, le=2**31)
 
 
 class GuestChanges(BaseModel):

@@ -159,9 +159,12 @@ def _too_large(reason: str) -> UnsupportedSpec:
 def _skipped(reported: GuestOutcome | None) -> tuple[SkippedFile, ...]:
     if reported is None:
         return ()
-    found = [SkippedFile(name=each.name, reason=each.reason) for each in reported.skipped]
+    found = [SkippedFile(name=each.name, reason=each.reason, count=each.count) for each in reported.skipped]
     if reported.changes is not None:
-        found += [SkippedFile(name=f"{WORKSPACE}/{each.name}", reason=each.reason) for each in reported.changes.skipped]
+        found += [
+            SkippedFile(name=f"{WORKSPACE}/{each.name}", reason=each.reason, count=each.count)
+            for each in reported.changes.skipped
+        ]
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks
+from glovebox_server.artifacts.patches import ENDINGS, PatchPaths
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, new_id, uri_of
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import Refused
@@ -53,6 +54,7 @@ class Sink:
         "_collection",
         "_descriptor",
         "_digest",
+        "_paths",
         "_size",
         "_sniffer",
         "artifact",
@@ -67,6 +69,7 @@ class Sink:
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
         self._sniffer = Sniffer()
+        self._paths = PatchPaths() if name.casefold().endswith(ENDINGS) else None
         self._size = 0
         self.name = name
         self.uri = uri
@@ -102,6 +105,8 @@ class Sink:
         self._buffer.clear()
         self._digest.update(data)
         self._sniffer.feed(data)
+        if self._paths is not None:
+            self._paths.feed(data)
         view = memoryview(data)
         while view:
             view = view[os.write(self._descriptor, view) :]
@@ -121,7 +126,7 @@ class Sink:
             media_type=content.media_type,
             created=created,
             expires=expires,
-            risks=name_risks(self.name) + content.risks,
+            risks=name_risks(self.name) + content.risks + (self._paths.risks() if self._paths else ()),
         )
 
 

@@ -146,7 +146,10 @@ class Disk:
                     done.append(artifact.id)
                 _sync(self._items)
             except OSError:
-                self._remove(done)
+                # Back the way they came: that needs no room, which there may be none of.
+                for identifier in done:
+                    with suppress(OSError):
+                        (self._items / identifier).rename(self._mine / identifier)
                 raise
 
     def load(self, identifier: str) -> Artifact | None:

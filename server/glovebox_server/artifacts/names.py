@@ -44,38 +44,75 @@ def _who(reason: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, reason)
 
 
+CODE: Final = "it is code that a program may import or run"
+"""Said of every source file: of a file that came alone, and not of one among those that a patch changes."""
+_AGENTS: Final = "agents start servers or take orders from it"
+_INSTRUCTIONS: Final = "agents read it as instructions"
+_BUILD: Final = "build tools run or obey it"
+_CI: Final = "continuous integration runs it"
+_CONTAINER: Final = "container tools run or obey it"
+_HOOK: Final = "git runs it as a hook"
+_INSTALLS: Final = "it installs or runs code"
+_WINDOWS: Final = "Windows runs it on a double click"
+_DESKTOP: Final = "the desktop starts programs from it"
+_PICKLE: Final = "loading it runs code (pickle)"
+_HIDDEN: Final = "it is hidden, and programs load hidden files without being asked"
+_INSTRUCTION: Final = "it begins with {}, which command lines read as an instruction"
+_SHORT: Final = "it may be the short name of another file on Windows"
+
 # Whole segments, case-folded. Who loads it is the reason: a reviewer can check it.
 _LOADED_BY_NAME: Final = {
     **_who("git runs or obeys what lies there", ".git", ".gitattributes", ".gitmodules", ".gitconfig", ".husky"),
+    **_who("git runs or obeys what lies there", ".githooks", ".lfsconfig"),
+    **_who("git may take its folder for a repository, and run what its config names", "head", "commondir"),
+    **_who(_HOOK, "applypatch-msg", "pre-applypatch", "post-applypatch", "pre-commit", "prepare-commit-msg"),
+    **_who(_HOOK, "commit-msg", "post-commit", "pre-merge-commit", "pre-rebase", "post-rewrite", "post-checkout"),
+    **_who(_HOOK, "post-merge", "pre-push", "pre-receive", "post-receive", "post-update", "push-to-checkout"),
+    **_who(_HOOK, "pre-auto-gc", "reference-transaction", "fsmonitor-watchman", "sendemail-validate"),
+    **_who(_HOOK, ".pre-commit-config.yaml", ".pre-commit-hooks.yaml", "lefthook.yml", "lefthook.yaml"),
+    **_who("version control runs or obeys what lies there", ".hg", ".hgrc", ".jj", ".sl", ".svn", ".bzr"),
     **_who("editors run tasks and settings from it", ".vscode", ".idea", ".devcontainer", ".editorconfig", ".vim"),
-    **_who("agents start servers or take orders from it", ".mcp.json", "mcp.json", ".claude", ".cursor", ".codex"),
-    **_who("agents start servers or take orders from it", ".gemini", ".windsurf", ".cursorrules", "skill.md"),
-    **_who("agents read it as instructions", "claude.md", "claude.local.md", "agents.md", "gemini.md"),
-    **_who("agents read it as instructions", "copilot-instructions.md", "claude_desktop_config.json"),
-    **_who("the shell runs it on entering", ".envrc", ".env", ".bashrc", ".profile", ".zshrc", ".bash_profile"),
+    **_who("editors run tasks and settings from it", ".zed", ".fleet", ".dir-locals.el", ".exrc", ".nvim.lua"),
+    **_who(_AGENTS, ".mcp.json", "mcp.json", ".claude", ".cursor", ".codex", ".gemini", ".windsurf", ".cursorrules"),
+    **_who(_AGENTS, "skill.md", ".clinerules", ".roo", ".roorules", ".continue", ".windsurfrules", ".kiro", ".junie"),
+    **_who(_AGENTS, ".agents", ".aider.conf.yml", ".goosehints", ".opencode", "opencode.json", "crush.json"),
+    **_who(_INSTRUCTIONS, "claude.md", "claude.local.md", "agents.md", "agents.override.md", "gemini.md", "qwen.md"),
+    **_who(_INSTRUCTIONS, "copilot-instructions.md", "claude_desktop_config.json", "warp.md", "conventions.md"),
+    **_who("the shell runs it on entering", ".envrc", ".bashrc", ".profile", ".zshrc", ".bash_profile", ".zshenv"),
+    **_who("programs take their environment from it", ".env"),
     **_who("Python runs it at start", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "python311._pth"),
     **_who("test and task runners import it", "conftest.py", "noxfile.py", "fabfile.py", "dodo.py", "tasks.py"),
-    **_who("build tools run or obey it", "makefile", "gnumakefile", "justfile", "taskfile.yml", "taskfile.yaml"),
-    **_who("build tools run or obey it", "setup.py", "setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini"),
-    **_who("build tools run or obey it", "cmakelists.txt", "meson.build", "configure", "sconstruct", "build.rs"),
-    **_who("build tools run or obey it", "cargo.toml", "package.json", "gruntfile.js", "gulpfile.js", "rakefile"),
-    **_who("build tools run or obey it", "gemfile", "build.gradle", "build.gradle.kts", "pom.xml", "jenkinsfile"),
-    **_who("container tools run or obey it", "dockerfile", "containerfile", "vagrantfile", "docker-compose.yml"),
-    **_who("container tools run or obey it", "docker-compose.yaml", "compose.yml", "compose.yaml", "procfile"),
+    **_who(_BUILD, "makefile", "gnumakefile", "justfile", "taskfile.yml", "taskfile.yaml", "setup.py", "setup.cfg"),
+    **_who(_BUILD, "pyproject.toml", "tox.ini", "pytest.ini", "cmakelists.txt", "meson.build", "configure"),
+    **_who(_BUILD, "sconstruct", "build.rs", "cargo.toml", ".cargo", "package.json", "gruntfile.js", "gulpfile.js"),
+    **_who(_BUILD, "rakefile", "gemfile", "build.gradle", "build.gradle.kts", "settings.gradle", "gradlew", "mvnw"),
+    **_who(_BUILD, "settings.gradle.kts", "pom.xml", "build.sbt", "mix.exs", "composer.json", "binding.gyp"),
+    **_who(_BUILD, "deno.json", "bunfig.toml", ".npmrc", ".yarnrc.yml", ".pnpmfile.cjs", "pip.conf", "flake.nix"),
+    **_who(_BUILD, "default.nix", "shell.nix", "build.bazel", "module.bazel", "workspace.bazel", "wscript"),
+    **_who(_BUILD, "snakefile", "earthfile", "tiltfile", "brewfile"),
+    **_who(_CI, ".github", ".gitlab-ci.yml", ".gitlab", ".circleci", ".travis.yml", "jenkinsfile", ".drone.yml"),
+    **_who(_CI, "azure-pipelines.yml", "azure-pipelines.yaml", "bitbucket-pipelines.yml", ".buildkite", ".gitea"),
+    **_who(_CI, ".woodpecker", ".woodpecker.yml", ".forgejo", "appveyor.yml", ".appveyor.yml", "cloudbuild.yaml"),
+    **_who(_CI, "buildspec.yml", ".cirrus.yml", "netlify.toml", "vercel.json"),
+    **_who(_CONTAINER, "dockerfile", "containerfile", "vagrantfile", "docker-compose.yml", "docker-compose.yaml"),
+    **_who(_CONTAINER, "compose.yml", "compose.yaml", "procfile"),
+    **_who("it lets others in, or runs at set times", "authorized_keys", "crontab"),
     **_who("the desktop acts on it when a folder is opened", "autorun.inf", "desktop.ini"),
 }
 # Endings, case-folded, of names that some program runs, imports or installs.
 _RUN_BY_ENDING: Final = {
     **_who("Python runs lines of it at start", ".pth", "._pth"),
-    **_who("it is code that a program may import or run", ".py", ".pyc", ".pyo", ".pyw", ".pyd", ".so", ".dylib"),
-    **_who("it is code that a program may import or run", ".js", ".cjs", ".mjs", ".ts", ".rb", ".pl", ".php", ".lua"),
-    **_who("it is code that a program may import or run", ".sh", ".bash", ".zsh", ".fish", ".r", ".rprofile", ".mk"),
-    **_who("Windows runs it on a double click", ".exe", ".dll", ".com", ".scr", ".bat", ".cmd", ".ps1", ".vbs", ".hta"),
-    **_who("Windows runs it on a double click", ".msi", ".reg", ".lnk", ".url", ".wsf", ".jse", ".cpl", ".chm"),
-    **_who("the desktop starts programs from it", ".desktop", ".service", ".appimage", ".command", ".app", ".webloc"),
-    **_who("it installs or runs code", ".whl", ".egg", ".jar", ".war", ".deb", ".rpm", ".apk", ".dmg", ".pkg", ".vsix"),
-    **_who("loading it runs code (pickle)", ".pkl", ".pickle", ".joblib", ".pt", ".ckpt", ".dill", ".rds", ".rdata"),
-    **_who("it can hold macros", ".xlsm", ".xlsb", ".xltm", ".docm", ".dotm", ".pptm", ".xla", ".xlam", ".odb"),
+    **_who(CODE, ".py", ".pyc", ".pyo", ".pyw", ".pyd", ".so", ".dylib", ".js", ".cjs", ".mjs", ".ts", ".rb", ".pl"),
+    **_who(CODE, ".php", ".lua", ".sh", ".bash", ".zsh", ".fish", ".r", ".rprofile", ".mk"),
+    **_who(_WINDOWS, ".exe", ".dll", ".com", ".scr", ".bat", ".cmd", ".ps1", ".psm1", ".vbs", ".vbe", ".hta"),
+    **_who(_WINDOWS, ".msi", ".msp", ".msix", ".appx", ".application", ".reg", ".lnk", ".url", ".scf", ".wsf"),
+    **_who(_WINDOWS, ".jse", ".cpl", ".chm", ".inf", ".iso", ".vhd", ".vhdx", ".library-ms"),
+    **_who(_DESKTOP, ".desktop", ".service", ".appimage", ".command", ".app", ".webloc", ".jnlp", ".scpt"),
+    **_who(_DESKTOP, ".workflow", ".terminal", ".mobileconfig"),
+    **_who(_INSTALLS, ".whl", ".egg", ".jar", ".war", ".deb", ".rpm", ".apk", ".dmg", ".pkg", ".vsix", ".run", ".gem"),
+    **_who(_INSTALLS, ".nupkg", ".snap", ".flatpakref", ".crx", ".xpi"),
+    **_who(_PICKLE, ".pkl", ".pickle", ".joblib", ".pt", ".ckpt", ".dill", ".rds", ".rdata"),
+    **_who("it can hold macros", ".xlsm", ".xlsb", ".xltm", ".docm", ".dotm", ".pptm", ".xla", ".xlam", ".xll", ".odb"),
     **_who("it holds code and active output", ".ipynb"),
     **_who("a browser runs scripts in it", ".html", ".htm", ".xhtml", ".shtml", ".mht", ".mhtml", ".svg", ".svgz"),
 }
@@ -147,26 +184,36 @@ def name_risks(name: str) -> tuple[str, ...]:
     Args:
         name: A name that ``check_name`` accepted.
     """
+    return tuple(f"{quoted(segment)}: {reason}" for reason, segment in reasons(name).items())
+
+
+def reasons(name: str) -> dict[str, str]:
+    """Every reason not to put a file of this name into a real folder unseen, and the first part that gives it.
+
+    Args:
+        name: Any relative path.
+    """
     # File systems that ignore case may treat compatibility forms alike too: look at what they would make of it.
     segments = _folded(name).split("/")
-    risks: list[str] = []
+    found: dict[str, str] = {}
     for segment in segments:
         if reason := _LOADED_BY_NAME.get(segment):
-            risks.append(f"{quoted(segment)}: {reason}")
+            found.setdefault(reason, segment)
         elif segment.startswith("."):
-            risks.append(f"{quoted(segment)} is hidden, and programs load hidden files without being asked")
+            found.setdefault(_HIDDEN, segment)
         if segment.startswith(("-", "~")):
-            risks.append(f"{quoted(segment)} begins with {segment[0]}, which command lines read as an instruction")
+            found.setdefault(_INSTRUCTION.format(segment[0]), segment)
         if _SHORT_NAME.fullmatch(segment):
-            risks.append(f"{quoted(segment)} may be the short name of another file on Windows")
-    ending = "." + segments[-1].rsplit(".", 1)[-1] if "." in segments[-1] else ""
+            found.setdefault(_SHORT, segment)
+    last = segments[-1]
+    ending = "." + last.rsplit(".", 1)[-1] if "." in last else ""
     if reason := _RUN_BY_ENDING.get(ending):
-        risks.append(f"{quoted(ending)}: {reason}")
-    if _CONFIG_SCRIPT.fullmatch(segments[-1]):
-        risks.append("JavaScript tools run *.config.js files")
+        found.setdefault(reason, ending)
+    if _CONFIG_SCRIPT.fullmatch(last):
+        found.setdefault("JavaScript tools run *.config.js files", last)
     if any(character in _SHELL_CHARACTERS for character in name):
-        risks.append("its name contains characters that a shell interprets")
-    return tuple(risks)
+        found.setdefault("its name contains characters that a shell interprets", last)
+    return found
 
 
 def _folded(name: str) -> str:

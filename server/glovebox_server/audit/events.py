@@ -226,7 +226,7 @@ class EgressDecided(CallEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactCollected(CallEvent):
-    """An output file passed its checks and lies in quarantine."""
+    """An output file passed its checks and lies in quarantine. The call's last record says which became readable."""
 
     kind: ClassVar[str] = "artifact.collected"
 
@@ -240,6 +240,8 @@ class ArtifactCollected(CallEvent):
     """Size in bytes."""
     media_type: str
     """Media type as found by content and name."""
+    risks: tuple[str, ...] | None = None
+    """Why it must not be opened or promoted unseen, one sentence each; absent where nothing was noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +254,8 @@ class ArtifactRefused(CallEvent):
     """File name inside ``/output``; bytes that are no UTF-8 appear as backslash escapes."""
     reason: str
     """Which check, in one sentence."""
+    count: int | None = None
+    """How many files, where this stands for those beyond the ones that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +290,8 @@ class CallFinished(CallEvent):
     """``name``, ``digest`` and ``bytes`` of each output."""
     kept: Mapping[str, str] | None = None
     """Outputs by name, only where the profile keeps them; up to 128 Ki characters of each."""
+    published: tuple[str, ...] | None = None
+    """Addresses of the files that the caller can read from now on; absent where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +305,8 @@ class CallCancelled(CallEvent):
     """Who: ``client``, ``stream closed``, ``server stopping``."""
     elapsed_ms: float
     """Milliseconds from receiving the call to the sandbox's end."""
+    published: tuple[str, ...] | None = None
+    """Addresses of the files that the caller can read from now on; absent where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +322,8 @@ class CallFailed(CallEvent):
     """What was attempted and why it failed, without host paths."""
     elapsed_ms: float
     """Milliseconds from receiving the call to the failure."""
+    published: tuple[str, ...] | None = None
+    """Addresses of the files that the caller can read from now on; absent where there are none."""
 
 
 LossCause = Literal["log", "server"]

@@ -7,7 +7,7 @@ from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.audit.chain import Head
 from glovebox_server.broker.collector import Delivered
-from glovebox_server.calls import CallResult, Content, Decision, Text, ToolCall
+from glovebox_server.calls import CallResult, Content, Decision, Link, Text, ToolCall
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Isolation, Tool
 
@@ -54,6 +54,7 @@ def answered(
         notes = [f"{each.name}: not collected, {each.reason}" for each in delivered.skipped]
         structured["notes"] = [*structured.get("notes", ()), *notes]
         content += [Text(text=f"[{note}]") for note in notes]
+        content += _marks((*delivered.figures, *delivered.artifacts))
     content += [*delivered.shown, *delivered.figures, *delivered.artifacts]
     return CallResult(
         structured=structured,
@@ -61,6 +62,12 @@ def answered(
         failed=answer.failed,
         meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
     )
+
+
+def _marks(links: tuple[Link, ...]) -> list[Text]:
+    """One block for all files that a host might run or obey: clients show a model text, and not a link's metadata."""
+    marked = [f"{link.name}: {'; '.join(link.risks)}" for link in links if link.risks]
+    return [Text(text="\n".join(["[look before you open, run, copy or apply these]", *marked]))] if marked else []
 
 
 def _changes(changes: Changes | None, delivered: Delivered) -> dict[str, Any] | None:

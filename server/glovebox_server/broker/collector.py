@@ -76,9 +76,9 @@ class Collector:
             return
         await self._refused(quoted(name), refusal.reason)
 
-    async def _refused(self, name: str, reason: str) -> None:
-        self._skipped.append(SkippedFile(name=name, reason=reason))
-        await self._record(name, reason)
+    async def _refused(self, name: str, reason: str, count: int | None = None) -> None:
+        self._skipped.append(SkippedFile(name=name, reason=reason, count=count))
+        await self._record(name, reason, count)
 
     def saw(self, uri: str, content: bytes) -> None:
         """Keep a small picture, to be shown."""
@@ -100,35 +100,35 @@ class Collector:
             await receiving.drop(_INCOMPLETE)
             await self.refuse(receiving.name, _INCOMPLETE)
         for skipped in outcome.skipped:
-            await self._record(quoted(skipped.name), skipped.reason)
-        figures = await self._keep(outcome.blobs) if keep_pictures else ()
-        links = {artifact.name: _link(artifact) for artifact in await self._publish()}
+            await self._record(quoted(skipped.name), skipped.reason, skipped.count)
+        figures = await self._keep(outcome.blobs) if keep_pictures else set()
+        links = [_link(artifact) for artifact in await self._publish()]
         if self._uncounted:
-            await self._refused("…", f"and {self._uncounted} more")
+            await self._refused("…", f"and {self._uncounted} more", self._uncounted)
         shown = [Image(data=blob.data, media_type=blob.media_type) for blob in outcome.blobs]
         shown += [
             Image(data=self._images[link.uri], media_type=link.media_type)
-            for link in links.values()
+            for link in links
             if link.uri in self._images and link.media_type in IMAGE_TYPES
         ]
         return Delivered(
-            artifacts=tuple(link for name, link in links.items() if name not in figures),
-            figures=tuple(links[name] for name in figures if name in links),
+            artifacts=tuple(link for link in links if link.uri not in figures),
+            figures=tuple(link for link in links if link.uri in figures),
             shown=tuple(shown),
             skipped=tuple(self._skipped),
         )
 
-    async def _keep(self, blobs: tuple[Blob, ...]) -> tuple[str, ...]:
-        """Put pictures beside the files; returns their names. A file of that name wins."""
-        names = []
+    async def _keep(self, blobs: tuple[Blob, ...]) -> set[str]:
+        """Put pictures beside the files; returns their addresses. A file of that name wins."""
+        kept = set()
         for number, blob in enumerate(blobs, 1):
             name = f"figure-{number}.{blob.media_type.partition('/')[2]}"
             receiving = _Receiving(self, name, keep=False)
             if await receiving.begin(self._collection):
                 await receiving.data(blob.data)
                 await receiving.end()
-                names.append(name)
-        return tuple(names)
+                kept.add(receiving.uri)
+        return kept
 
     async def _publish(self) -> tuple[Artifact, ...]:
         found = self._collection.artifacts
@@ -141,17 +141,21 @@ class Collector:
                     sha256=artifact.sha256,
                     bytes=artifact.bytes,
                     media_type=artifact.media_type,
+                    risks=artifact.risks or None,
                 )
             )
         try:
-            return await self._collection.publish()
+            published = await self._collection.publish()
         except Refused as refusal:
             for artifact in found:
                 await self.refuse(artifact.name, refusal)
             return ()
+        # Nothing may come between, or a call that is cancelled here would not know what it has given away.
+        self._recorder.published(artifact.uri for artifact in published)
+        return published
 
-    async def _record(self, name: str, reason: str) -> None:
-        await self._recorder.record(ArtifactRefused(call_id=self._call.id, name=name, reason=reason))
+    async def _record(self, name: str, reason: str, count: int | None) -> None:
+        await self._recorder.record(ArtifactRefused(call_id=self._call.id, name=name, reason=reason, count=count))
 
 
 _INCOMPLETE = Refused("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
@@ -164,6 +168,7 @@ def _link(artifact: Artifact) -> Link:
         media_type=artifact.media_type,
         bytes=artifact.bytes,
         sha256=artifact.sha256,
+        risks=artifact.risks,
     )
 
 
@@ -172,6 +177,8 @@ class _Receiving:
 
     def __init__(self, collector: Collector, name: str, *, keep: bool) -> None:
         self.name = name
+        self.uri = ""
+        """Its address, once it has begun."""
         self._collector = collector
         self._stack = AsyncExitStack()
         self._sink: FileSink | None = None
@@ -183,6 +190,7 @@ class _Receiving:
         except Refused as refusal:
             await self._collector.refuse(self.name, refusal)
             return False
+        self.uri = self._sink.uri
         self._collector.hold(self)
         return True
 

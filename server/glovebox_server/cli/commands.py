@@ -124,12 +124,14 @@ def capabilities(settings: Settings, out: Console, *, as_json: bool) -> int:
     return anyio.run(lambda: card.run(settings, out, as_json=as_json))
 
 
-def artifact(settings: Settings, *, uri: str, output: Path | None) -> int:
+def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None) -> int:
     """Write an artifact's content; see ``glovebox artifact``."""
 
     async def make() -> int:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli")
         async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, principal) as reader:
+            for risk in reader.artifact.risks:
+                err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
             await save(reader.chunks(), output)
         return OK
 

@@ -222,7 +222,7 @@ def artifact(settings: Settings, uri: str, output: Path | None) -> None:
     """Read an artifact of a call made here (by this user over stdio or `glovebox call`)."""
     from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.artifact(settings, uri=uri, output=output))
+    sys.exit(commands.artifact(settings, _err, uri=uri, output=output))
 
 
 @main.group()

@@ -22,6 +22,9 @@ CALL_META_KEY = "dev.glovebox/call"
 #: Where an artifact's digest stands in a resource link's ``_meta``.
 SHA256_META_KEY = "dev.glovebox/sha256"
 
+#: Where the reasons not to open a file unseen stand, in the ``_meta`` of its link and of its content.
+RISKS_META_KEY = "dev.glovebox/risks"
+
 #: Text is never cut below this many characters; by then only something absurd in number is left to drop.
 _LEAST_TEXT = 256
 
@@ -69,10 +72,15 @@ def _block(item: Content) -> types.ContentBlock:
         case Image():
             return types.ImageContent(data=base64.b64encode(item.data).decode(), mime_type=item.media_type)
         case Link():
-            meta = {SHA256_META_KEY: item.sha256}
+            meta = {SHA256_META_KEY: item.sha256, **risks_meta(item.risks)}
             return types.ResourceLink(
                 uri=item.uri, name=item.name, mime_type=item.media_type, size=item.bytes, _meta=meta
             )
+
+
+def risks_meta(risks: Sequence[str]) -> dict[str, Any]:
+    """The ``_meta`` of a file with risks; nothing for one without."""
+    return {RISKS_META_KEY: list(risks)} if risks else {}
 
 
 def _size(result: types.CallToolResult) -> int:

@@ -23,7 +23,7 @@ import rfc8785
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record, canonical
@@ -35,6 +35,7 @@ from glovebox_server.mcp import delivery
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.manifest import Manifest
+from glovebox_server.mcp.rendering import risks_meta
 
 #: Largest artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
 MAX_RESOURCE_BYTES = 512 * 1024
@@ -171,8 +172,8 @@ class Resources:
 
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
         async with self._stores.artifacts.open(uri, principal) as reader:
-            media_type, content = reader.artifact.media_type, await reader.read(MAX_RESOURCE_BYTES)
-        return types.ReadResourceResult(contents=[_contents(uri, media_type, content)])
+            artifact, content = reader.artifact, await reader.read(MAX_RESOURCE_BYTES)
+        return types.ReadResourceResult(contents=[_contents(artifact, content)])
 
     async def _read_call(self, principal: Principal, uri: str) -> types.ReadResourceResult:
         match = _CALL_URI.fullmatch(uri)
@@ -294,13 +295,15 @@ def _receipt(directory: Path, call_id: str, principal: Principal) -> str | None:
     return next((canonical(envelope).decode() for envelope in signed), None)
 
 
-def _contents(uri: str, media_type: str, content: bytes) -> types.TextResourceContents | types.BlobResourceContents:
+def _contents(artifact: Artifact, content: bytes) -> types.TextResourceContents | types.BlobResourceContents:
+    uri, media_type, meta = artifact.uri, artifact.media_type, risks_meta(artifact.risks) or None
     if media_type.startswith("text/") or media_type == "application/json":
         try:
-            return types.TextResourceContents(uri=uri, mime_type=media_type, text=content.decode())
+            return types.TextResourceContents(uri=uri, mime_type=media_type, text=content.decode(), _meta=meta)
         except UnicodeDecodeError:
             pass
-    return types.BlobResourceContents(uri=uri, mime_type=media_type, blob=base64.b64encode(content).decode())
+    blob = base64.b64encode(content).decode()
+    return types.BlobResourceContents(uri=uri, mime_type=media_type, blob=blob, _meta=meta)
 
 
 def _json_contents(uri: str, text: str) -> types.TextResourceContents:

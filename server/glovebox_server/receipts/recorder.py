@@ -5,7 +5,7 @@ So a receipt cannot say anything else than the log. Both are written by one disk
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -115,6 +115,7 @@ class CallRecorder:
             self._whose["client"] = call.principal.client
         self._written: list[Record] = []
         self._held: list[Event | Draft] = []
+        self._published: tuple[str, ...] = ()
 
     @property
     def head(self) -> Head:
@@ -134,6 +135,10 @@ class CallRecorder:
             self._held.append(self._named(event))
         else:
             await self._write([self._named(event)])
+
+    def published(self, uris: Iterable[str]) -> None:
+        """Note which files its caller can read from now on: the call's last record says it, and its receipt."""
+        self._published = tuple(uris)
 
     async def flush(self) -> None:
         """Write what has been held back, if anything.
@@ -202,6 +207,7 @@ class CallRecorder:
         if not self._held and not any(each.kind == CallDecided.kind for each in self._written):
             reason = "that it was allowed could not be recorded"
             raise AuditUnavailable(f"record {last.kind}", reason, "Look at the disk, and try again.")
+        last = replace(last, published=self._published or None)
         digest = ""
 
         def receipt(drafts: Sequence[Draft]) -> Then:
@@ -230,8 +236,9 @@ class CallRecorder:
         before: list[Record | Draft] = [*self._written, *drafts[:-1]]
         for each in before:
             records.setdefault(each.kind, []).append(each.data)
-        refused = {each["name"] for each in records.get(ArtifactRefused.kind, ())}
-        files = [each for each in records.get(ArtifactCollected.kind, ()) if each["name"] not in refused]
+        refused = records.get(ArtifactRefused.kind, ())
+        published = set(ended.get("published", ()))
+        files = [each for each in records.get(ArtifactCollected.kind, ()) if each["uri"] in published]
         connections = records.get(EgressDecided.kind, ())
         decided = records[CallDecided.kind][0]
         predicate = {
@@ -243,7 +250,7 @@ class CallRecorder:
             "policy": {"profile": decided["profile_digest"], "rule": decided["rule"]},
             "egress": [_picked(each, _CONNECTION) for each in connections[: names.MAX_EGRESS]],
             "outcome": {"kind": kind, **_picked(ended, _OUTCOME)},
-            "refused_files": len(records.get(ArtifactRefused.kind, ())),
+            "refused_files": sum(each.get("count", 1) for each in refused),
             "unlisted": sum(max(0, len(each) - most) for each, most in ((files, names.MAX_SUBJECTS),
                                                                         (connections, names.MAX_EGRESS))),
             "withheld": withheld(profile) if profile else (),

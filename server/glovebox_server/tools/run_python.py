@@ -48,6 +48,7 @@ class File(BaseModel):
     sha256: str
     bytes: int
     media_type: str
+    risks: tuple[str, ...]
 
 
 class Changes(BaseModel):
