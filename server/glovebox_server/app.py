@@ -133,18 +133,20 @@ async def opened(
         store,
         registry.opened(settings.data_dir, server_id) as available,
         pools.opened(partial(_record, audit), sandbox_started) as pool,
-        anyio.create_task_group() as tasks,
-    ):
-        sandboxes = SandboxProvider(drivers=available, pool=pool, prewarm=prewarm)
-        await audit.append(
+        _on_record(
+            audit,
             ServerStarted(
                 version=VERSION,
                 pid=os.getpid(),
                 transport=transport,
                 tools_digest=tools_digest,
                 receipt_key=signer.key_id,
-            )
-        )
+            ),
+            ended,
+        ),
+        anyio.create_task_group() as tasks,
+    ):
+        sandboxes = SandboxProvider(drivers=available, pool=pool, prewarm=prewarm)
         for tool, profile in profiles.items():
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
@@ -175,11 +177,21 @@ async def opened(
             yield app
         finally:
             tasks.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True):
-                stopped = ServerStopped(
-                    reason=ended[0] if ended else "done", longest_stall_ms=event_loop.longest_stall_ms()
-                )
-                await audit.append(stopped)
+
+
+@asynccontextmanager
+async def _on_record(audit: AuditLog, started: ServerStarted, ended: list[str]) -> AsyncIterator[None]:
+    """From the record of a server's start to that of its end, however the block ends."""
+    await audit.append(started)
+    try:
+        yield
+    except anyio.get_cancelled_exc_class():
+        ended.append("interrupted")
+        raise
+    finally:
+        reason = ended[0] if ended else "done"
+        with anyio.CancelScope(shield=True):
+            await audit.append(ServerStopped(reason=reason, longest_stall_ms=event_loop.longest_stall_ms()))
 
 
 async def _sweep(store: ArtifactStore) -> None:

@@ -32,11 +32,14 @@ async def test_sigterm_ends_calls_streams_and_process(tmp_path: Path) -> None:
     found = json.loads(await process.stdout.receive())
     headers = {"Authorization": f"Bearer {found['tokens']['alice']}"}
     log = tmp_path / "audit" / "audit.jsonl"
+    told: list[str] = []
 
     # How a connection looks that is cut is the client library's affair.
     async def calling(client: Client) -> None:
-        with contextlib.suppress(Exception):
+        try:
             await client.call_tool("run_python", {"code": "wait"})
+        except Exception as problem:  # noqa: BLE001 - a cut connection is the library's affair
+            told.append(str(problem))
 
     async def listening(client: Client) -> None:
         request: Any = types.Request[types.RequestParams, str](
@@ -65,6 +68,7 @@ async def test_sigterm_ends_calls_streams_and_process(tmp_path: Path) -> None:
         tasks.cancel_scope.cancel()
     await process.aclose()
     assert took < SECONDS
+    assert sum("was ended: server stopping." in each for each in told) == 4, told
     assert (tmp_path / "ended").read_text() == "SIGTERM cancelled=4"
     assert log.read_bytes().count(b"call.cancelled") == 4
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import mcp_types as types
 import pytest
 from tests.interaction.fakes import fake_app
 from tests.interaction.served import until
 
+from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.transport import stdio
 from glovebox_server.transport.serve import serve_stdio
 
@@ -120,20 +122,41 @@ def test_cancelling_out_of_turn_does_no_harm(tmp_path: Path) -> None:
     assert log.count(b'"kind":"call.cancelled"') == log.count(b'"kind":"call.decided"') - 2
 
 
-@pytest.mark.parametrize(("way", "why"), [("close", "stdin closed"), ("TERM", "SIGTERM"), ("INT", "SIGINT")])
-def test_the_end_of_the_client_ends_its_calls_and_the_server(way: str, why: str, tmp_path: Path) -> None:
-    """End of input, SIGTERM and SIGINT: calls under way are cancelled, the exit code is 0."""
+def test_the_end_of_the_client_ends_its_calls_and_the_server(tmp_path: Path) -> None:
+    """End of input: calls under way are cancelled, the exit code is 0."""
     with _process(tmp_path) as server:
         server.initialize()
         server.send(_call(1, "wait"), _call(2, "1"))
         while server.receive().get("id") != 2:
             pass
-        if way == "close":
-            assert server.process.stdin is not None
-            server.process.stdin.close()
-        else:
-            server.process.send_signal(getattr(signal, f"SIG{way}"))
-        assert server.ended() == f"{why} cancelled=1"
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        assert server.ended() == "stdin closed cancelled=1"
+
+
+@pytest.mark.parametrize("number", sorted({*ENDING, signal.SIGALRM}), ids=signal_name)
+def test_a_signal_ends_the_server_and_every_call_hears_of_it(number: int, tmp_path: Path) -> None:
+    """Whatever would kill it on the spot: calls are ended and answered, the exit code is 0.
+
+    The control is a call that its client has cancelled: it hears no more, and is not waited for.
+    """
+    with _process(tmp_path) as server:
+        server.initialize()
+        server.send(_call(1, "wait"), _call(2, "wait"), _call(3, "wait"), _call(4, "1"))
+        while server.receive().get("id") != 4:
+            pass
+        server.send(_cancel(3), _request(5, "ping", {}))
+        while server.receive().get("id") != 5:
+            pass
+        server.process.send_signal(number)
+        assert server.ended() == f"{signal_name(number)} cancelled=3"
+        assert server.process.stdout is not None
+        answers = [json.loads(line) for line in server.process.stdout]
+    told = {each["id"]: each["error"] for each in answers if "id" in each}
+    assert told.keys() == {1, 2}
+    for error in told.values():
+        assert error["code"] == types.CONNECTION_CLOSED
+        assert "was ended: server stopping." in error["message"]
 
 
 def test_a_reader_that_went_away_ends_the_server(tmp_path: Path) -> None:

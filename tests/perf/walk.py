@@ -50,7 +50,8 @@ async def _one_call(walk: Walk, directory: Path) -> None:
     async with apps.opened(settings, "stdio") as app, anyio.create_task_group() as tasks:
         served: Any = serve.serve_stdio
         tasks.start_soon(served, app, stdio.StdioFds(read=to_server[0], write=to_client[1]))
-        async with Client(stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]))) as client:
+        wire = stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]), stdio.Unanswered())
+        async with Client(wire) as client:
             for _ in range(WARM_UP):
                 await client.call_tool("run_python", {"code": "print(1)"})
                 await anyio.sleep(PAUSE_SECONDS)

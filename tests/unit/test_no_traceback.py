@@ -1,5 +1,6 @@
 """Readers that leave, signals, others' directories, mistakes of ours: a sentence and an exit code, no traceback."""
 
+import json
 import os
 import signal
 import subprocess  # noqa: TID251 - whole processes, with what they inherit
@@ -53,10 +54,12 @@ def test_what_nobody_foresaw_is_kept_and_told_in_one_sentence(tmp_path: Path) ->
         assert story.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED), (signal.SIGHUP, 129)]
+)
 @pytest.mark.parametrize("step", ["Copying", "Installing"])
 def test_a_signal_ends_a_setup_and_leaves_nothing(step: str, number: signal.Signals, code: int, tmp_path: Path) -> None:
-    """Exit 130 or 143 and one sentence; what was half built is gone, and so is every program it had started."""
+    """Exit 130, 143 or 129 and one sentence; what was half built is gone, and so is every program it had started."""
     setup = started(["setup"], tmp_path, script='exec "$@"')
     assert setup.stderr is not None
     while step not in setup.stderr.readline():
@@ -68,6 +71,49 @@ def test_a_signal_ends_a_setup_and_leaves_nothing(step: str, number: signal.Sign
     assert all(line.startswith("Installing") for line in said[:-1])  # a copy is not ended in its middle
     assert list((tmp_path / ".local/share/glovebox").iterdir()) == []
     assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])]
+
+
+def stopped(place: Path) -> list[str]:
+    """Why servers stopped, as the log has it."""
+    lines = (place / ".local/state/glovebox/audit/audit.jsonl").read_text().splitlines()
+    return [each["data"]["reason"] for each in map(json.loads, lines) if each["kind"] == "server.stopped"]
+
+
+def serving(place: Path, script: str) -> "subprocess.Popen[str]":
+    """A server over HTTP that listens, started with this script."""
+    server = started(["serve", "--transport", "http", "--port", "0"], place, script=script)
+    assert server.stderr is not None
+    while "listening" not in (line := server.stderr.readline()):
+        assert line, "it ended before it listened"
+    return server
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT", "SIGUSR1", "SIGXCPU"])
+def test_a_server_that_a_signal_ends_has_a_record_of_it(name: str, tmp_path: Path) -> None:
+    """A closed terminal sends SIGHUP, and often twice: the reason is in the log, the exit code 0."""
+    server = serving(tmp_path, 'exec "$@"')
+    server.send_signal(getattr(signal, name))
+    server.send_signal(getattr(signal, name))
+    assert server.wait(timeout=60) in (OK, 128 + getattr(signal, name))  # the second comes while it ends
+    assert stopped(tmp_path) == [name]
+    server.communicate()
+
+
+def test_what_nobody_can_catch_leaves_no_record_and_what_nohup_ignores_is_ignored(tmp_path: Path) -> None:
+    """The controls: SIGKILL ends it without a word; under ``nohup`` SIGHUP does not end it."""
+    killed = serving(tmp_path, 'exec "$@"')
+    killed.kill()
+    assert killed.wait(timeout=60) == -signal.SIGKILL
+    assert stopped(tmp_path) == []
+    stays = serving(tmp_path, 'trap "" HUP; exec "$@"')
+    stays.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        stays.wait(timeout=1)
+    stays.terminate()
+    assert stays.wait(timeout=60) == OK
+    assert stopped(tmp_path) == ["SIGTERM"]
+    for each in (killed, stays):
+        each.communicate()
 
 
 def test_a_server_without_standard_output_is_told(tmp_path: Path) -> None:

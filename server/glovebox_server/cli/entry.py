@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from glovebox_server.errors import OutputFailed, Unforeseen
-from glovebox_server.exits import INTERRUPTED, NOBODY_READS, OK, TERMINATED, UNAVAILABLE, UNFORESEEN
+from glovebox_server.exits import ENDING, INTERRUPTED, NOBODY_READS, OK, UNAVAILABLE, UNFORESEEN, signal_name
 
 
 class _Standard(io.FileIO):
@@ -50,32 +50,35 @@ def run() -> NoReturn:
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        _end_as_if_interrupted(signal.SIGTERM, received)
+        _end_as_if_interrupted(received)
         output = _standard_streams()
         code = _guarded(_command_line)
         code = _guarded(lambda: _printed(output)) or code
     except KeyboardInterrupt:
         code = INTERRUPTED
     # From here on there is nothing to take down: a further signal just ends the process.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     if code == INTERRUPTED:
-        code = TERMINATED if received else INTERRUPTED
-        name = signal.Signals(code - 128).name
+        code = 128 + received[0] if received else INTERRUPTED
+        name = signal_name(code - 128)
         with contextlib.suppress(AttributeError):  # closed, and so early that there is no other yet
             sys.stderr.write(f"glovebox was ended by {name}; the same command begins anew.\n")
     sys.exit(code)
 
 
-def _end_as_if_interrupted(number: signal.Signals, received: list[int]) -> None:
-    """Have a signal take everything down in good order, as SIGINT does, and noted in ``received``."""
+def _end_as_if_interrupted(received: list[int]) -> None:
+    """Have every ending signal take everything down in good order, as SIGINT does, and noted in ``received``."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         received.append(number)
         signal.raise_signal(signal.SIGINT)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell wants it to be ignored
-        signal.signal(number, interrupt)
+        for number in ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:  # else `nohup` does
+                signal.signal(number, interrupt)
 
 
 def _standard_streams() -> _Standard:

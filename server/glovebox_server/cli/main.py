@@ -149,7 +149,7 @@ def main() -> None:
 @click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
 @_directories
 def serve(settings: Settings, transport: str, host: str, port: int, allowed_host: tuple[str, ...]) -> None:
-    """Serve MCP clients until they leave or SIGTERM comes."""
+    """Serve MCP clients until they leave or a signal ends it."""
     _require_http(transport, "host", "port", "allowed_host")
     with _importing():
         from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header

@@ -145,7 +145,8 @@ class McpServer:
                     outcome = error
             tasks.cancel_scope.cancel()
         if outcome is None:
-            raise MCPError(types.CONNECTION_CLOSED, f"Call {call_id} was stopped; its sandbox is gone.")
+            text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone; make it again later."
+            raise MCPError(types.CONNECTION_CLOSED, text)
         return _failed(outcome, call_id) if isinstance(outcome, Exception) else rendering.tool_result(outcome)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:

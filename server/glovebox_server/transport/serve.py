@@ -1,8 +1,8 @@
 """The ways in: stdio, and HTTP with SSE. Signals and the end of a client end calls; nothing is left behind.
 
-Public: ``serve_stdio(app)`` and ``serve_http(app, …)``. Both return on SIGTERM or SIGINT (stdio also when the client is
-gone), after every call under way has been cancelled; the caller then closes the app and exits with 0. Knows no tool;
-must not be imported by the broker or below.
+Public: ``serve_stdio(app)`` and ``serve_http(app, …)``. Both return on a signal that would end the process (stdio also
+when the client is gone), after every call under way has been cancelled and answered; the caller then closes the app and
+exits with 0. Knows no tool; must not be imported by the broker or below.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -36,14 +36,12 @@ from starlette.types import ASGIApp
 from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_server import event_loop
 from glovebox_server.calls import Principal
+from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import App, McpServer, build, client_of
 from glovebox_server.transport import logs, stdio, tokens
 from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, PRINCIPAL_SCOPE_KEY, AuthMiddleware
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
-
-#: Signals that end a server in good order.
-_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 #: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
 GRACE_SECONDS = 2
@@ -89,10 +87,16 @@ async def serve_stdio(app: App, wire: stdio.StdioFds | None = None) -> str:
     def identify(ctx: Context) -> Principal:
         return Principal(id=uid, transport="stdio", client=client_of(ctx))
 
-    surface = build(app, identify)
+    surface, unanswered = build(app, identify), stdio.Unanswered()
     event_loop.restart()
     with anyio.CancelScope() as scope:
-        async with _on_signal(surface, scope.cancel) as names, stdio.streams(wire) as (incoming, outgoing):
+
+        async def end() -> None:
+            with anyio.move_on_after(GRACE_SECONDS):
+                await unanswered.settled()
+            scope.cancel()
+
+        async with _on_signal(surface, end) as names, stdio.streams(wire, unanswered) as (incoming, outgoing):
             await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
     return names[0] if names else "stdin closed"
 
@@ -137,7 +141,7 @@ async def serve_http(
 
         server = _Uvicorn(_configured(gate), ready)
 
-        def end() -> None:
+        async def end() -> None:
             server.should_exit = True
 
         async with _on_signal(surface, end) as signals:
@@ -304,19 +308,30 @@ def _bracketed(address: str) -> str:
 
 
 @asynccontextmanager
-async def _on_signal(surface: McpServer, end: Callable[[], None]) -> AsyncIterator[list[str]]:
-    """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``."""
+async def _on_signal(surface: McpServer, end: Callable[[], Awaitable[None]]) -> AsyncIterator[list[str]]:
+    """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``.
+
+    Afterwards a signal means again what it meant before: the process still has things to take down and to record.
+    """
     names: list[str] = []
+    before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGALRM)}
+    # What `nohup` has a process ignore stays ignored, and who set a clock hears it.
+    asked = {signal.SIGTERM, signal.SIGINT} | {each for each in ENDING if before[each] != signal.SIG_IGN}
+    asked |= {signal.SIGALRM} if before[signal.SIGALRM] == signal.SIG_DFL else set()
 
     async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(*_ENDING) as signals:
+        with anyio.open_signal_receiver(*asked) as signals:  # type: ignore[arg-type]  # real-time ones are numbers
             task_status.started()
             async for number in signals:
-                names.append(signal.Signals(number).name)
+                names.append(signal_name(number))
                 surface.stop()
-                end()
+                await end()
 
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(watch)
-        yield names
-        tasks.cancel_scope.cancel()
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(watch)
+            yield names
+            tasks.cancel_scope.cancel()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

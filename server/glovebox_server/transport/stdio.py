@@ -49,6 +49,38 @@ class StdioFds:
     write: int
 
 
+class Unanswered:
+    """The client's requests that have had no answer so far, by id."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._ids: set[types.RequestId] = set()
+        self._answered = anyio.Event()
+
+    def read(self, message: types.JSONRPCMessage) -> None:
+        """Take what came from the client; of a request that it cancelled it hears no more."""
+        if isinstance(message, types.JSONRPCRequest):
+            self._ids.add(message.id)
+        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            self._settle((message.params or {}).get("requestId"))
+
+    def written(self, message: types.JSONRPCMessage) -> None:
+        """Take what the client has been sent."""
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            self._settle(message.id)
+
+    async def settled(self) -> None:
+        """Wait until there are none."""
+        while self._ids:
+            self._answered = anyio.Event()
+            await self._answered.wait()
+
+    def _settle(self, identity: object) -> None:
+        if isinstance(identity, str | int):
+            self._ids.discard(identity)
+            self._answered.set()
+
+
 @contextmanager
 def claimed_fds() -> Iterator[StdioFds]:
     """Take the process's stdin and stdout for the protocol alone.
@@ -79,10 +111,14 @@ def claimed_fds() -> Iterator[StdioFds]:
 
 
 @asynccontextmanager
-async def streams(wire: StdioFds) -> AsyncIterator[tuple[Incoming, Outgoing]]:
+async def streams(wire: StdioFds, unanswered: Unanswered) -> AsyncIterator[tuple[Incoming, Outgoing]]:
     """Run the two directions and give their ends to the SDK's server.
 
     The incoming stream ends when the client closes its end, in either direction.
+
+    Args:
+        wire: the descriptors.
+        unanswered: told of every message, in both directions.
     """
     inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
@@ -90,10 +126,10 @@ async def streams(wire: StdioFds) -> AsyncIterator[tuple[Incoming, Outgoing]]:
 
     async def read() -> None:
         with reading:
-            await _read(wire.read, inbox, outgoing.clone())
+            await _read(wire.read, inbox, outgoing.clone(), unanswered)
 
     async def write() -> None:
-        await _write(wire.write, outbox, inbox)
+        await _write(wire.write, outbox, inbox, unanswered)
         written.set()
 
     async with anyio.create_task_group() as tasks:
@@ -108,7 +144,9 @@ async def streams(wire: StdioFds) -> AsyncIterator[tuple[Incoming, Outgoing]]:
         tasks.cancel_scope.cancel()
 
 
-async def _read(fd: int, inbox: MemoryObjectSendStream[SessionMessage | Exception], reply: Outgoing) -> None:
+async def _read(
+    fd: int, inbox: MemoryObjectSendStream[SessionMessage | Exception], reply: Outgoing, unanswered: Unanswered
+) -> None:
     with inbox, reply, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for line in _lines(fd):
             try:
@@ -116,6 +154,7 @@ async def _read(fd: int, inbox: MemoryObjectSendStream[SessionMessage | Exceptio
             except _Malformed as error:
                 await reply.send(SessionMessage(error.answer))
             else:
+                unanswered.read(message.message)
                 await inbox.send(message)
 
 
@@ -153,6 +192,7 @@ async def _write(
     fd: int,
     outbox: MemoryObjectReceiveStream[SessionMessage],
     inbox: MemoryObjectSendStream[SessionMessage | Exception],
+    unanswered: Unanswered,
 ) -> None:
     room = select.poll()
     room.register(fd, select.POLLOUT)
@@ -172,6 +212,7 @@ async def _write(
                     # Nobody reads any more: the same end as a closed stdin.
                     inbox.close()
                     return
+            unanswered.written(item.message)
 
 
 class _Malformed(Exception):  # noqa: N818 - it names what the line is
