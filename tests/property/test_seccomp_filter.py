@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glovebox_sandboxes.seccomp.filters import compile_policy, number
-from glovebox_sandboxes.seccomp.policy import Policy, load
+from glovebox_sandboxes.seccomp.policy import Allow, Policy, Refuse, load
 
 ALLOW, ERRNO, KILL_PROCESS = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -79,13 +79,16 @@ def _expected(policy: Policy, machine: str, call: int, arguments: Sequence[int])
     if call > _newest(machine):
         return ERRNO | policy.newer_errno
     name = _named(machine).get(call)
-    for group in policy.allow:
-        if name in group.syscalls and all(
+
+    def meets(group: Allow | Refuse) -> bool:
+        return name in group.syscalls and all(
             any(arguments[condition.argument] & condition.mask == value for _, value in condition.values)
             for condition in group.when
-        ):
-            return ALLOW
-    answers = [group.errno for group in policy.refuse if name in group.syscalls]
+        )
+
+    if any(meets(group) for group in policy.allow):
+        return ALLOW
+    answers = [group.errno for group in policy.refuse if meets(group)]
     return ERRNO | (answers[0] if answers else policy.errno)
 
 
@@ -108,7 +111,8 @@ def test_other_architectures_are_killed(machine: str) -> None:
 
 
 CONDITIONAL = sorted({name for group in load().allow if group.when for name in group.syscalls})
-INTERESTING = sorted({value for group in load().allow for c in group.when for _, value in c.values} | {0x5412, 38, 16})
+RULES: tuple[Allow | Refuse, ...] = (*load().allow, *load().refuse)
+INTERESTING = sorted({value for group in RULES for c in group.when for _, value in c.values} | {0x5412, 38, 16})
 WORDS = st.one_of(
     st.sampled_from(INTERESTING),
     st.sampled_from(INTERESTING).map(lambda value: value | 1 << 32),

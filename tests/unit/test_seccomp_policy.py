@@ -16,7 +16,7 @@ import pytest
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.seccomp import bpf, digest, docker_profile, load
 from glovebox_sandboxes.seccomp.filters import compile_policy
-from glovebox_sandboxes.seccomp.policy import PolicyError, parse, source
+from glovebox_sandboxes.seccomp.policy import Condition, PolicyError, parse, source
 
 INSTRUCTION_BYTES = 8
 #: BPF_MAXINSNS, linux/bpf_common.h: the kernel refuses a longer filter.
@@ -83,6 +83,11 @@ def _allow_twice(data: dict[str, Any]) -> None:
     data["allow"][0]["syscalls"].append("read")
 
 
+def _refuse_what_is_allowed(data: dict[str, Any]) -> None:
+    (entry,) = (entry for entry in data["refuse"] if entry["id"] == "record-locks")
+    entry["when"][0]["is"]["F_GETFD"] = "1"
+
+
 def _unknown_errno(data: dict[str, Any]) -> None:
     data["otherwise"]["errno"] = "ENOPE"
 
@@ -99,6 +104,7 @@ def _unknown_errno(data: dict[str, Any]) -> None:
         (_one_argument_twice, "two conditions on one argument"),
         (_allow_twice, "allowed twice"),
         (_unknown_errno, "no errno name"),
+        (_refuse_what_is_allowed, "'record-locks' and 'descriptor-commands' both answer for fcntl"),
     ],
 )
 def test_a_policy_that_contradicts_itself_is_refused(edit: Edit, reason: str) -> None:
@@ -174,19 +180,24 @@ def test_docker_document_is_plain_json() -> None:
     assert json.loads(json.dumps(docker_profile())) == docker_profile()
 
 
+def conditions(when: tuple[Condition, ...]) -> str:
+    """In words."""
+    return "; ".join(
+        f"argument {one.argument} & {one.mask:#x}: {', '.join(name for name, _ in one.values)}" for one in when
+    )
+
+
 def for_reviewers() -> str:
     """docs/internals/seccomp.csv: each rule with its calls, its conditions and its reason."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["rule", "calls", "answer", "only with", "why, or needed by", "source"])
     for group in load().refuse:
-        lines.writerow([group.id, " ".join(group.syscalls), errno.errorcode[group.errno], "", group.why, group.link])
+        names, answer, only = " ".join(group.syscalls), errno.errorcode[group.errno], conditions(group.when)
+        lines.writerow([group.id, names, answer, only, group.why, group.link])
     for allowed in load().allow:
-        conditions = "; ".join(
-            f"argument {one.argument} & {one.mask:#x}: {', '.join(name for name, _ in one.values)}"
-            for one in allowed.when
-        )
-        lines.writerow([allowed.id, " ".join(allowed.syscalls), "the kernel's", conditions, allowed.needed_by, ""])
+        names, only = " ".join(allowed.syscalls), conditions(allowed.when)
+        lines.writerow([allowed.id, names, "the kernel's", only, allowed.needed_by, ""])
     return text.getvalue()
 
 

@@ -59,8 +59,8 @@ shutil.rmtree(folder)
 """,
     "databases": """
 import sqlite3
-base = sqlite3.connect("/tmp/x.db")
-base.execute("pragma journal_mode=wal")
+base = sqlite3.connect("file:/tmp/x.db?vfs=unix-dotfile", uri=True) # as the guest has it by itself
+base.execute("pragma locking_mode=exclusive"); base.execute("pragma journal_mode=wal")
 base.execute("create table t(a)"); base.execute("insert into t values (1)"); base.commit()
 assert base.execute("select a from t").fetchall() == [(1,)]
 """,

@@ -12,6 +12,7 @@ import sys
 from _frozen_importlib_external import PathFinder
 
 from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.site import sitecustomize
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         os.chdir(_WORKSPACE)
         sys.meta_path.insert(0, _StandardLibrary(sys.path[:]))
         sys.path.insert(0, _WORKSPACE)
+    sitecustomize.install()
     program = type(sys)("__main__")
     program.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = program
@@ -179,6 +181,13 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
     return {"type": type(problem).__name__, "message": (_text(problem) + hint)[:2000], "line": line}
 
 
+_DATABASE_HINTS = {
+    "database is locked": "\n(Who made the directory NAME.lock has the lock; a killed process leaves it there.)",
+    "unable to open database file": "\n(In WAL mode: PRAGMA locking_mode=EXCLUSIVE first, or immutable=1 in its URI.)",
+}
+"""What SQLite says where its way of locking here (see ``site``) is the cause."""
+
+
 def _hint(problem: BaseException) -> str:
     """What the caller can do about an error that the sandbox caused."""
     import errno
@@ -196,7 +205,7 @@ def _hint(problem: BaseException) -> str:
             return "\n(/output can only be written: work in /tmp and copy the result.)"
     if isinstance(problem, ModuleNotFoundError):
         return "\n(Packages cannot be installed here; only those of the sandbox's runtime are available.)"
-    return ""
+    return _DATABASE_HINTS.get(_text(problem), "") if type(problem).__name__ == "OperationalError" else ""
 
 
 def _send_figures(emit: Emit) -> int:

@@ -103,6 +103,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
     "PATH": "/usr/bin:/bin",
+    # For what a program starts; the guest itself takes no path from the environment.
+    "PYTHONPATH": f"{GUEST}/{_PACKAGE.name}/site",
     "MPLBACKEND": "module://_glovebox_guest.program.figures",
     "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108 - inside the sandbox
     # One processor is what a sandbox may use; thread pools sized for the host's would only cost memory.

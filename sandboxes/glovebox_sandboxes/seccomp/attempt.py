@@ -12,8 +12,10 @@ import mmap
 import os
 import pty
 import signal
+import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 #: Longest answer of one attempt: an errno or signal name.
@@ -27,7 +29,8 @@ def _argument(value: Any) -> Any:
     """Turn one JSON argument into what ``syscall`` takes.
 
     Numbers and ``"0x…"`` are themselves, other strings are C strings, null is NULL, and ``{"zeros": n}``,
-    ``{"fd": "pty" | "file"}`` and ``{"pid": "self"}`` are made on the spot.
+    ``{"number": n}`` (a pointer to it), ``{"fd": "pty" | "file" | "tcp" | "tcp6"}`` and ``{"pid": "self"}`` are made on
+    the spot.
     """
     if value is None:
         return ctypes.c_void_p(None)
@@ -35,11 +38,7 @@ def _argument(value: Any) -> Any:
         return ctypes.c_ulong(int(value, 16)) if value.startswith("0x") else ctypes.c_char_p(value.encode())
     if isinstance(value, dict):
         ((kind, what),) = value.items()
-        if kind == "zeros":
-            return ctypes.create_string_buffer(what)
-        if kind == "pid":
-            return ctypes.c_long(os.getpid())
-        return ctypes.c_long(_terminal() if what == "pty" else tempfile.mkstemp()[0])
+        return _MADE[kind](what)
     return ctypes.c_long(value)
 
 
@@ -52,6 +51,20 @@ def _terminal() -> int:
         return os.pipe()[0]  # the filter looks at the numbers, not at what a descriptor is
     os.close(os.open(os.ttyname(slave), os.O_RDWR))  # the first terminal a session leader opens becomes its own
     return slave
+
+
+_DESCRIPTORS: dict[str, Callable[[], int]] = {
+    "pty": _terminal,
+    "file": lambda: tempfile.mkstemp()[0],
+    "tcp": lambda: socket.socket(socket.AF_INET).detach(),
+    "tcp6": lambda: socket.socket(socket.AF_INET6).detach(),
+}
+_MADE: dict[str, Callable[[Any], Any]] = {
+    "zeros": ctypes.create_string_buffer,
+    "number": lambda number: ctypes.byref(ctypes.c_int(number)),
+    "pid": lambda _: ctypes.c_long(os.getpid()),
+    "fd": lambda what: ctypes.c_long(_DESCRIPTORS[what]()),
+}
 
 
 def _i386(number: int) -> int:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
-from glovebox_sandboxes.seccomp.policy import FULL_MASK, Allow, Condition, Policy, load
+from glovebox_sandboxes.seccomp.policy import FULL_MASK, Allow, Condition, Policy, Refuse, load
 
 #: ``AUDIT_ARCH_*`` (linux/audit.h) of each architecture the policy can name, and Docker's word for it.
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -64,15 +64,13 @@ def _rules(library: Any, policy: Policy, native: int) -> Iterator[tuple[int, str
 
     Names that this libseccomp does not know yet are left out. That is safe: what has no rule is refused.
     """
-    for group in policy.allow:
+    answers: list[tuple[int, Allow | Refuse]] = [(library.ALLOW, group) for group in policy.allow]
+    answers += [(library.ERRNO(each.errno), each) for each in policy.refuse if each.errno != policy.errno]
+    for action, group in answers:
         for name in group.syscalls:
             for alternative in group.alternatives():
                 comparisons = [_comparison(library, condition, value) for condition, value in alternative]
-                yield library.ALLOW, name, library.resolve_syscall(native, name), comparisons
-    for refusal in policy.refuse:
-        if refusal.errno != policy.errno:
-            for name in refusal.syscalls:
-                yield library.ERRNO(refusal.errno), name, library.resolve_syscall(native, name), []
+                yield action, name, library.resolve_syscall(native, name), comparisons
 
 
 def _comparison(library: Any, condition: Condition, value: int) -> Any:
@@ -166,7 +164,13 @@ def bpf_for_zygote() -> bytes:
         syscalls=("ioctl",),
         when=(Condition(argument=1, mask=0xFFFF_FFFF, values=(("SIOCSIFFLAGS", 0x8914),)),),
     )
-    return compile_policy(replace(policy, allow=(*policy.allow, made, rights, loopback)), platform.machine())
+    pages = Allow(
+        id="zygote-pages",
+        needed_by="the zygote",
+        syscalls=("madvise",),
+        when=(Condition(argument=2, mask=0xFFFF_FFFF, values=(("MADV_COLLAPSE", 25),)),),
+    )
+    return compile_policy(replace(policy, allow=(*policy.allow, made, rights, loopback, pages)), platform.machine())
 
 
 def number(name: str, machine: str) -> int | None:
@@ -197,26 +201,11 @@ def docker_profile() -> dict[str, Any]:
     policy = load()
     syscalls: list[dict[str, Any]] = []
     for group in policy.allow:
-        for alternative in group.alternatives():
-            arguments = [_docker_argument(condition, value) for condition, value in alternative]
-            syscalls.append(
-                {
-                    "names": list(group.syscalls),
-                    "action": "SCMP_ACT_ALLOW",
-                    "args": arguments,
-                    "comment": f"{group.id}: {group.needed_by}",
-                }
-            )
-    syscalls.extend(
-        {
-            "names": list(refusal.syscalls),
-            "action": "SCMP_ACT_ERRNO",
-            "errnoRet": refusal.errno,
-            "comment": f"{refusal.id}: {refusal.why}",
-        }
-        for refusal in policy.refuse
-        if refusal.errno != policy.errno
-    )
+        syscalls += _docker_rules(group, {"action": "SCMP_ACT_ALLOW"}, group.needed_by)
+    for refusal in policy.refuse:
+        if refusal.errno != policy.errno:
+            answer = {"action": "SCMP_ACT_ERRNO", "errnoRet": refusal.errno}
+            syscalls += _docker_rules(refusal, answer, refusal.why)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": policy.errno,
@@ -224,6 +213,12 @@ def docker_profile() -> dict[str, Any]:
         "archMap": [{"architecture": _DOCKER_ARCH[name], "subArchitectures": []} for name in policy.architectures],
         "syscalls": syscalls,
     }
+
+
+def _docker_rules(group: Allow | Refuse, answer: dict[str, Any], why: str) -> Iterator[dict[str, Any]]:
+    for alternative in group.alternatives():
+        arguments = [_docker_argument(condition, value) for condition, value in alternative]
+        yield {"names": list(group.syscalls), **answer, "args": arguments, "comment": f"{group.id}: {why}"}
 
 
 def _docker_argument(condition: Condition, value: int) -> dict[str, Any]:

@@ -32,6 +32,11 @@ class Condition:
     """Name and value of each alternative."""
 
 
+def _alternatives(when: tuple[Condition, ...]) -> tuple[tuple[tuple[Condition, int], ...], ...]:
+    choices = [[(condition, value) for _, value in condition.values] for condition in when]
+    return tuple(itertools.product(*choices))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow:
     """System calls that programs may make, under every one of the conditions."""
@@ -43,8 +48,7 @@ class Allow:
 
     def alternatives(self) -> tuple[tuple[tuple[Condition, int], ...], ...]:
         """Every combination of one value per condition; one empty combination when there are no conditions."""
-        choices = [[(condition, value) for _, value in condition.values] for condition in self.when]
-        return tuple(itertools.product(*choices))
+        return _alternatives(self.when)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,12 @@ class Refuse:
     errno: int
     why: str
     link: str
+    when: tuple[Condition, ...] = ()
+    """Where the rest of the call is allowed with other arguments: which of them are answered so."""
+
+    def alternatives(self) -> tuple[tuple[tuple[Condition, int], ...], ...]:
+        """As of :class:`Allow`."""
+        return _alternatives(self.when)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,19 +134,25 @@ def _condition(entry: Mapping[str, Any], where: str) -> Condition:
 def _allow(entry: Mapping[str, Any]) -> Allow:
     where = f"allow {entry.get('id')!r}"
     _keys(entry, {"id", "needed_by", "syscalls"}, {"when"}, where)
+    names = _names(entry, "syscalls", where)
+    return Allow(id=entry["id"], needed_by=entry["needed_by"], syscalls=names, when=_when(entry, where))
+
+
+def _when(entry: Mapping[str, Any], where: str) -> tuple[Condition, ...]:
     when = tuple(_condition(condition, where) for condition in entry.get("when", ()))
     if len({condition.argument for condition in when}) != len(when):
         # libseccomp accepts one comparison per argument and rule: seccomp_rule_add(3).
         raise PolicyError(f"policy.json, {where}: two conditions on one argument")
-    return Allow(id=entry["id"], needed_by=entry["needed_by"], syscalls=_names(entry, "syscalls", where), when=when)
+    return when
 
 
 def _refuse(entry: Mapping[str, Any], default: int) -> Refuse:
     where = f"refuse {entry.get('id')!r}"
-    _keys(entry, {"id", "syscalls", "why", "link"}, {"errno"}, where)
+    _keys(entry, {"id", "syscalls", "why", "link"}, {"errno", "when"}, where)
     answer = _errno(entry["errno"]) if "errno" in entry else default
     names = _names(entry, "syscalls", where)
-    return Refuse(id=entry["id"], syscalls=names, errno=answer, why=entry["why"], link=entry["link"])
+    when = _when(entry, where)
+    return Refuse(id=entry["id"], syscalls=names, errno=answer, why=entry["why"], link=entry["link"], when=when)
 
 
 def parse(source: bytes) -> Policy:
@@ -169,9 +185,10 @@ def _parse(data: Mapping[str, Any]) -> Policy:
         refuse=tuple(_refuse(entry, default) for entry in data["refuse"]),
     )
     allowed = {name for group in policy.allow for name in group.syscalls}
-    refused = {name for group in policy.refuse for name in group.syscalls}
+    refused = {name for group in policy.refuse if not group.when for name in group.syscalls}
     if both := allowed & refused:
         raise PolicyError(f"policy.json: allowed and refused at once: {sorted(both)}")
+    _require_apart(policy)
     plain = [name for group in policy.allow if not group.when for name in group.syscalls]
     conditional = {name for group in policy.allow if group.when for name in group.syscalls}
     if loose := conditional.intersection(plain):
@@ -179,6 +196,29 @@ def _parse(data: Mapping[str, Any]) -> Policy:
     if len(plain) != len(set(plain)):
         raise PolicyError("policy.json: a name is allowed twice; keep it where its reason is")
     return policy
+
+
+def _require_apart(policy: Policy) -> None:
+    """What is refused under conditions is allowed under others, on one and the same argument, by other values.
+
+    Raises:
+        PolicyError: a call could meet both.
+    """
+    for refusal in policy.refuse:
+        for name in refusal.syscalls if refusal.when else ():
+            for group in policy.allow:
+                if name in group.syscalls and not _apart(refusal.when, group.when):
+                    raise PolicyError(f"policy.json: {refusal.id!r} and {group.id!r} both answer for {name}")
+
+
+def _apart(first: tuple[Condition, ...], second: tuple[Condition, ...]) -> bool:
+    return any(
+        one.argument == other.argument
+        and one.mask == other.mask
+        and not {value for _, value in one.values} & {value for _, value in other.values}
+        for one in first
+        for other in second
+    )
 
 
 @cache
