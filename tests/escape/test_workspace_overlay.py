@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -214,6 +215,75 @@ async def test_what_no_patch_may_carry_is_named_with_the_reason(driver: str, wor
         ("changes.patch", "this name"),
     ):
         assert any(name in note and reason in note for note in called.fields["notes"]), (name, called.text)
+
+
+EMBEDDED = """
+import os
+for place in ("docs", "new/deep"):
+    os.makedirs(place + "/objects", exist_ok=True); os.makedirs(place + "/refs")
+    for name, text in (
+        ("HEAD", "ref: refs/heads/main\\n"),
+        ("config", "[core]\\n repositoryformatversion = 0\\n bare = false\\n worktree = .\\n"
+                   " fsmonitor = \\"touch {ran}; false\\"\\n"),
+        ("objects/keep", ""),
+        ("refs/keep", ""),
+    ):
+        open(place + "/" + name, "w").write(text)
+open(".gitattributes", "w").write("* filter=evil\\n")
+open(".gitmodules", "w").write("[submodule \\"x\\"]\\n")
+for name in (".envrc", "CLAUDE.md", "conftest.py", "plain.txt"):
+    open(name, "w").write("x\\n")
+"""
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_patch_brings_no_repository_and_is_marked_by_what_it_touches(
+    driver: str, workspace: Path, tmp_path: Path
+) -> None:
+    """An embedded repository whose config runs a program stays behind; agents' and shells' files are marked by path.
+
+    After ``git apply``, ``git status`` in each folder runs nothing; in the folder as the program left it, it does
+    (the control).
+    """
+    ran = tmp_path / "ran"
+    before = {"docs/HEAD": "ref: refs/heads/main\n", "docs/objects/keep": ""}
+    for name, text in before.items():  # part of it lay there
+        (workspace / name).parent.mkdir(mode=0o755, exist_ok=True)
+        (workspace / name).write_text(text)
+    shutil.rmtree(workspace / ".git")
+    async with served(workspace, tmp_path, driver) as glovebox:
+        called = await glovebox.call("run_python", code=EMBEDDED.replace("{ran}", str(ran)))
+        assert called.fields["exit_code"] == 0, called.text
+        patch = await patch_of(glovebox, called)
+    assert sorted(called.fields["changes"]["created"]) == [".envrc", "CLAUDE.md", "conftest.py", "plain.txt"]
+    for name, reason in (
+        ("docs/config", "takes its folder for a repository"),
+        ("new/deep/HEAD", "takes its folder for a repository"),
+        (".gitattributes", "hand files to programs"),
+        (".gitmodules", "git runs or obeys"),
+    ):
+        assert any(name in note and reason in note for note in called.fields["notes"]), (name, called.text)
+    (link,) = called.fields["artifacts"]
+    (record,) = [each.data for each in called.records if each.kind == "artifact.collected"]
+    assert list(link["risks"]) == record["risks"]
+    for why in ("'.envrc': the shell", "'CLAUDE.md': agents", "'conftest.py': test"):
+        assert any(why in risk for risk in link["risks"])
+        assert why in called.text
+    assert "plain.txt" not in " ".join(link["risks"])
+
+    async def git(*words: str, cwd: Path, given: bytes = b"") -> None:
+        own = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(cwd.parent)}
+        await anyio.run_process(["git", *words], input=given, cwd=cwd, env=own, check=False)
+
+    await git("apply", "-", cwd=workspace, given=patch)
+    assert (workspace / "plain.txt").exists()
+    for folder in (workspace, workspace / "docs", workspace / "new"):
+        if folder.is_dir():
+            await git("status", cwd=folder)
+    assert not ran.exists()
+    await anyio.run_process([sys.executable, "-c", EMBEDDED.replace("{ran}", str(ran))], cwd=workspace)
+    await git("status", cwd=workspace / "docs")
+    assert ran.exists()
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from _glovebox_guest.files import git
 from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, digest_of, walk
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class Comparison:
         self._left = max_files
         self._room = room
         self._steps = _STEPS
+        self._repositories: set[str] = set()
         self._deletions = bytearray()
         self._rest = bytearray()
         self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
@@ -63,24 +65,27 @@ class Comparison:
 
     def run(self) -> None:
         """Compare both trees."""
-        seen = set()
-        number = 0
+        found: dict[str, os.stat_result] = {}
+        unseen = False
         for name, status in walk(self._target):
-            number += 1
-            if number > MAX_LOOK:
+            if len(found) == MAX_LOOK:
                 self._skip(name, f"more than {MAX_LOOK} entries; the rest was not looked at")
-                # What was not seen may be there: nothing is called deleted.
-                return
+                unseen = True
+                break
+            found[name] = status
             # The program may have taken away its own right to look; the guest is of the same user.
             if stat.S_ISDIR(status.st_mode):
                 os.chmod(os.path.join(self._target, name), 0o700)
                 if name.count("/") >= MAX_DEPTH:
                     self._skip(name, f"more than {MAX_DEPTH} folders deep")
-                continue
-            seen.add(name)
-            self._tried(name, status)
-        for name in sorted(self._original.files.keys() - seen):
-            self._tried(name, None)
+        # What lay there before counts although the program has taken it away: a patch may not carry that.
+        self._repositories = git.repositories((*self._original.names, *found))
+        for name, status in found.items():
+            if not stat.S_ISDIR(status.st_mode):
+                self._tried(name, status)
+        if not unseen:  # else it may be there: nothing is called deleted
+            for name in sorted(self._original.files.keys() - found.keys()):
+                self._tried(name, None)
 
     def _tried(self, name: str, status: os.stat_result | None) -> None:
         try:
@@ -106,13 +111,9 @@ class Comparison:
                 raise Unfit(_TOO_LARGE)
             after = _read(path, status.st_size)
             runs = bool(status.st_mode & stat.S_IXUSR)
-        old = None
-        if before is not None:
-            if before[3] > self._room:
-                raise Unfit(_TOO_LARGE)
-            old = _read(os.path.join(self._source, name), before[3])
-            if _digest(old) != before[2]:
-                raise Unfit("the original was changed meanwhile")
+        old = None if before is None else self._before(name, before)
+        if git.hands_to_programs(name, old or b"", after):
+            raise Unfit("it has git hand files to programs that its config names")
         kind = "created" if old is None else "changed" if regular else "deleted"
         old_mode = None if before is None else _mode(runs=before[1])
         new_mode = _mode(runs=runs) if regular else None
@@ -126,6 +127,14 @@ class Comparison:
         self.counts[kind] += 1
         if len(self.names[kind]) < MAX_NAMES:
             self.names[kind].append(name)
+
+    def _before(self, name: str, before: Copied) -> bytes:
+        if before[3] > self._room:
+            raise Unfit(_TOO_LARGE)
+        old = _read(os.path.join(self._source, name), before[3])
+        if _digest(old) != before[2]:
+            raise Unfit("the original was changed meanwhile")
+        return old
 
     def _same(self, name: str, before: Copied, status: os.stat_result) -> bool:
         path = os.path.join(self._target, name)
@@ -146,9 +155,9 @@ class Comparison:
             raise Unfit("not a regular file")
         if not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME:
             raise Unfit("its name is not plain text of bounded length")
+        if forbidden := git.why_not(name, self._repositories):
+            raise Unfit(forbidden)
         parts = name.split("/")
-        if any(part.partition(":")[0].casefold().rstrip(" .") in (".git", "git~1") for part in parts):
-            raise Unfit("git runs or obeys what lies there")
         for end in range(1, len(parts) + 1):
             reason = self._original.absent.get("/".join(parts[:end]))
             if reason:

@@ -31,9 +31,11 @@ class TooLarge(Exception):  # noqa: N818 - it names what was found
 class Original:
     """What was copied, and what could not be."""
 
-    __slots__ = ("absent", "files")
+    __slots__ = ("absent", "files", "names")
 
-    def __init__(self) -> None:
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        """Every entry that was found, folders too."""
         self.files: dict[str, tuple[str, bool, bytes, int]] = {}
         """Name → ``file`` or ``link``, whether its owner may run it, digest of the content (or target), size."""
         self.absent: dict[str, str] = {}
@@ -51,7 +53,7 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
         OSError: the copy could not be written.
     """
     found = list(_counted(source, max_files, max_bytes))
-    original = Original()
+    original = Original([name for name, _ in found])
     for name, status in found:
         path, place = os.path.join(source, name), os.path.join(target, name)
         try:

@@ -1,0 +1,118 @@
+"""What git runs or obeys where it lies in a workspace, and no patch may bring there. Pure; standard library only.
+
+git takes for a repository what is called ``.git``, and any other folder that has what one needs: HEAD beside objects
+and refs, or beside commondir, which says where those are (``is_git_directory`` in its setup.c). Its config names
+programs that ``git status`` runs. Whoever applies a patch may be on another system: names are compared without case,
+and as Windows and macOS may read them (``is_ntfs_dotgit`` in git's path.c, ``is_hfs_dotgit`` in its utf8.c).
+"""
+
+from __future__ import annotations
+
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_OBEYED = frozenset((".git", ".gitmodules", ".hg", ".jj", ".sl", ".svn", ".bzr"))
+"""Whatever their contents: a repository's own folder, of git and its kin, and what git fetches by."""
+_LAYOUT = frozenset(("head", "objects", "refs", "commondir"))
+_ATTRIBUTES = ".gitattributes"
+# The short names that Windows may give them; git's path.c has the two that begin with gi7.
+_SHORT = {
+    **{name[1:]: name for name in _OBEYED if len(name) <= 4},
+    "gitmod": ".gitmodules",
+    "gi7eba": ".gitmodules",
+    "gitatt": _ATTRIBUTES,
+    "gi7d29": _ATTRIBUTES,
+    "common": "commondir",
+}
+_HARMLESS = frozenset(
+    b"text eol crlf binary whitespace encoding working-tree-encoding ident delta conflict-marker-size".split()
+    + b"export-ignore export-subst".split()
+)
+"""Attributes that run nothing. Any other may be a driver, or a macro that names one: see gitattributes(5)."""
+# Marks and letters that show nothing, beside those of category Cf.
+_INVISIBLE = frozenset((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F)) | frozenset(
+    (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+)
+
+
+def folded(name: str) -> str:
+    """A path as the most careless file system compares it."""
+    return "/".join([_part(part) for part in name.replace("\\", "/").split("/")])
+
+
+def _part(part: str) -> str:
+    part = part.partition(":")[0]
+    if not part.isascii():
+        import unicodedata
+
+        # Case folding can undo normalization and the reverse, hence twice: Unicode 3.13, D146.
+        once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", part)).upper().casefold()
+        part = "".join(
+            each
+            for each in unicodedata.normalize("NFKC", once)
+            if unicodedata.category(each) != "Cf" and ord(each) not in _INVISIBLE
+        )
+    part = part.casefold().rstrip(" .")
+    stem, tilde, number = part.rpartition("~")
+    return _SHORT.get(stem, part) if tilde and number.isdigit() else part
+
+
+def repositories(names: Iterable[str]) -> set[str]:
+    """The folders among these paths that git would take for a repository, folded."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        # Most names need no closer look.
+        if name.isascii() and "~" not in name and ":" not in name and not name.rstrip(" .").lower().endswith(_ENDS):
+            continue
+        folder, _, last = folded(name).rpartition("/")
+        if last in _LAYOUT:
+            found.setdefault(folder, set()).add(last)
+    return {
+        folder for folder, has in found.items() if "head" in has and ("commondir" in has or {"objects", "refs"} <= has)
+    }
+
+
+_ENDS = tuple(_LAYOUT)
+
+
+def why_not(name: str, found: set[str]) -> str:
+    """Why no change may be brought to this path; empty where one may.
+
+    Args:
+        name: Of a file in the workspace.
+        found: ``repositories`` among all that lay there before and lies there now.
+    """
+    parts = folded(name).split("/")
+    if not _OBEYED.isdisjoint(parts):
+        return "git runs or obeys what lies there"
+    if found and any("/".join(parts[:end]) in found for end in range(len(parts))):
+        return "git takes its folder for a repository, and runs what its config names"
+    return ""
+
+
+def hands_to_programs(name: str, old: bytes, new: bytes) -> bool:
+    """Whether this is a ``.gitattributes`` that got a line which may have git run something on files."""
+    if folded(name).rpartition("/")[2] != _ATTRIBUTES:
+        return False
+    return any(not _runs_nothing(line) for line in set(_lines(new)) - set(_lines(old)))
+
+
+def _lines(content: bytes) -> list[bytes]:
+    return content.removeprefix(b"\xef\xbb\xbf").replace(b"\r", b"\n").split(b"\n")
+
+
+def _runs_nothing(line: bytes) -> bool:
+    words = line.split()
+    if not words or words[0].startswith(b"#"):
+        return True
+    # A quoted pattern may hold spaces, and [attr] defines a macro: neither is worth taking apart.
+    return not words[0].startswith((b'"', b"[attr]")) and all(map(_harmless, words[1:]))
+
+
+def _harmless(word: bytes) -> bool:
+    attribute, equals, _ = word.lstrip(b"-!").partition(b"=")
+    if attribute in (b"diff", b"merge", b"filter"):
+        return not equals and (attribute != b"filter" or word.startswith((b"-", b"!")))
+    return attribute in _HARMLESS or attribute.startswith(b"linguist-")
