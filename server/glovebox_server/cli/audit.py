@@ -19,7 +19,9 @@ from glovebox_server.audit import chain, read
 from glovebox_server.audit.read import Line
 from glovebox_server.audit.verify import VerifyReport
 from glovebox_server.audit.verify import verify as verify_log
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.printable import printable
 
 #: Longest line of ``tail``; ``show`` has everything.
 _LINE = 400
@@ -86,7 +88,7 @@ def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> i
     for record in read.records_of(directory, call_id):
         found += 1
         if as_json:
-            _json(console, _fields(record))
+            print_json(console.file, _fields(record), indent=None)
             continue
         console.print(Text(f"{record.seq}  {record.time}  {record.kind}", style="bold"))
         # A receipt is signed text in base64: nothing in it can be read here.
@@ -107,7 +109,7 @@ def verify(directory: Path, console: Console, *, anchor: str | None, as_json: bo
         console.print(Text(str(error)))
         return USAGE
     if as_json:
-        _json(console, asdict(report))
+        print_json(console.file, asdict(report), indent=None)
     else:
         _show_report(console, report, anchored=known is not None)
     return OK if report.ok else FAILED
@@ -117,22 +119,10 @@ def head(directory: Path, console: Console, *, as_json: bool) -> int:
     """Print the anchor of the last record, ``SEQ:HASH``: keep it where the log's writer cannot change it."""
     last = read.head(directory)
     if as_json:
-        _json(console, {"anchor": f"{last.seq}:{last.hash}", **asdict(last)})
+        print_json(console.file, {"anchor": f"{last.seq}:{last.hash}", **asdict(last)}, indent=None)
     else:
         console.out(f"{last.seq}:{last.hash}", highlight=False)
     return OK
-
-
-def printable(text: str) -> str:
-    """Return ``text`` with every character a terminal might obey or hide written as an escape."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
-
-
-def _json(console: Console, value: object) -> None:
-    # ASCII only: JSON allows control and direction characters above U+007F as they are, terminals act on them.
-    console.out(json.dumps(value, ensure_ascii=True, sort_keys=True), highlight=False)
 
 
 def _fields(record: chain.Record) -> object:
@@ -143,7 +133,8 @@ def _show_lines(console: Console, lines: Iterable[Line], *, as_json: bool) -> No
     for line in lines:
         record = line.record
         if as_json:
-            _json(console, {"unreadable": str(line.error)} if record is None else _fields(record))
+            value = {"unreadable": str(line.error)} if record is None else _fields(record)
+            print_json(console.file, value, indent=None)
         elif record is None:
             console.print(Text(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red"))
         else:

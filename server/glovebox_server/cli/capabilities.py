@@ -1,6 +1,5 @@
 """``glovebox capabilities``: the manifest as JSON, or as a page a person can read."""
 
-import json
 import os
 
 from rich.console import Console
@@ -9,6 +8,7 @@ from rich.text import Text
 
 from glovebox_sandboxes.drivers import registry
 from glovebox_server.app import VERSION, load_profiles
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK
 from glovebox_server.mcp.manifest import Manifest, manifest
 from glovebox_server.settings import Settings
@@ -23,7 +23,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
     """
     found = await _find(settings)
     if as_json:
-        out.file.write(json.dumps(found.as_json(), indent=2) + "\n")
+        print_json(out.file, found.as_json())
     else:
         _print(out, found)
     return OK

@@ -1,6 +1,5 @@
 """What the commands of the command line do, apart from words and options. Each returns an exit code."""
 
-import json
 import os
 from pathlib import Path
 
@@ -16,8 +15,10 @@ from glovebox_server import app as apps
 from glovebox_server import event_loop
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.saving import save
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
+from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 
@@ -63,13 +64,12 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
 
 def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
     if as_json:
-        out.file.write(json.dumps(result.structured, indent=2) + "\n")
+        print_json(out.file, result.structured)
         return
     for item in result.content:
         match item:
             case Text():
-                # Untrusted text: no markup, and nothing that could redraw the terminal.
-                out.print(Plain(item.text.replace("\x1b", "␛").replace("\r", "␍")), highlight=False)
+                out.print(Plain(printable(item.text, LAYOUT)), highlight=False)
             case Image():
                 out.print(f"[{item.media_type}, {len(item.data)} bytes]", style="cyan", markup=False)
             case Link():

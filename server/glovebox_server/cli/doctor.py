@@ -3,7 +3,6 @@
 What is looked for lives with each driver; here are words and an exit code.
 """
 
-import json
 import os
 import re
 import textwrap
@@ -20,6 +19,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server import app as apps
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.settings import Settings
 
@@ -46,7 +46,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
     if as_json:
         reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
         body = {"host": host_info.facts(), "drivers": reports, "profiles": {"error": problem}, "advice": advice}
-        out.file.write(json.dumps(body, indent=2) + "\n")
+        print_json(out.file, body)
     else:
         width = max(1, min(out.width, _WIDEST)) if out.is_terminal else None
         _host(out, width)

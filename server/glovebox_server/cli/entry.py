@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 from glovebox_server.errors import OutputFailed, Unforeseen
 from glovebox_server.exits import ENDING, INTERRUPTED, NOBODY_READS, OK, UNAVAILABLE, UNFORESEEN, signal_name
+from glovebox_server.printable import printable
 
 
 class _Standard(io.FileIO):
@@ -64,7 +65,7 @@ def run() -> NoReturn:
         code = 128 + received[0] if received else INTERRUPTED
         name = signal_name(code - 128)
         with contextlib.suppress(AttributeError):  # closed, and so early that there is no other yet
-            sys.stderr.write(f"glovebox was ended by {name}; the same command begins anew.\n")
+            _say(f"glovebox was ended by {name}; the same command begins anew.\n")
     sys.exit(code)
 
 
@@ -109,7 +110,7 @@ def _command_line() -> int:
         from glovebox_server.cli.main import main  # noqa: PLC0415 - see the module's header
     except (ImportError, SyntaxError) as problem:
         words = "This installation is incomplete, or was made for another Python: install Glovebox again."
-        sys.stderr.write(f"glovebox cannot start with {sys.executable}: {problem}. {words}\n")
+        _say(f"glovebox cannot start with {sys.executable}: {problem}. {words}\n")
         return UNAVAILABLE
     try:
         with main.make_context("glovebox", sys.argv[1:]) as context:
@@ -117,9 +118,15 @@ def _command_line() -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.ClickException as problem:
-        problem.show()
+        shown = io.StringIO()
+        problem.show(shown)
+        _say(shown.getvalue())
         return problem.exit_code
     return OK
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(printable(words, "\n"))
 
 
 def _printed(output: _Standard) -> int:
@@ -131,7 +138,7 @@ def _printed(output: _Standard) -> int:
     if isinstance(output.failure, BrokenPipeError):
         return NOBODY_READS
     words = "Send it to a place that takes it; what was done is done."
-    sys.stderr.write(f"Standard output cannot be written: {output.failure.strerror}. {words}\n")
+    _say(f"Standard output cannot be written: {output.failure.strerror}. {words}\n")
     return UNAVAILABLE
 
 
@@ -177,7 +184,7 @@ def _last_resort(raised: BaseException) -> int:
                 _keep(directory, name, story)
                 kept = f"the details are in {directory / name}"
                 break
-    sys.stderr.write(f"glovebox met something nobody foresaw while {doing}; {kept}; please report it.\n")
+    _say(f"glovebox met something nobody foresaw while {doing}; {kept}; please report it.\n")
     return UNFORESEEN
 
 

@@ -4,7 +4,6 @@ Imported only once something has failed, because it knows the failures of every 
 """
 
 import errno
-import json
 import os
 import sys
 from typing import Any
@@ -13,11 +12,12 @@ from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import Diagnosed
-from glovebox_server.cli.audit import printable
 from glovebox_server.cli.saving import NameTaken
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import Refused
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of
+from glovebox_server.printable import printable
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ProfileError, USAGE),
@@ -70,7 +70,6 @@ def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
         if isinstance(problem, Refused):
             refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
             body = {"error": None, "refused": refusal}
-        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        print_json(sys.stdout, body)
     # It may quote a name or a file that is hostile, and a terminal obeys what it prints.
-    words = "\n".join(printable(line) for line in str(problem).split("\n"))
-    err.print(words, style="red", markup=False, highlight=False)
+    err.print(printable(str(problem), "\n"), style="red", markup=False, highlight=False)

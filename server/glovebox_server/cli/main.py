@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 from pydantic import ValidationError
-from rich.console import Console
 
+from glovebox_server.cli.terminal import Terminal
 from glovebox_server.errors import OutputFailed, Unforeseen
 from glovebox_server.settings import NoSuchPlace, Settings
 
@@ -30,8 +30,8 @@ _MAX_ARGUMENTS = 1 << 20
 _STATE_DIR = "glovebox.state_dir"
 
 #: Results and data go to standard output, words for the person to standard error.
-_out = Console(soft_wrap=True)
-_err = Console(stderr=True, soft_wrap=True)
+_out = Terminal(soft_wrap=True)
+_err = Terminal(stderr=True, soft_wrap=True)
 
 
 @contextmanager

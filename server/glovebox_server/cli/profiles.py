@@ -20,6 +20,7 @@ from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import SHIPPED, CheckExample, ProfileSet, load, profile_files, read
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
 
 _STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
@@ -209,7 +210,7 @@ def _described(error: ProfileError) -> dict[str, Any]:
 
 
 def _json(console: Console, value: dict[str, Any]) -> int:
-    _say(console, json.dumps(value, indent=2))
+    print_json(console.file, value)
     return OK
 
 

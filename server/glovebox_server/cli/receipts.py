@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from glovebox_server.audit import chain
-from glovebox_server.cli.audit import printable
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.printable import printable
 from glovebox_server.receipts import dsse, keys, statement
 from glovebox_server.receipts.dsse import NotAReceipt
 from glovebox_server.receipts.statement import Statement
@@ -67,12 +68,12 @@ def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None
         proved = verify_receipt(_read(file), given, audit)
     except NotAReceipt as problem:
         if as_json:
-            _json(console, {"ok": False, "reason": str(problem)})
+            print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
         else:
             console.print(Text(f"The receipt does not hold: {printable(str(problem))}.", style="red"))
         return FAILED
     if as_json:
-        _json(console, _report(proved, audited=audit is not None))
+        print_json(console.file, _report(proved, audited=audit is not None), indent=None)
     else:
         where = f"its place {proved.statement.predicate.audit.seq} in the audit log is right"
         place = where if audit else "its place in the audit log was not looked at"
@@ -89,10 +90,6 @@ def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(dsse.MAX_BYTES + 2)
-
-
-def _json(console: Console, value: object) -> None:
-    console.out(json.dumps(value, ensure_ascii=True, sort_keys=True), highlight=False)
 
 
 def _show(console: Console, said: Statement) -> None:

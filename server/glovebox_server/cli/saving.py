@@ -3,6 +3,7 @@
 Only the command line uses it; must not be imported by anything that serves clients.
 """
 
+import codecs
 import errno
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.printable import LAYOUT, printable
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """What another name on the same disk would not change."""
@@ -60,6 +62,13 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
 
 
 async def _print(chunks: AsyncIterator[bytes]) -> None:
+    """The bytes as they are; a person at a terminal sees them as text, which cannot take it over."""
+    shown = codecs.getincrementaldecoder("utf-8")("backslashreplace") if sys.stdout.isatty() else None
     async for chunk in chunks:
-        sys.stdout.buffer.write(chunk)
-    sys.stdout.buffer.flush()
+        if shown is None:
+            sys.stdout.buffer.write(chunk)
+        else:
+            sys.stdout.write(printable(shown.decode(chunk), LAYOUT))
+    if shown is not None:
+        sys.stdout.write(printable(shown.decode(b"", final=True), LAYOUT))
+    sys.stdout.flush()

@@ -3,7 +3,6 @@
 What is asked lives in ``glovebox_sandboxes.conformance``; here are words, colours and exit codes.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -28,7 +27,9 @@ from glovebox_sandboxes.contract.base import Capabilities, Driver
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
 from glovebox_server.app import VERSION
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
+from glovebox_server.printable import printable
 from glovebox_server.prove import harness
 from glovebox_server.settings import Settings
 
@@ -86,7 +87,7 @@ async def run(settings: Settings, out: Console, err: Console, *, names: tuple[st
     holds = all(proof.holds for proof in proofs) and not missing
     if as_json:
         body = _json((*suite, *whole), proofs, unusable, began=began, holds=holds)
-        out.file.write(json.dumps(body, indent=2) + "\n")
+        print_json(out.file, body)
     else:
         _print(out, (*suite, *whole), proofs, unusable)
     if missing:
@@ -229,9 +230,7 @@ def _print_proof(out: Console, proof: Proof) -> None:
 def _harmless(words: str) -> str:
     """What a program printed, cut to what a person reads, with nothing in it that could redraw the terminal."""
     cut = "\n".join(line if len(line) <= _SENTENCE else f"{line[:_SENTENCE]}…" for line in words.split("\n"))
-    return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in cut
-    )
+    return printable(cut, "\n")
 
 
 def _cell(status: str, count: int) -> Text:
