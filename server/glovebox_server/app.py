@@ -21,6 +21,8 @@ from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.segments.rotation import Retention, Rotation
+from glovebox_server.audit.segments.statements import Signs
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import validated
 from glovebox_server.broker.broker import Broker
@@ -129,7 +131,7 @@ async def opened(
         raise AuditUnavailable("Opening the state directory", reason, fix) from problem
     signer = Signer.load(settings.state_dir)
     async with (
-        AuditLog.open(settings.state_dir / "audit", server_id) as audit,
+        AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
         store,
         registry.opened(settings.data_dir, server_id) as available,
         pools.opened(partial(_record, audit), sandbox_started) as pool,
@@ -192,6 +194,13 @@ async def _on_record(audit: AuditLog, started: ServerStarted, ended: list[str]) 
         reason = ended[0] if ended else "done"
         with anyio.CancelScope(shield=True):
             await audit.append(ServerStopped(reason=reason, longest_stall_ms=event_loop.longest_stall_ms()))
+
+
+def rotation(settings: Settings, signer: Signs) -> Rotation:
+    """How the audit log rotates, and what of it may be removed: nothing unless a setting says so."""
+    days, mib = settings.audit_keep_days, settings.audit_keep_mib
+    keep = Retention(seconds=None if days is None else days * 86400, bytes=None if mib is None else mib * 2**20)
+    return Rotation(signer=signer, retention=keep)
 
 
 async def _sweep(store: ArtifactStore) -> None:

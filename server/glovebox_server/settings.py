@@ -55,3 +55,7 @@ class Settings(BaseSettings):
     """How long artifacts can be read, in hours."""
     artifact_total_mib: int = Field(default=1024, ge=16)
     """Size of all artifacts together, in MiB."""
+    audit_keep_days: float | None = Field(default=None, gt=0)
+    """How long sealed segments of the audit log are kept, in days. For ever unless given."""
+    audit_keep_mib: int | None = Field(default=None, ge=1)
+    """How large the audit log may be, in MiB, before its oldest segments are removed. No limit unless given."""

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
-from glovebox_server.audit import chain, file, log
+from glovebox_server.audit import chain, file, log, place
 from glovebox_server.audit.chain import Head, Record
 from glovebox_server.audit.events import ServerStarted, draft
 from glovebox_server.audit.file import HEAD_NAME, LOG_NAME, LogFile
@@ -383,7 +383,7 @@ def test_two_writers_share_one_chain(directory: Path) -> None:
 @pytest.mark.parametrize("locked", [True, False])
 def test_without_the_lock_the_chain_would_fork(directory: Path, monkeypatch: pytest.MonkeyPatch, locked: bool) -> None:
     """A second writer in the middle of a write is kept out; without the lock (control) the chain forks."""
-    monkeypatch.setattr(file, "LOCK_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(place, "LOCK_WAIT_SECONDS", 0.01)
     if not locked:
         monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     fill(directory, 2)

@@ -26,6 +26,9 @@ GENESIS = "0" * 64
 #: request well below this; the bound keeps every reader's memory small whatever the file holds.
 MAX_LINE_BYTES = 1 << 20
 
+#: Version of the format of records. It is not written: a record of a later one says ``format`` at its top.
+FORMAT = 1
+
 #: ``head.json`` always has this length, so that one write replaces all of it within one disk sector.
 HEAD_BYTES = 256
 
@@ -44,6 +47,14 @@ _KEYS = frozenset({"seq", "time", "server", "kind", "call_id", "data", "prev", "
 
 class NotARecord(Exception):  # noqa: N818 - it names what the bytes are
     """These bytes are not a record: they break a rule of the format."""
+
+
+class Newer(NotARecord):
+    """These bytes have a format that this version does not know."""
+
+    def __init__(self, version: int) -> None:
+        """Take the version of the format."""
+        super().__init__(f"made by a newer Glovebox (format {version}; this one knows {FORMAT}): upgrade to read it")
 
 
 class Edited(NotARecord):
@@ -114,7 +125,7 @@ class Head:
     hash: str = GENESIS
     """Its hash."""
     size: int = 0
-    """Bytes of the log up to and including it."""
+    """Bytes of the log up to and including it, from the first byte of its first segment."""
 
 
 def recordable(value: object) -> object:
@@ -211,6 +222,7 @@ def parse(line: bytes) -> Record:
 
     Raises:
         Edited: the form is right, the hash is not.
+        Newer: it says that it has a later format.
         NotARecord: anything else; never another exception, whatever the bytes.
     """
     if len(line) > MAX_LINE_BYTES:
@@ -219,6 +231,8 @@ def parse(line: bytes) -> Record:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise NotARecord("the line is not JSON") from error
+    if isinstance(fields, dict) and type(fields.get("format")) is int and FORMAT < fields["format"] <= _MAX_INTEGER:
+        raise Newer(fields["format"])
     if not isinstance(fields, dict) or not _KEYS - {"call_id"} <= fields.keys() <= _KEYS:
         raise NotARecord("the line does not have a record's keys")
     claimed = fields["hash"]

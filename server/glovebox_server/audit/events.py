@@ -384,6 +384,64 @@ class GapRecorded(Event):
     """Digest of exactly these bytes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSealed(Event):
+    """A segment of the log ends here: the last record of its file. Written by the log only."""
+
+    kind: ClassVar[str] = "segment.sealed"
+
+    segment: int
+    """Number of the segment, from 1."""
+    lines: int
+    """Lines before this record in its file: the leaves of the tree."""
+    root: str
+    """Root of the Merkle tree (RFC 6962) over these lines, without their line feeds: digest."""
+    key: str
+    """Id of the key that signed it."""
+    envelope: Mapping[str, Any]
+    """The seal itself: the same, and the end of the chain before the segment and in it, signed as receipts are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentBegun(Event):
+    """A segment of the log begins: the first record of every file but the first, chained to the seal before.
+
+    Written by the log only.
+    """
+
+    kind: ClassVar[str] = "segment.begun"
+
+    format: int
+    """Version of the format of all records of the segment; a log whose first record says none has format 1."""
+    segment: int
+    """Number of the segment, from 2."""
+    offset: int
+    """Bytes of the log before it, in all segments."""
+
+
+RemovalReason = Literal["age", "size"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRemoved(Event):
+    """Retention is about to remove a sealed segment, the oldest. Written by the log only."""
+
+    kind: ClassVar[str] = "segment.removed"
+
+    segment: int
+    """Number of the segment."""
+    seal: str
+    """Its seal, as ``SEQ:HASH``: the record that the next segment is chained to."""
+    root: str
+    """Root of the tree over its lines: digest."""
+    reason: RemovalReason
+    """Which setting wants it: ``age`` or ``size``."""
+    key: str
+    """Id of the key that signed it."""
+    envelope: Mapping[str, Any]
+    """The same, signed as receipts are."""
+
+
 #: Every event by its kind. docs/operate/audit.md is checked against it.
 EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
@@ -403,6 +461,9 @@ EVENTS: Mapping[str, type[Event]] = {
         CallLost,
         ReceiptSigned,
         GapRecorded,
+        SegmentSealed,
+        SegmentBegun,
+        SegmentRemoved,
     )
 }
 

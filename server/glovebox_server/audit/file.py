@@ -1,4 +1,4 @@
-"""The file behind the log: ``audit.jsonl`` and ``head.json`` in one directory. Synchronous; the only writer.
+"""The files behind the log: ``audit.jsonl``, ``head.json``, ``segments/``. Synchronous; the only writer.
 
 Rule 1  Every change happens under an exclusive lock on ``head.json``, so any number of processes share one chain.
 Rule 2  ``audit.jsonl`` only grows. A write that failed is cut off again before the lock is released.
@@ -9,38 +9,38 @@ Rule 5  Bytes after the last whole record, left by a crash, are ended with a lin
         record with their length and digest. They stay in place: the file is evidence.
 Rule 6  Every call that was allowed gets one end. Where its own could not be written, ``call.lost`` is: by its server
         with the next record that can be, or by the next server that starts after its server was gone (``writers``).
+Rule 7  A file whose last record is a seal gets no more. It goes to ``segments/``, and the next one, whole with its
+        first record, takes its name. Whoever finds a seal at the end does what is left of this.
+Rule 8  A segment is removed after a record that says so, the oldest first.
 
-One file, no rotation: a chain over several files needs a rule for what may be deleted, and nobody has asked for one.
 Never to be called on the event loop: it waits for the lock and for the disk.
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
+import math
 import os
-import stat
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from glovebox_server.audit import chain, writers
-from glovebox_server.audit.chain import Draft, Edited, Head, NotARecord, Record
-from glovebox_server.audit.events import CallLost, GapRecorded, draft
+from glovebox_server.audit import chain, place, writers
+from glovebox_server.audit.abandoned import Log
+from glovebox_server.audit.chain import Draft, Edited, Head, Newer, NotARecord, Record
+from glovebox_server.audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
+from glovebox_server.audit.place import identity
+from glovebox_server.audit.segments import files, merkle, rotation
+from glovebox_server.audit.segments.files import Start
+from glovebox_server.audit.segments.rotation import Rotation
+from glovebox_server.audit.segments.statements import Removal, Seal
 from glovebox_server.audit.underway import UnderWay
 from glovebox_server.audit.writers import Writer
 from glovebox_server.errors import AuditUnavailable
 
-LOG_NAME = "audit.jsonl"
-HEAD_NAME = "head.json"
-
-#: How long a writer waits for the lock. A holder needs it for one disk write (under 1 ms); five seconds cover a
-#: stalling disk, and a holder that was stopped (SIGSTOP) must not stop every other server with it.
-LOCK_WAIT_SECONDS = 5.0
-
-#: First and longest pause between two attempts at the lock: short against one fdatasync, few wake-ups when it is long.
-_LOCK_PAUSE_SECONDS = (0.0001, 0.002)
+LOG_NAME = files.LOG_NAME
+HEAD_NAME = files.HEAD_NAME
 
 #: Most bytes after the last whole record that are taken for a crash: one commit and its longest line.
 MAX_TORN_BYTES = 8 << 20
@@ -48,23 +48,25 @@ MAX_TORN_BYTES = 8 << 20
 #: ``call.lost`` records in one write: far below ``MAX_TORN_BYTES``.
 _MAX_LOST_AT_ONCE = 256
 
+#: How much the log grows before a rotation that failed is tried again.
+_AGAIN_BYTES = 1 << 20
+
 #: Makes a draft from the record written right before it, whose place and hash it can therefore name.
 Follower = Callable[[Record], Draft]
-
-_FIX_DISK = "Free space on its file system, or point the state directory at another one."
-_FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
-_FIX_EVIDENCE = (
-    "Run `glovebox audit verify` and keep the directory as evidence; Glovebox starts a new log when it is moved away."
-)
 
 
 class LogFile:
     """The open log of one directory. Not safe for threads: its owner makes one call at a time."""
 
-    def __init__(self, directory: Path, server: str) -> None:
+    def __init__(self, directory: Path, server: str, rotates: Rotation | None = None) -> None:
         """Open or create the log for the server of that id.
 
         If the last writer crashed in mid-line, a gap is recorded; if servers died under their calls, these are lost.
+
+        Args:
+            directory: of the log.
+            server: id of the server.
+            rotates: how; None to seal nothing.
 
         Raises:
             AuditUnavailable: the directory or a file is a link, somebody else's or open to others; the disk refuses;
@@ -75,21 +77,24 @@ class LogFile:
         self._stack = contextlib.ExitStack()
         self._tail = Head()
         self._calls = UnderWay()
-        with contextlib.ExitStack() as stack, self._translated("open the audit log"):
-            self._prepare()
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            place = stack.enter_context(_closing(os.open(directory, flags)))
-            self._check(os.fstat(place), stat.S_IFDIR, directory)
-            self._head_fd = stack.enter_context(_closing(self._open(place, HEAD_NAME, 0)))
-            with self._locked():
-                self._log_fd = stack.enter_context(_closing(self._open(place, LOG_NAME, os.O_APPEND)))
-                self._begin(place)
+        self._rotation = rotates
+        self._log_fd = -1
+        self._start = Start()
+        self._due_size, self._due_time = sys.maxsize, math.inf
+        self._sealed = False
+        with contextlib.ExitStack() as stack, place.translated(directory, "open the audit log"):
+            self._place = stack.enter_context(place.opened(directory))
+            self._head_fd = self._place.open(HEAD_NAME, 0)
+            stack.callback(os.close, self._head_fd)
+            stack.callback(self._close_file)
+            with self._place.locked(self._head_fd):
+                self._begin()
                 self._catch_up()
-                gone = self._take_abandoned(place)
-            self._end_calls_of(gone, place)
-            with self._locked():
+                gone = self._take_abandoned()
+            self._end_calls_of(gone)
+            with self._place.locked(self._head_fd):
                 self._catch_up()
-                self._writer = self._register(place)
+                self._writer = self._register()
                 stack.callback(self._leave)
             self._stack = stack.pop_all()
 
@@ -120,7 +125,7 @@ class LogFile:
         Raises:
             AuditUnavailable: the disk refused, the lock is held too long, or the log was tampered with.
         """
-        with self._translated(f"record {_kind(drafts[0])}"), self._locked():
+        with self._place.translated(f"record {_kind(drafts[0])}"), self._place.locked(self._head_fd):
             self._catch_up()
             # Where a failed write could not be cut off again, the end of a call may be there although we said no.
             without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
@@ -128,7 +133,34 @@ class LogFile:
             records = self._append([*ends, *drafts])
             with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
                 self._writer.settled(self._calls.since(self._tail))
-            return records
+        if self._tail.size >= self._due_size or time.time() >= self._due_time:
+            # The records are on the disk, whatever becomes of this: what is begun of it the next commit finishes.
+            self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
+            with contextlib.suppress(OSError, AuditUnavailable):
+                self._rotate()
+        return records
+
+    def seal(self) -> int | None:
+        """End the segment that is being written; its number, or None where there is nothing in it.
+
+        Raises:
+            AuditUnavailable: the log cannot be written to, or its file may not be renamed.
+        """
+        with self._place.translated("seal a segment"):
+            if not self._place.may_rename(self._log_fd):
+                fix = f"Run `chattr -a {self._directory / LOG_NAME}`, or make the directory writable."
+                raise self._place.refused(f"{LOG_NAME} may not be renamed", fix)
+            return self._rotate()
+
+    def retain(self) -> list[int]:
+        """Remove the segments that retention wants to go, and return their numbers.
+
+        Raises:
+            AuditUnavailable: the log cannot be written to.
+        """
+        with self._place.translated("remove old segments"), self._place.locked(self._head_fd):
+            self._catch_up()
+            return self._retain()
 
     def _append(self, drafts: Sequence[Draft | Follower], torn: int = 0, ending: bytes = b"") -> list[Record]:
         """Write ``drafts`` behind the tail and ``torn`` bytes that are no records, after ending those."""
@@ -137,8 +169,7 @@ class LogFile:
         before: list[Head] = []
         for wanted in drafts:
             item = wanted if isinstance(wanted, Draft) else wanted(records[-1])
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            record = chain.seal(item, seq=tail.seq + 1, time=now, server=self._server, prev=tail.hash)
+            record = chain.seal(item, seq=tail.seq + 1, time=_now(), server=self._server, prev=tail.hash)
             before.append(tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
             records.append(record)
@@ -152,10 +183,7 @@ class LogFile:
         """Make ``content`` durable at the end of the file, or leave the file as it was."""
         before = os.fstat(self._log_fd).st_size
         try:
-            written = 0
-            while written < len(content):
-                written += os.write(self._log_fd, content[written:])
-            os.fdatasync(self._log_fd)
+            _write_all(self._log_fd, content)
         except OSError:
             # If even this fails (an append-only file refuses it), the next commit finds the rest and records a gap.
             with contextlib.suppress(OSError):
@@ -169,95 +197,214 @@ class LogFile:
 
     def _catch_up(self) -> None:
         """Follow what other processes appended; turn what is no record into a gap."""
-        if os.fstat(self._head_fd).st_nlink == 0 or (now := os.fstat(self._log_fd)).st_nlink == 0:
-            raise self._tampered("its files were removed or replaced while it was in use")
-        if now.st_size < self._tail.size:
-            raise self._tampered("it became shorter while it was in use")
+        if os.fstat(self._head_fd).st_nlink == 0:
+            raise self._place.tampered("its files were removed or replaced while it was in use")
+        while self._follow():
+            self._go_on()
+
+    def _follow(self) -> bool:
+        """Read this file to its end, and say whether that is a seal."""
+        now, base = os.fstat(self._log_fd), self._start.before.size
+        if now.st_size < self._tail.size - base:
+            raise self._place.tampered("it became shorter while it was in use")
         tail = self._tail
-        while tail.size < now.st_size:
-            line = self._line_at(tail.size)
+        while not self._sealed and tail.size - base < now.st_size:
+            line = files.line_at(self._log_fd, tail.size - base)
             try:
                 record = chain.parse(line)
             except Edited as error:
-                raise self._tampered(f"a line after record {tail.seq} was edited") from error
+                raise self._place.tampered(f"a line after record {tail.seq} was edited") from error
+            except Newer as error:
+                raise self._place.newer(error) from error
             except NotARecord:
                 break
             if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
-                raise self._tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
+                raise self._place.tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
             if record.server == self._server:
                 self._calls.note(record, tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
+            self._sealed = record.kind == SegmentSealed.kind
         self._tail = tail
-        if tail.size < now.st_size:
-            self._record_gap(now.st_size - tail.size)
-
-    def _line_at(self, offset: int) -> bytes:
-        block = os.pread(self._log_fd, 4096, offset)
-        if b"\n" not in block:
-            block = os.pread(self._log_fd, chain.MAX_LINE_BYTES, offset)
-        return block[: block.find(b"\n") + 1] or block
+        if not self._sealed and now.st_nlink == 0:
+            raise self._place.tampered("its files were removed or replaced while it was in use")
+        if not self._sealed and tail.size - base < now.st_size:
+            self._record_gap(now.st_size - (tail.size - base))
+        return self._sealed
 
     def _record_gap(self, length: int) -> None:
         if length > MAX_TORN_BYTES:
-            raise self._tampered(f"{length} bytes after its last record are none of ours")
-        torn = os.pread(self._log_fd, length, self._tail.size)
+            raise self._place.tampered(f"{length} bytes after its last record are none of ours")
+        torn = os.pread(self._log_fd, length, self._tail.size - self._start.before.size)
         ending = b"" if torn.endswith(b"\n") else b"\n"
         whole = torn + ending
         gap = GapRecorded(bytes=len(whole), digest="sha256:" + hashlib.sha256(whole).hexdigest())
         self._append([draft(gap)], len(whole), ending)
 
-    def _begin(self, place: int) -> None:
+    def _begin(self) -> None:
         """Find the tail: from ``head.json``, proved by the one record it names."""
         content = os.pread(self._head_fd, chain.HEAD_BYTES + 1, 0)
-        size = os.fstat(self._log_fd).st_size
-        if not content and size == 0:
+        there = self._place.identity(LOG_NAME)
+        left = [] if content and there else files.sealed(self._directory)
+        # Where a crash left sealed files alone, the last one is what to go on from.
+        self._enter(LOG_NAME if there or not left else files.name(left[-1]))
+        size, before = files.length(self._log_fd), self._start.before
+        if not content and size == 0 and not left:
             os.pwrite(self._head_fd, chain.encode_head(Head()), 0)
             os.fsync(self._head_fd)
-            os.fsync(place)
+            self._place.sync()
             return
         try:
             head = chain.parse_head(content)
         except NotARecord as error:
-            raise self._tampered(f"{HEAD_NAME} is missing or damaged") from error
-        if head.size > size:
-            raise self._tampered(f"records up to {head.seq} are missing at its end")
-        if head.seq > 0:
-            try:
-                record = chain.parse(self._line_before(head.size))
-            except NotARecord as error:
-                raise self._tampered(f"record {head.seq} was changed") from error
-            if (record.seq, record.hash) != (head.seq, head.hash):
-                raise self._tampered(f"record {head.seq} was replaced")
-        self._tail = head
+            raise self._place.tampered(f"{HEAD_NAME} is missing or damaged") from error
+        if head.size > before.size + size:
+            raise self._place.tampered(f"records up to {head.seq} are missing at its end")
+        if head.size <= before.size:  # it lags behind the beginning of this file
+            if head.seq > before.seq or (head.seq == before.seq and head.hash != before.hash):
+                raise self._place.tampered(f"record {head.seq} was replaced")
+            self._tail = before
+            return
+        try:
+            record = chain.parse(files.line_before(self._log_fd, head.size - before.size))
+        except Newer as error:
+            raise self._place.newer(error) from error
+        except NotARecord as error:
+            raise self._place.tampered(f"record {head.seq} was changed") from error
+        if (record.seq, record.hash) != (head.seq, head.hash):
+            raise self._place.tampered(f"record {head.seq} was replaced")
+        self._tail, self._sealed = head, record.kind == SegmentSealed.kind
 
-    def _line_before(self, end: int) -> bytes:
-        start = max(0, end - chain.MAX_LINE_BYTES - 1)
-        block = os.pread(self._log_fd, end - start, start)
-        return block[block.rfind(b"\n", 0, -1) + 1 :]
+    def _enter(self, name: str) -> None:
+        """Take a file of the log for the one to go on with."""
+        descriptor = self._place.open(name, os.O_APPEND)
+        try:
+            start = files.start_of(files.line_at(descriptor, 0))
+        except Newer as error:
+            os.close(descriptor)
+            raise self._place.newer(error) from error
+        self._take(descriptor, start)
 
-    def _take_abandoned(self, place: int) -> list[Writer]:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(writers.DIRECTORY, 0o700, dir_fd=place)
-            os.fsync(place)
-        found = os.stat(writers.DIRECTORY, dir_fd=place, follow_symlinks=False)
-        self._check(found, stat.S_IFDIR, self._directory / writers.DIRECTORY)
-        return writers.abandoned(place, lambda name: self._open(place, name, 0, create=False))
+    def _take(self, descriptor: int, start: Start) -> None:
+        self._close_file()
+        self._log_fd, self._start, self._sealed = descriptor, start, False
+        if self._rotation is not None:
+            self._due_size = start.before.size + self._rotation.segment_bytes
+            self._due_time = (start.time or time.time()) + self._rotation.segment_seconds
 
-    def _register(self, place: int) -> Writer:
-        writer = writers.register(place, lambda name: self._open(place, name, 0), self._server, self._tail)
+    def _close_file(self) -> None:
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
+
+    def _rotate(self) -> int | None:
+        """Seal the segment. Most of it is hashed while others write: what is there does not change."""
+        if self._rotation is None or not self._place.may_rename(self._log_fd):
+            return None
+        start, tree = self._start, merkle.Tree()
+        with os.fdopen(os.dup(self._log_fd), "rb") as file:
+            file.seek(0)
+            rotation.grow(tree, file, self._tail.size - start.before.size)
+            with self._place.locked(self._head_fd):
+                self._catch_up()
+                # Another process was first, or there is nothing in it but its beginning.
+                if self._start is not start or self._tail.seq - start.before.seq <= (start.number > 1):
+                    return None
+                size = self._tail.size - start.before.size
+                rotation.grow(tree, file, size)
+                seal = Seal(
+                    segment=start.number,
+                    root="sha256:" + tree.root().hex(),
+                    time=_now(),
+                    lines=tree.size,
+                    bytes=size,
+                    after=files.anchor(start.before),
+                    last=files.anchor(self._tail),
+                )
+                self._append([draft(seal.event(self._rotation.signer))])
+                self._sealed = True
+                self._go_on()
+                self._retain()
+        return start.number
+
+    def _go_on(self) -> None:
+        """Put the file that ends with a seal away, unless that was done, and go on with the next."""
+        tail, number = self._tail, self._start.number
+        if self._place.identity(LOG_NAME) == identity(os.fstat(self._log_fd)):
+            self._place.folder(files.DIRECTORY)
+            if self._place.identity(files.name(number)):
+                raise self._place.tampered(f"{files.name(number)} is there already")
+            self._place.rename(LOG_NAME, files.name(number))
+            self._place.sync(files.DIRECTORY)
+            self._place.sync()
+        if not self._place.identity(LOG_NAME):
+            self._begin_segment(number + 1, tail)
+            return
+        self._begin()
+        if self._tail.seq < tail.seq:
+            raise self._place.tampered("it became shorter while it was in use")
+
+    def _begin_segment(self, number: int, before: Head) -> None:
+        event = SegmentBegun(format=chain.FORMAT, segment=number, offset=before.size)
+        record = chain.seal(draft(event), seq=before.seq + 1, time=_now(), server=self._server, prev=before.hash)
+        descriptor = self._place.open(files.NEXT_NAME, os.O_APPEND)
+        try:
+            os.ftruncate(descriptor, 0)  # what a crash left
+            _write_all(descriptor, record.line)
+            self._place.rename(files.NEXT_NAME, LOG_NAME)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._take(descriptor, Start(number=number, before=before, time=time.time()))
+        self._place.sync()
+        self._move_head(Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line)))
+        # Else a power cut could leave it behind by a file, whose records the next start would read.
+        os.fsync(self._head_fd)
+
+    def _retain(self) -> list[int]:
+        """Record what retention removes, then remove it."""
+        if self._rotation is None:
+            return []
+        gone = self._take_abandoned()
+        try:
+            needed = min((writer.since.size if writer.since else 0 for writer in gone), default=None)
+        finally:
+            for writer in gone:
+                writer.close(remove=False)
+        current = self._tail.size - self._start.before.size
+        going = rotation.removable(self._directory, self._rotation.retention, current=current, needed=needed)
+        if not going:
+            return []
+        said = [
+            Removal(segment=each.number, root=each.root, time=_now(), seal=each.seal, reason=reason)
+            for each, reason in going
+        ]
+        self._append([draft(each.event(self._rotation.signer)) for each in said])
+        for each, _ in going:
+            self._place.remove(files.name(each.number))
+        self._place.sync(files.DIRECTORY)
+        return [each.number for each, _ in going]
+
+    def _take_abandoned(self) -> list[Writer]:
+        self._place.folder(writers.DIRECTORY)
+        return writers.abandoned(self._place.descriptor, lambda name: self._place.open(name, 0, create=False))
+
+    def _register(self) -> Writer:
+        writer = writers.register(
+            self._place.descriptor, lambda name: self._place.open(name, 0), self._server, self._tail
+        )
         if writer is None:
-            raise self._refused(f"another process writes to it as {self._server}", "Start this server again.")
+            raise self._place.refused(f"another process writes to it as {self._server}", "Start this server again.")
         return writer
 
-    def _end_calls_of(self, gone: Sequence[Writer], place: int) -> None:
+    def _end_calls_of(self, gone: Sequence[Writer]) -> None:
         """Record the calls of servers that are gone as lost. They write no more, so reading needs no lock."""
         done = False
         try:
-            under_way = self._under_way(gone, place) if gone else {}
+            under_way = self._under_way(gone) if gone else {}
             reason = "Its server was gone before it could record an end."
             ends = [draft(calls.lost(call, "server", reason)) for calls in under_way.values() for call in calls.ids()]
             for start in range(0, len(ends), _MAX_LOST_AT_ONCE):
-                with self._locked():
+                with self._place.locked(self._head_fd):
                     self._catch_up()
                     self._append(ends[start : start + _MAX_LOST_AT_ONCE])
             done = True
@@ -265,109 +412,21 @@ class LogFile:
             for writer in gone:
                 writer.close(remove=done)
 
-    def _under_way(self, gone: Sequence[Writer], place: int) -> dict[str, UnderWay]:
-        """Read what these servers may have left open, from where their files say or else from the beginning."""
-        known = [writer.since for writer in gone if writer.since is not None and self._holds(writer.since)]
-        start = min(head.size for head in known) if len(known) == len(gone) else 0
-        found = {writer.server: UnderWay() for writer in gone}
-        names = [server.encode() for server in found]
-        with os.fdopen(os.open(LOG_NAME, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=place), "rb") as log:
-            log.seek(start)
-            while start < self._tail.size and (line := log.readline(chain.MAX_LINE_BYTES)):
-                # Parsing is what costs, and most of what follows a crash is other servers'.
-                if any(name in line for name in names):
-                    with contextlib.suppress(NotARecord):
-                        record = chain.parse(line)
-                        lost = record.kind == CallLost.kind  # told of by another server, that did not get further
-                        ran = record.data.get("run_by") if lost else record.server
-                        if ran in found:
-                            found[ran].note(record, Head(seq=record.seq - 1, hash=record.prev, size=start))
-                start += len(line)
-        return found
-
-    def _holds(self, head: Head) -> bool:
-        """Whether this is an end that the chain had."""
-        if head.size == 0 or head.size > self._tail.size:
-            return head == Head()
-        try:
-            record = chain.parse(self._line_before(head.size))
-        except NotARecord:
-            return False
-        return (record.seq, record.hash) == (head.seq, head.hash)
-
-    def _prepare(self) -> None:
-        if not os.path.lexists(self._directory):
-            self._directory.parent.mkdir(parents=True, exist_ok=True)
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-
-    def _open(self, place: int, name: str, flags: int, *, create: bool = True) -> int:
-        flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
-        descriptor = os.open(name, flags, 0o600, dir_fd=place)
-        try:
-            self._check(os.fstat(descriptor), stat.S_IFREG, self._directory / name)
-        except AuditUnavailable:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _check(self, found: os.stat_result, kind: int, path: Path) -> None:
-        if stat.S_IFMT(found.st_mode) != kind or (kind == stat.S_IFREG and found.st_nlink != 1):
-            raise self._refused(f"{path} is not a file of its own", "Move it away.")
-        if found.st_uid != os.geteuid():
-            fix = f"Run Glovebox as that user, or choose another state directory than {self._directory}."
-            raise self._refused(f"{path} belongs to user {found.st_uid}", fix)
-        if found.st_mode & 0o077:
-            raise self._refused(f"{path} is open to other users", f"Run `chmod go= {path}`.")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        # flock, not POSIX locks: those vanish when any other descriptor of the file is closed in this process.
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
-        pause, longest = _LOCK_PAUSE_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._head_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
-                    fix = f"Find it with `fuser {self._directory / HEAD_NAME}` and continue or end it."
-                    raise self._refused(reason, fix) from None
-                time.sleep(pause)
-                pause = min(2 * pause, longest)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._head_fd, fcntl.LOCK_UN)
-
-    def _refused(self, reason: str, fix: str) -> AuditUnavailable:
-        return AuditUnavailable(f"use the audit log in {self._directory}", reason, fix)
-
-    def _tampered(self, reason: str) -> AuditUnavailable:
-        return self._refused(reason, _FIX_EVIDENCE)
-
-    @contextlib.contextmanager
-    def _translated(self, attempted: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-            access = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
-            link = error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and self._directory.is_symlink())
-            fix = _FIX_DISK if full else _FIX_ACCESS if access else "Check the disk and the kernel's log (`dmesg`)."
-            reason = "it is a symbolic link" if link else (error.strerror or str(error))
-            raise AuditUnavailable(
-                f"{attempted} in {self._directory}", reason, "Replace the link." if link else fix
-            ) from error
+    def _under_way(self, gone: Sequence[Writer]) -> dict[str, UnderWay]:
+        return Log(self._directory, self._log_fd, self._start, self._tail).under_way(gone)
 
 
 def _kind(item: Draft | Follower) -> str:
     return item.kind if isinstance(item, Draft) else "what follows"
 
 
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    """Write these bytes and have them on the disk."""
+    written = 0
+    while written < len(content):
+        written += os.write(descriptor, content[written:])
+    os.fdatasync(descriptor)

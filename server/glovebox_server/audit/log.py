@@ -18,6 +18,7 @@ from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Draft, Head, Record
 from glovebox_server.audit.events import Event, draft
 from glovebox_server.audit.file import Follower, LogFile
+from glovebox_server.audit.segments.rotation import Rotation
 from glovebox_server.audit.subscription import Owners, Subscription
 from glovebox_server.errors import AuditUnavailable
 
@@ -75,7 +76,7 @@ class AuditLog:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, directory: Path, server_id: str) -> AsyncIterator[Self]:
+    async def open(cls, directory: Path, server_id: str, rotates: Rotation | None = None) -> AsyncIterator[Self]:
         """Open the log in ``directory``, made (0700) if it is missing.
 
         Several processes may have it open. A torn last line is recorded as a gap before this returns, and calls of
@@ -84,6 +85,7 @@ class AuditLog:
         Args:
             directory: a directory of its own, below the state directory.
             server_id: who writes: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``, unique per process.
+            rotates: how; None to seal no segment.
 
         Raises:
             AuditUnavailable: the log cannot be written to, or records are missing from it; says how to fix it.
@@ -91,7 +93,7 @@ class AuditLog:
         """
         if not chain.is_name(server_id):
             raise ValueError(f"server_id {server_id!r} is not a name")
-        file = await anyio.to_thread.run_sync(LogFile, directory, server_id)
+        file = await anyio.to_thread.run_sync(LogFile, directory, server_id, rotates)
         log = cls(file, server_id)
         try:
             yield log

@@ -1,14 +1,14 @@
 """Reading the log back: its lines, its end, one call, and what comes next. Never writes, never trusts the bytes.
 
 Works on a copy in another place and as another user, too. Reads of one line are bounded by ``chain.MAX_LINE_BYTES``.
+The log is its sealed segments and ``audit.jsonl``; one that retention removes while it is read is not missed.
 """
 
 import contextlib
 import fcntl
 import os
-import stat
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,7 +18,9 @@ import anyio.to_thread
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Head, NotARecord, Record
-from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
+from glovebox_server.audit.events import CallDecided
+from glovebox_server.audit.segments import files
+from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_server.errors import AuditUnavailable
 
 #: How long a reader waits for a writer in mid-line. Then it reads anyway: it may see a line that is not yet whole.
@@ -39,7 +41,7 @@ class Line:
     """One line of the file, or one part of a line longer than ``chain.MAX_LINE_BYTES``."""
 
     number: int
-    """Line number, counted from 1 at the place where reading began; parts of one line share it."""
+    """Line number, counted from 1 at the place in the file where reading began; parts of one line share it."""
     raw: bytes
     """Its bytes, line feed included; at most ``chain.MAX_LINE_BYTES``."""
     end: int
@@ -54,52 +56,90 @@ class Line:
 class Snapshot:
     """The log at a moment when nobody was writing."""
 
+    directory: Path
     head: bytes | None
     """The bytes of ``head.json``, at most one more than it may have; None when it is missing."""
+    log: BinaryIO | None
+    """``audit.jsonl``; None when it is missing."""
     size: int
-    """Length of ``audit.jsonl`` in bytes."""
+    """Its length in bytes."""
+    sealed: tuple[int, ...]
+    """Numbers of the sealed segments."""
 
+    @contextlib.contextmanager
+    def segment(self, number: int) -> Iterator[tuple[BinaryIO, int]]:
+        """Open a sealed segment, and tell its length.
 
-def _open(directory: Path, name: str) -> BinaryIO:
-    # O_NONBLOCK: a FIFO in the place of the file must not hang a reader.
-    descriptor = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("it is not a regular file")
-    return open(descriptor, "rb")  # noqa: PTH123 - a descriptor, not a path
+        Raises:
+            FileNotFoundError: it was removed since.
+            AuditUnavailable: it cannot be read.
+        """
+        path = self.directory / files.name(number)
+        with _translated(self.directory), files.opened(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+            yield file, files.length(descriptor)
+
+    def newest_first(self) -> Iterator[tuple[BinaryIO, int]]:
+        """Every file that is still there, with its length."""
+        if self.log is not None:
+            yield self.log, self.size
+        for number in reversed(self.sealed):
+            with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
+                yield found
 
 
 @contextlib.contextmanager
-def opened(directory: Path) -> Iterator[tuple[BinaryIO, Snapshot]]:
+def opened(directory: Path) -> Iterator[Snapshot]:
     """Open the log for reading and note how far it is whole.
 
     Raises:
         AuditUnavailable: there is no log, or it cannot be read.
     """
     with contextlib.ExitStack() as stack:
+        with _translated(directory, missing=True):
+            head = stack.enter_context(_locked(directory))
+            sealed = tuple(files.sealed(directory))
+            log: BinaryIO | None = None
+            try:
+                descriptor = stack.enter_context(files.opened(directory / LOG_NAME))
+                log = stack.enter_context(os.fdopen(os.dup(descriptor), "rb"))
+            except FileNotFoundError:
+                if not sealed:
+                    raise
+            size = 0 if log is None else os.fstat(log.fileno()).st_size
+            content = None if head is None else os.pread(head, chain.HEAD_BYTES + 1, 0)
+            if head is not None:
+                fcntl.flock(head, fcntl.LOCK_UN)
+        yield Snapshot(directory=directory, head=content, log=log, size=size, sealed=sealed)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[int | None]:
+    """``head.json``, and the lock of its writers shared, if it can be had in time; None where there is no such file."""
+    with contextlib.ExitStack() as stack:
         try:
-            log = stack.enter_context(_open(directory, LOG_NAME))
-            snapshot = _snapshot(directory, log)
-        except OSError as error:
-            attempted = f"read the audit log in {directory}"
-            fix = "Name the directory that holds audit.jsonl, as a user who may read it."
-            raise AuditUnavailable(attempted, error.strerror or str(error), fix) from error
-        yield log, snapshot
-
-
-def _snapshot(directory: Path, log: BinaryIO) -> Snapshot:
-    try:
-        head = _open(directory, HEAD_NAME)
-    except FileNotFoundError:
-        return Snapshot(head=None, size=os.fstat(log.fileno()).st_size)
-    with head:
+            head = stack.enter_context(files.opened(directory / HEAD_NAME))
+        except FileNotFoundError:
+            yield None
+            return
         deadline = time.monotonic() + _LOCK_WAIT_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(head, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 break
             time.sleep(0.001)
-        return Snapshot(head=head.read(chain.HEAD_BYTES + 1), size=os.fstat(log.fileno()).st_size)
+        yield head
+
+
+@contextlib.contextmanager
+def _translated(directory: Path, *, missing: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not missing:
+            raise
+        attempted = f"read the audit log in {directory}"
+        fix = "Name the directory that holds audit.jsonl, as a user who may read it."
+        raise AuditUnavailable(attempted, error.strerror or str(error), fix) from error
 
 
 def head(directory: Path) -> Head:
@@ -108,7 +148,7 @@ def head(directory: Path) -> Head:
     Raises:
         AuditUnavailable: there is no log, it cannot be read, or ``head.json`` is missing or damaged.
     """
-    with opened(directory) as (_, snapshot):
+    with opened(directory) as snapshot:
         try:
             return chain.parse_head(snapshot.head or b"")
         except NotARecord as error:
@@ -140,9 +180,19 @@ def _parsed(raw: bytes) -> tuple[Record | None, NotARecord | None]:
 
 def tail(directory: Path, count: int) -> list[Line]:
     """Return the last ``count`` lines, at most ``MAX_TAIL_LINES``; raises like ``opened``."""
-    with opened(directory) as (log, snapshot):
-        start = _start_of_last(log, snapshot.size, min(max(count, 0), MAX_TAIL_LINES))
-        return list(lines(log, start, snapshot.size))
+    with opened(directory) as snapshot:
+        return _tail(snapshot, count)
+
+
+def _tail(snapshot: Snapshot, count: int) -> list[Line]:
+    found: list[Line] = []
+    wanted = min(max(count, 0), MAX_TAIL_LINES)
+    for log, size in snapshot.newest_first():
+        start = _start_of_last(log, size, wanted - len(found))
+        found[:0] = lines(log, start, size)
+        if len(found) >= wanted:
+            break
+    return found
 
 
 def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
@@ -167,21 +217,47 @@ def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
 
 
 def records_of(directory: Path, call_id: str) -> Iterator[Record]:
-    """Yield the records of one call, reading the whole log; raises like ``opened``.
+    """Yield the records of one call, from the newest segment that holds its beginning on; raises like ``opened``.
 
     The first is its ``call.decided``, which names the principal: whoever shows them to a client checks that first.
     """
-    needle = call_id.encode()
-    with opened(directory) as (log, snapshot):
-        start = 0
-        # Lines are parsed only where the id appears at all: parsing is what costs.
-        while start < snapshot.size and (raw := log.readline(min(chain.MAX_LINE_BYTES, snapshot.size - start))):
-            start += len(raw)
-            if needle in raw:
-                with contextlib.suppress(NotARecord):
-                    record = chain.parse(raw)
-                    if record.call_id == call_id:
-                        yield record
+    with opened(directory) as snapshot:
+        for log, size in _since_call(snapshot, call_id):
+            yield from (record for record in _records_in(log, size, call_id))
+
+
+def _since_call(snapshot: Snapshot, call_id: str) -> Iterator[tuple[BinaryIO, int]]:
+    """The files from that in which a call begins, or else the first that knows it, to the newest."""
+    first = 0
+    for back, (log, size) in enumerate(snapshot.newest_first()):
+        kinds = {record.kind for record in _records_in(log, size, call_id)}
+        if kinds:
+            first = back + 1
+        if CallDecided.kind in kinds:
+            break
+    if first > (snapshot.log is not None):
+        for number in _last(snapshot.sealed, first - (snapshot.log is not None)):
+            with contextlib.suppress(FileNotFoundError), snapshot.segment(number) as found:
+                yield found
+    if snapshot.log is not None and first > 0:
+        yield snapshot.log, snapshot.size
+
+
+def _last(numbers: Sequence[int], count: int) -> Sequence[int]:
+    return numbers[len(numbers) - count :]
+
+
+def _records_in(log: BinaryIO, size: int, call_id: str) -> Iterator[Record]:
+    needle, start = call_id.encode(), 0
+    log.seek(0)
+    # Lines are parsed only where the id appears at all: parsing is what costs.
+    while start < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - start))):
+        start += len(raw)
+        if needle in raw:
+            with contextlib.suppress(NotARecord):
+                record = chain.parse(raw)
+                if record.call_id == call_id:
+                    yield record
 
 
 async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
@@ -190,17 +266,30 @@ async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
     Raises:
         AuditUnavailable: there is no log, it cannot be read, or it became shorter.
     """
-    found = await anyio.to_thread.run_sync(tail, directory, count)
-    with opened(directory) as (log, snapshot):
-        at = found[-1].end if found else snapshot.size
-        for line in found:
+    with opened(directory) as snapshot:
+        for line in await anyio.to_thread.run_sync(_tail, snapshot, count):
             yield line
-        while True:
-            size = (await anyio.to_thread.run_sync(_snapshot, directory, log)).size
-            if size < at:
-                attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
-                raise AuditUnavailable(attempted, "it became shorter", fix)
-            for line in lines(log, at, size):
-                yield line
-                at = line.end
-            await anyio.sleep(_POLL_SECONDS)
+        at, number = snapshot.size, _number(snapshot)
+    while True:
+        with opened(directory) as snapshot:
+            now = _number(snapshot)
+            behind = [each for each in snapshot.sealed if number <= each < now]
+            for each in behind:  # sealed since
+                with contextlib.suppress(FileNotFoundError), snapshot.segment(each) as (log, size):
+                    for line in lines(log, at, size):
+                        yield line
+                at = 0
+            number = now
+            if snapshot.log is not None:
+                if snapshot.size < at:
+                    attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
+                    raise AuditUnavailable(attempted, "it became shorter", fix)
+                for line in lines(snapshot.log, at, snapshot.size):
+                    yield line
+                    at = line.end
+        await anyio.sleep(_POLL_SECONDS)
+
+
+def _number(snapshot: Snapshot) -> int:
+    """The number of the segment that is being written, or will be."""
+    return snapshot.sealed[-1] + 1 if snapshot.sealed else 1

@@ -4,6 +4,7 @@ The log's writer learns from it which calls it still owes an end, and the verifi
 import nothing but events and chain.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glovebox_server.audit.chain import Head, Record
@@ -38,6 +39,16 @@ class UnderWay:
         self._begun: dict[str, Begun] = {}
         self._ended: str | None = None
         self._forgot = False
+
+    @property
+    def forgot(self) -> bool:
+        """Whether there may be calls under way that are not known here."""
+        return self._forgot
+
+    def resume(self, calls: Iterable[str], *, forgot: bool) -> None:
+        """Begin in the middle of the chain, where these calls are under way, and others unknown if ``forgot``."""
+        self._begun = {call: Begun(before=Head(), server="", decided="", last="", whose={}) for call in calls}
+        self._ended, self._forgot = None, forgot
 
     def __contains__(self, call_id: object) -> bool:
         """Whether this call has begun and not ended."""

@@ -8,32 +8,43 @@ it.
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from glovebox_server.audit import chain, read
-from glovebox_server.audit.chain import Edited, Head, NotARecord, Record
-from glovebox_server.audit.events import GapRecorded
-from glovebox_server.audit.file import HEAD_NAME
-from glovebox_server.audit.read import Line
+from glovebox_server.audit.chain import Edited, Head, Newer, NotARecord, Record
+from glovebox_server.audit.events import GapRecorded, SegmentRemoved, SegmentSealed
+from glovebox_server.audit.read import Line, Snapshot
+from glovebox_server.audit.segments import files, merkle, verified
+from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME, Start
+from glovebox_server.audit.segments.statements import NotAStatement, Removal, Seal, signed
+from glovebox_server.audit.segments.verified import Verified
 from glovebox_server.audit.underway import UnderWay
 
 #: Problems that are kept; the first ones say what happened, the rest are counted.
 MAX_PROBLEMS = 100
 
 ProblemKind = Literal[
-    "edited", "foreign", "torn", "deleted", "reordered", "repeated", "forked", "truncated", "head", "anchor", "call"
-]
+    "edited", "foreign", "torn", "deleted", "reordered", "repeated", "forked", "truncated", "head", "anchor", "call",
+    "missing", "seal", "newer",
+]  # fmt: skip
+
+#: Ids of keys, and the keys.
+Keys = Mapping[str, Ed25519PublicKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One place where the log is not what was written."""
 
+    file: str
+    """The file concerned, below the log's directory."""
     line: int | None
-    """Line of ``audit.jsonl``, from 1; for a cut end the line that should come next; None for ``head.json`` itself."""
+    """Its line, from 1; for a cut end the line that should come next; None for ``head.json`` or a missing file."""
     seq: int | None
     """Number of the record concerned, where it is known."""
     kind: ProblemKind
@@ -49,7 +60,13 @@ class VerifyReport:
     ok: bool
     """Whether the log is whole."""
     records: int
-    """How many records were read."""
+    """How many records there are."""
+    known: int
+    """How many of them were not read, because an earlier verification had found their segments whole."""
+    segments: int
+    """Sealed segments that are there."""
+    removed: int
+    """Segments before these, which retention removed on record."""
     gaps: int
     """Recorded gaps: torn lines of crashes. No acknowledged record was in them."""
     head: Head
@@ -60,22 +77,67 @@ class VerifyReport:
     """Problems beyond those."""
 
 
-def verify(directory: Path, anchor: Head | None = None) -> VerifyReport:
-    """Check the log in ``directory``, also while servers write to it, and against an anchor kept elsewhere.
+def verify(directory: Path, anchor: Head | None = None, *, keys: Keys | None = None, new: bool = False) -> VerifyReport:
+    """Check the log in ``directory``, also while servers write to it.
+
+    Args:
+        directory: of the log, or of a copy.
+        anchor: a record kept elsewhere, that must be in it.
+        keys: public keys, one of which must have signed each seal; None leaves the signatures unproved.
+        new: read only what was written since the last segment that was found whole, and remember how far it is.
 
     Raises:
         AuditUnavailable: there is no log, or it cannot be read.
     """
-    with read.opened(directory) as (log, snapshot):
-        verifier = _Verifier()
+    while True:
+        try:
+            return _verify(directory, anchor, keys or {}, new=new)
+        except FileNotFoundError:  # retention removed it in this moment: the next look does not find it
+            continue
+
+
+def _verify(directory: Path, anchor: Head | None, keys: Keys, *, new: bool) -> VerifyReport:
+    with read.opened(directory) as snapshot:
+        verifier = _Verifier(keys)
         if anchor is not None:
             verifier.expect(anchor, "anchor")
         try:
             verifier.expect(chain.parse_head(snapshot.head or b""), "head")
         except NotARecord:
-            state = "missing" if snapshot.head is None else "damaged"
-            verifier.note(None, None, "head", f"{HEAD_NAME} is {state}, so a cut end cannot be told")
-        return verifier.run(read.lines(log, 0, snapshot.size))
+            how = "missing" if snapshot.head is None else "damaged"
+            verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a cut end cannot be told", file=HEAD_NAME)
+        known = verified.load(directory, snapshot.sealed, keys) if new else None
+        if known is not None:
+            with snapshot.segment(snapshot.sealed[0]) as (log, _):
+                verifier.resume(known, files.start_of(files.line_at(log.fileno(), 0)))
+        state = _read(verifier, snapshot)
+        report = verifier.report(snapshot.sealed)
+        if new and report.ok and state is not None:
+            verified.save(directory, state)
+        return report
+
+
+def _read(verifier: "_Verifier", snapshot: Snapshot) -> Verified | None:
+    """Have every segment checked that is not known; what is known then, of the sealed ones."""
+    stamps = verified.stamps(snapshot.directory, snapshot.sealed)
+    state: Verified | None = None
+    expected = snapshot.sealed[0] if snapshot.sealed else 0
+    for number in snapshot.sealed:
+        for hole in range(expected, number):
+            verifier.missing(hole)
+        expected = number + 1
+        if number <= verifier.last_known:
+            continue
+        with snapshot.segment(number) as (log, size):
+            verifier.begin(files.name(number), number)
+            verifier.run(read.lines(log, 0, size))
+            verifier.end_sealed(number)
+            state = verifier.state(stamps)
+    if snapshot.log is not None:
+        verifier.begin(LOG_NAME, expected or None)
+        verifier.run(read.lines(snapshot.log, 0, snapshot.size))
+    verifier.finish()
+    return state
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,13 +146,29 @@ class _Claim:
 
     head: Head
     kind: Literal["head", "anchor"]
+    file: str = LOG_NAME
     line: int | None = None
     end: int = 0
     met: bool = False
 
 
 class _Verifier:
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        # The file that is read: its name, its number where that is known, its place among the files, its offset.
+        self._file, self._order, self._base = LOG_NAME, 0, 0
+        self._number: int | None = None
+        self._files: dict[str, int] = {HEAD_NAME: -1}
+        self._last_line = 0
+        self._problems_before = 0
+        # What a seal says of it: the leaves, the last of them so far as it was read, and the chain before the file.
+        self._tree, self._leaf = merkle.Tree(), hashlib.sha256(b"\0")
+        self._after = Head()
+        self._has_seal = False
+        # The segment before the oldest that is there, with its seal; and what is recorded as removed.
+        self._owed: tuple[int, str] | None = None
+        self._removed: dict[int, str] = {}
+        self._known = self.last_known = 0
         self._claims: list[_Claim] = []
         self._calls = UnderWay()
         self._misfits: list[Problem] = []
@@ -98,7 +176,7 @@ class _Verifier:
         self._omitted = 0
         self._records = self._gaps = 0
         # The chain so far: where the last record in order stands, and what it was.
-        self._line = 0
+        self._line, self._line_file = 0, LOG_NAME
         self._tail = Head()
         self._prev = ""
         # Lines since then that are no records: they may stand in for records, or a gap may account for them.
@@ -108,35 +186,191 @@ class _Verifier:
         # Numbers that were jumped over, by the place of their problem: a later line may turn out to hold them.
         self._jumped: dict[int, tuple[int, int]] = {}
 
-    def note(self, line: int | None, seq: int | None, kind: ProblemKind, detail: str) -> None:
+    def note(
+        self, line: int | None, seq: int | None, kind: ProblemKind, detail: str, *, file: str | None = None
+    ) -> None:
         if len(self._problems) < MAX_PROBLEMS:
-            self._problems.append(Problem(line=line, seq=seq, kind=kind, detail=detail))
+            self._problems.append(Problem(file=file or self._file, line=line, seq=seq, kind=kind, detail=detail))
         else:
             self._omitted += 1
 
     def expect(self, head: Head, kind: Literal["head", "anchor"]) -> None:
         self._claims.append(_Claim(head=head, kind=kind))
 
-    def run(self, found: Iterable[Line]) -> VerifyReport:
-        last = 0
+    def resume(self, known: Verified, oldest: Start) -> None:
+        """Go on behind what was verified before, unless it holds a record that is to be looked for."""
+        end = known.end
+        if any(claim.head.seq < end.seq for claim in self._claims):
+            return
+        self._known, self.last_known = known.records, known.last
+        self._records, self._gaps = known.records, known.gaps
+        self._tail = end
+        self._calls.resume(known.calls, forgot=known.forgot)
+        self._removed = dict(known.removed)
+        if oldest.number > 1:
+            self._owed = (oldest.number - 1, files.anchor(oldest.before))
+        for claim in self._claims:
+            if claim.head.seq == end.seq:
+                claim.line, claim.end, claim.met = 1, end.size, claim.head.hash == end.hash
+
+    def state(self, stamps: Mapping[int, tuple[int, int, int, int]]) -> Verified | None:
+        """What is known of the segments up to the one that was just read."""
+        if self._problems or self._misfits or self._number is None:
+            return None
+        there = {number: each for number, each in stamps.items() if number <= self._number}
+        return Verified(
+            last=self._number,
+            end=self._tail,
+            stamps=there,
+            calls=tuple(self._calls.ids()),
+            forgot=self._calls.forgot,
+            removed={number: seal for number, seal in self._removed.items() if number >= min(there) - 1},
+            records=self._records,
+            gaps=self._gaps,
+            keys=tuple(sorted(self._keys)),
+        )
+
+    def begin(self, name: str, number: int | None) -> None:
+        """Go on with the next file; its number is not known where it is all there is."""
+        self._file, self._number, self._order = name, number, self._order + 1
+        self._files[name] = self._order
+        self._base = self._tail.size
+        self._last_line, self._problems_before = 0, len(self._problems) + self._omitted
+        self._tree, self._leaf = merkle.Tree(), hashlib.sha256(b"\0")
+        self._after, self._has_seal = self._tail, False
+        self._unreadable = 0
+
+    def missing(self, number: int) -> None:
+        """A segment is not there between two that are."""
+        name = files.name(number)
+        self._order += 1
+        self._files[name] = self._order
+        detail = f"segment {number} is missing, and younger than one that is there: retention removes the oldest first"
+        self.note(None, None, "missing", detail, file=name)
+        self._lose()
+
+    def _lose(self) -> None:
+        """Begin anew with the next record: what was before it is gone."""
+        self._tail = Head(seq=-1)
+        self._calls.resume((), forgot=True)
+
+    def run(self, found: Iterable[Line]) -> None:
         for line in found:
-            fresh, last = line.number != last, line.number
-            if line.record is None:
+            fresh, self._last_line = line.number != self._last_line, line.number
+            record = line.record
+            if fresh and line.number == 1:
+                self._first(record)
+            if record is not None and record.kind == SegmentSealed.kind and not self._has_seal:
+                self._seal(line, record)
+            elif self._has_seal:
+                self.note(line.number, record.seq if record else None, "foreign", "it stands behind the segment's seal")
+                continue
+            self._leaf.update(line.raw.removesuffix(b"\n"))
+            if line.raw.endswith(b"\n"):
+                self._tree.add(self._leaf.digest())
+                self._leaf = hashlib.sha256(b"\0")
+            if record is None:
                 self._no_record(line, fresh=fresh)
                 continue
             self._records += 1
-            self._record(line, line.record)
-            self._compare(line, line.record)
-            self._fit(line, line.record)
-        self._end(last)
+            self._record(line, record)
+            self._compare(line, record)
+            self._fit(line, record)
+            if record.kind == SegmentRemoved.kind:
+                self._removal(line, record)
+
+    def _first(self, record: Record | None) -> None:
+        """The first line of a file says which segment it is; one that says nothing is the first."""
+        try:
+            start = files.begun(record) if record else None
+        except Newer as problem:
+            self.note(1, record.seq if record else None, "newer", str(problem))
+            start = None
+        if record is None:
+            return
+        number = start.number if start else 1
+        if self._file == LOG_NAME and self._number is not None and number > self._number:
+            for hole in range(self._number, number):
+                self.missing(hole)
+            self._order += 1
+            self._files[self._file] = self._order
+        elif self._number not in {None, number}:
+            self.note(1, record.seq, "seal", f"this is the beginning of segment {number}, not of {self._number}")
+        self._number = self._number if self._file != LOG_NAME else number
+        if start is None:
+            return
+        if self._order == 1 and self.last_known == 0 and number > 1:
+            self._owed = (number - 1, files.anchor(start.before))
+            self._lose()
+        if self._tail.seq < 0:
+            self._tail = start.before
+        elif start.before.size != self._tail.size and start.before.seq == self._tail.seq:
+            self.note(1, record.seq, "seal", "it names another offset than that of its file")
+        self._base, self._after = self._tail.size, self._tail
+
+    def _seal(self, line: Line, record: Record) -> None:
+        """Compare what a seal says with what was read before it."""
+        self._has_seal = True
+        told = Seal(
+            segment=self._number or 1,
+            root="sha256:" + self._tree.root().hex(),
+            time="",
+            lines=self._tree.size,
+            bytes=line.end - len(line.raw),
+            after=files.anchor(self._after),
+            last=files.anchor(self._tail),
+        )
+        if len(self._problems) + self._omitted > self._problems_before:
+            return  # the file is not what was sealed, and that has been said
+        try:
+            said = signed(record.data, Seal, self._keys)
+        except NotAStatement as problem:
+            self.note(line.number, record.seq, "seal", f"the seal of segment {told.segment}: {problem}")
+            return
+        data = record.data
+        same = (data.get("segment"), data.get("lines"), data.get("root")) == (said.segment, said.lines, said.root)
+        if replace(said, time="") != told or not same:
+            self.note(line.number, record.seq, "seal", f"the seal is not that of segment {told.segment} as it is here")
+
+    def _removal(self, line: Line, record: Record) -> None:
+        try:
+            said = signed(record.data, Removal, self._keys)
+        except NotAStatement as problem:
+            self.note(line.number, record.seq, "seal", f"the removal of a segment: {problem}")
+            return
+        data = record.data
+        if (data.get("segment"), data.get("seal"), data.get("root")) != (said.segment, said.seal, said.root):
+            self.note(line.number, record.seq, "seal", "the removal of a segment does not say what was signed")
+            return
+        self._removed[said.segment] = said.seal
+
+    def end_sealed(self, number: int) -> None:
+        """The end of a file that lies among the sealed ones."""
+        if not self._has_seal and len(self._problems) + self._omitted == self._problems_before:
+            detail = f"segment {number} has no seal: its end is missing"
+            self.note(self._last_line + 1, self._tail.seq + 1, "truncated", detail)
+
+    def finish(self) -> None:
+        """The end of the last file."""
+        if self._owed is not None and self._removed.get(self._owed[0]) != self._owed[1]:
+            number = self._owed[0]
+            detail = f"segment {number} and those before it are missing, and no record says that they were removed"
+            self._files[files.name(number)] = 0
+            self.note(None, None, "missing", detail, file=files.name(number))
+        self._end(self._last_line)
+
+    def report(self, sealed: tuple[int, ...]) -> VerifyReport:
         if not self._problems:
             # In a broken chain it would only say once more what is broken.
-            for misfit in self._misfits:
-                self.note(misfit.line, misfit.seq, misfit.kind, misfit.detail)
-        self._problems.sort(key=lambda problem: problem.line or 0)
+            self._problems = self._misfits[:MAX_PROBLEMS]
+            self._omitted += len(self._misfits) - len(self._problems)
+        self._problems.sort(key=lambda problem: (self._files.get(problem.file, 0), problem.line or 0))
         return VerifyReport(
             ok=not self._problems,
             records=self._records,
+            known=self._known,
+            segments=len(sealed),
+            removed=self._owed[0] if self._owed else 0,
             gaps=self._gaps,
             head=self._tail,
             problems=tuple(self._problems),
@@ -151,7 +385,9 @@ class _Verifier:
         if not fresh:
             return
         self._unreadable += 1
-        if isinstance(line.error, Edited):
+        if isinstance(line.error, Newer):
+            self.note(line.number, None, "newer", str(line.error))
+        elif isinstance(line.error, Edited):
             self.note(line.number, line.error.seq, "edited", str(line.error))
         elif not line.raw.endswith(b"\n") and len(line.raw) < chain.MAX_LINE_BYTES:
             detail = "the line has no end: a crash in mid-write, which the next server records, or a cut"
@@ -164,6 +400,8 @@ class _Verifier:
         self._unreadable_bytes += len(line.raw)
 
     def _record(self, line: Line, record: Record) -> None:
+        if self._tail.seq < 0:  # nothing before it can be known
+            self._tail = Head(seq=record.seq - 1, hash=record.prev, size=self._base)
         seq, expected = record.seq, self._tail.seq + 1
         if self._accounts_for_gap(record):
             del self._problems[self._unreadable_since :]
@@ -198,14 +436,14 @@ class _Verifier:
             self.note(line.number, 1, "edited", "the first record is chained to another one")
             return
         detail = f"this is not the record that record {record.seq} on line {line.number} was chained to"
-        self.note(self._line, record.seq - 1, "edited", detail)
+        self.note(self._line, record.seq - 1, "edited", detail, file=self._line_file)
 
     def _out_of_order(self, line: Line, record: Record) -> None:
         for place, (first, last) in self._jumped.items():
             if first <= record.seq <= last:
                 detail = f"records {first} to {last} are not before this line; {record.seq} is on line {line.number}"
                 old = self._problems[place]
-                self._problems[place] = Problem(line=old.line, seq=old.seq, kind="reordered", detail=detail)
+                self._problems[place] = replace(old, kind="reordered", detail=detail)
                 return
         if record.seq == self._tail.seq and record.prev == self._prev and record.hash != self._tail.hash:
             self.note(line.number, record.seq, "forked", f"lines {self._line} and {line.number} are both {record.seq}")
@@ -214,31 +452,35 @@ class _Verifier:
         self.note(line.number, record.seq, "repeated", f"record {record.seq} was there before")
 
     def _move(self, line: Line, record: Record) -> None:
-        self._line, self._prev, self._unreadable = line.number, record.prev, 0
-        self._tail = Head(seq=record.seq, hash=record.hash, size=line.end)
+        self._line, self._line_file, self._prev, self._unreadable = line.number, self._file, record.prev, 0
+        self._tail = Head(seq=record.seq, hash=record.hash, size=self._base + line.end)
 
     def _compare(self, line: Line, record: Record) -> None:
         for claim in self._claims:
             if record.seq == claim.head.seq:
-                claim.line = line.number
+                claim.line, claim.file = line.number, self._file
                 claim.met = claim.met or record.hash == claim.head.hash
-                claim.end = line.end
+                claim.end = self._base + line.end
 
     def _fit(self, line: Line, record: Record) -> None:
         wrong = self._calls.note(record, Head())
         if wrong and len(self._misfits) <= MAX_PROBLEMS:
-            self._misfits.append(Problem(line=line.number, seq=record.seq, kind="call", detail=wrong))
+            self._misfits.append(Problem(file=self._file, line=line.number, seq=record.seq, kind="call", detail=wrong))
 
     def _end(self, last: int) -> None:
         reached = self._tail.seq + self._unreadable
         for claim in self._claims:
             seq, named = claim.head.seq, HEAD_NAME if claim.kind == "head" else "the anchor"
             if claim.line is not None and not claim.met:
-                self.note(claim.line, seq, claim.kind, f"{named} names another record {seq}: the log was rewritten")
+                detail = f"{named} names another record {seq}: the log was rewritten"
+                self.note(claim.line, seq, claim.kind, detail, file=claim.file)
             elif claim.line is None and reached < seq:
                 detail = f"records {reached + 1} to {seq}, the last that {named} knows, are missing at the end"
                 self.note(last + 1, reached + 1, "truncated" if claim.kind == "head" else "anchor", detail)
             elif seq == 0 and claim.head.hash != chain.GENESIS:
-                self.note(None, None, claim.kind, f"{named} describes no log")
+                self.note(None, None, claim.kind, f"{named} describes no log", file=HEAD_NAME)
+            elif claim.line is None and seq > 0 and not self._problems:
+                detail = f"{named} names record {seq}, which is not here: it lay in a segment that was removed"
+                self.note(None, seq, claim.kind, detail, file=HEAD_NAME)
             elif claim.kind == "head" and claim.head.size != claim.end and not self._problems:
-                self.note(None, seq, "head", f"{HEAD_NAME} has the wrong size for record {seq}")
+                self.note(None, seq, "head", f"{HEAD_NAME} has the wrong size for record {seq}", file=HEAD_NAME)

@@ -29,6 +29,7 @@ from glovebox_server.audit.events import (
     SandboxStarted,
 )
 from glovebox_server.audit.log import Then
+from glovebox_server.audit.segments.statements import Signs
 from glovebox_server.calls import ToolCall, elapsed_ms
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.failures import foreseen
@@ -60,17 +61,6 @@ class Log(Protocol):
     @property
     def head(self) -> Head:
         """See ``AuditLog.head``."""
-
-
-class Signs(Protocol):
-    """The part of ``keys.Signer`` that is needed here."""
-
-    @property
-    def key_id(self) -> str:
-        """Which key."""
-
-    def sign(self, payload: bytes) -> dict[str, Any]:
-        """The envelope around ``payload``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

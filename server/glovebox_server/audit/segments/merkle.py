@@ -1,0 +1,87 @@
+"""Merkle trees as Certificate Transparency has them: roots, and audit paths from one leaf to the root. Pure.
+
+https://www.rfc-editor.org/rfc/rfc6962#section-2.1. Leaves and nodes are hashed with different prefixes, so that none
+can be given out as the other.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+#: Longest audit path: more leaves than any file holds.
+MAX_PATH = 64
+
+
+def leaf_hash(content: bytes) -> bytes:
+    """The hash of one leaf."""
+    return hashlib.sha256(b"\0" + content).digest()
+
+
+def _node_hash(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\1" + left + right).digest()
+
+
+class Tree:
+    """Grows by leaves and keeps only the roots of its whole subtrees: one for each bit of its size."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.size = 0
+        self._roots: list[bytes] = []
+
+    def add(self, leaf: bytes) -> None:
+        """Append the leaf with this hash."""
+        self._roots.append(leaf)
+        self.size += 1
+        size = self.size
+        while size % 2 == 0:
+            right = self._roots.pop()
+            self._roots[-1] = _node_hash(self._roots[-1], right)
+            size //= 2
+
+    def root(self) -> bytes:
+        """The root over all leaves so far; of none, the hash of nothing."""
+        if not self._roots:
+            return hashlib.sha256().digest()
+        found = self._roots[-1]
+        for left in reversed(self._roots[:-1]):
+            found = _node_hash(left, found)
+        return found
+
+
+def _root(leaves: Sequence[bytes]) -> bytes:
+    tree = Tree()
+    for leaf in leaves:
+        tree.add(leaf)
+    return tree.root()
+
+
+def path(leaves: Sequence[bytes], index: int) -> list[bytes]:
+    """The audit path of one of these leaves, from its neighbour up."""
+    if len(leaves) == 1:
+        return []
+    # The largest power of two smaller than the number of leaves.
+    half = 1 << ((len(leaves) - 1).bit_length() - 1)
+    if index < half:
+        return [*path(leaves[:half], index), _root(leaves[half:])]
+    return [*path(leaves[half:], index - half), _root(leaves[:half])]
+
+
+def root_of(leaf: bytes, index: int, size: int, way: Sequence[bytes]) -> bytes | None:
+    """The root that an audit path leads to; None where no tree of that size has a path of this form.
+
+    https://www.rfc-editor.org/rfc/rfc9162#section-2.1.3.2
+    """
+    if not 0 <= index < size:
+        return None
+    place, last, found = index, size - 1, leaf
+    for each in way:
+        if last == 0:
+            return None
+        if place % 2 == 1 or place == last:
+            found = _node_hash(each, found)
+            while place % 2 == 0 and place != 0:
+                place, last = place // 2, last // 2
+        else:
+            found = _node_hash(found, each)
+        place, last = place // 2, last // 2
+    return found if last == 0 else None

@@ -1,0 +1,466 @@
+"""Segments of the log: when they are sealed, what holds them together, and what may be removed."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from tests.fixtures import segments
+from tests.fixtures.audit_logs import decided, finished, log_lines
+
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.chain import Head
+from glovebox_server.audit.events import ServerStopped, draft
+from glovebox_server.audit.file import LogFile
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.segments import merkle, rotation, verified
+from glovebox_server.audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
+from glovebox_server.audit.underway import UnderWay
+from glovebox_server.audit.verify import verify
+from glovebox_server.errors import AuditUnavailable
+
+KEPT = Path(__file__).parents[1] / "fixtures" / "earlier_log"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Name a directory that does not exist yet."""
+    return tmp_path / "audit"
+
+
+def kinds(directory: Path) -> list[str]:
+    """What is in the log."""
+    return [chain.parse(line).kind for line in segments.all_lines(directory)]
+
+
+#: Roots over the first n of these leaves, from the test data of Certificate Transparency's own implementation.
+#: https://github.com/google/certificate-transparency/blob/master/python/ct/crypto/merkle_test.py
+LEAVES = [bytes.fromhex(each) for each in (
+    "", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f",
+)]  # fmt: skip
+ROOTS = [
+    "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+    "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
+    "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
+    "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
+    "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
+    "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
+    "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
+]
+
+
+def test_the_tree_is_that_of_certificate_transparency() -> None:
+    """Its published roots, and for each leaf of each size a path that leads to the root, and from nowhere else."""
+    tree = merkle.Tree()
+    assert tree.root() == hashlib.sha256().digest()
+    hashes = [merkle.leaf_hash(leaf) for leaf in LEAVES]
+    for size, (leaf, root) in enumerate(zip(hashes, ROOTS, strict=True), 1):
+        tree.add(leaf)
+        assert tree.root().hex() == root
+        for index in range(size):
+            way = merkle.path(hashes[:size], index)
+            assert merkle.root_of(hashes[index], index, size, way) == tree.root()
+            for wrong in range(-1, size + 1):
+                if wrong != index:
+                    assert merkle.root_of(hashes[index], wrong, size, way) != tree.root()
+            assert merkle.root_of(hashes[index], index, size, [*way, hashes[0]]) is None
+            assert not way or merkle.root_of(hashes[index], index, size, way[:-1]) != tree.root()
+
+
+def test_a_file_that_is_full_is_sealed_and_the_next_is_chained_to_it(directory: Path) -> None:
+    """One chain; each file but the first says which it is, each but the last ends with a seal."""
+    made = segments.fill(directory, 12)
+    parts = sorted((directory / "segments").iterdir())
+    assert [part.name for part in parts] == [f"{number:06}.jsonl" for number in range(1, len(parts) + 1)]
+    before = None
+    for number, part in enumerate([*parts, directory / "audit.jsonl"], 1):
+        found = [chain.parse(line) for line in part.read_bytes().splitlines(keepends=True)]
+        if before:
+            assert (found[0].kind, found[0].prev, found[0].data["segment"]) == ("segment.begun", before.hash, number)
+        if part in parts:
+            assert (found[-1].kind, found[-1].data["segment"]) == ("segment.sealed", number)
+        before = found[-1]
+    report = verify(directory, keys=segments.KEYS)
+    assert (report.ok, report.segments, report.removed) == (True, len(parts), 0)
+    assert report.records == len(made) + 2 * len(parts)
+    head = read.head(directory)
+    assert head.size == sum(len(line) for line in segments.all_lines(directory))
+
+
+def test_nothing_is_sealed_before_it_is_due_with_the_shipped_numbers(directory: Path) -> None:
+    """64 MiB or a day: a log one record short of it is one file, with that record it is not (the control)."""
+    assert (SEGMENT_BYTES, SEGMENT_SECONDS) == (64 * 2**20, 86400)
+    file = LogFile(directory, "s_1", Rotation(signer=segments.SIGNER))
+    big = draft(ServerStopped(reason="x" * 1_000_000))
+    while read.head(directory).size + 1_000_300 < SEGMENT_BYTES:
+        file.commit([big])
+    assert not (directory / "segments").exists()
+    file.commit([big])
+    file.close()
+    assert [path.name for path in (directory / "segments").iterdir()] == ["000001.jsonl"]
+    assert verify(directory).ok
+
+
+def test_a_segment_ends_after_a_day(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first record after it, also where another process began it; before that it goes on (the control)."""
+    LogFile(directory, "s_1").close()
+    now = time.time()
+    file = LogFile(directory, "s_1", Rotation(signer=segments.SIGNER))
+    file.commit([draft(decided())])
+    monkeypatch.setattr(time, "time", lambda: now + SEGMENT_SECONDS - 60)
+    file.commit([draft(finished())])
+    assert not (directory / "segments").exists()
+    monkeypatch.setattr(time, "time", lambda: now + SEGMENT_SECONDS + 60)
+    file.commit([draft(decided("c_2"))])
+    file.close()
+    assert kinds(directory)[3:] == ["segment.sealed", "segment.begun"]
+
+
+def test_an_earlier_log_goes_on_and_rotates(tmp_path: Path) -> None:
+    """It was written before there were segments: what it holds is the first."""
+    place = tmp_path / "audit"
+    shutil.copytree(KEPT / "audit", place)
+    for each in (place, *place.iterdir()):
+        each.chmod(0o700 if each.is_dir() else 0o600)
+    earlier = (place / "audit.jsonl").read_bytes()
+    file = LogFile(place, "g1", Rotation(signer=segments.SIGNER))
+    file.commit([draft(ServerStopped(reason="test"))])
+    assert file.seal() == 1
+    file.close()
+    assert (place / "segments" / "000001.jsonl").read_bytes().startswith(earlier)
+    report = verify(place, keys=segments.KEYS)
+    assert (report.problems, report.segments) == ((), 1)
+
+
+async def test_a_log_that_is_not_told_to_rotate_stays_one_file(directory: Path) -> None:
+    """As what has no key to sign with."""
+    async with AuditLog.open(directory, "s_1") as log:
+        for _ in range(40):
+            await log.append(ServerStopped(reason="x" * 1000))
+    assert not (directory / "segments").exists()
+
+
+def test_a_file_that_may_not_be_renamed_is_not_sealed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``chattr +a``: the log goes on in one file as before; asked to seal, it says what is in the way."""
+    monkeypatch.setattr("glovebox_server.audit.place.Place.may_rename", lambda *_: False)
+    segments.fill(directory, 5)
+    assert not (directory / "segments").exists()
+    file = LogFile(directory, "s_1", segments.rotation())
+    with pytest.raises(AuditUnavailable, match="chattr -a"):
+        file.seal()
+    file.close()
+    monkeypatch.undo()
+    segments.fill(directory, 1)
+    assert (directory / "segments").exists()
+
+
+def test_an_append_only_file_is_recognised(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the flag the kernel has for it; by a directory without write permission too."""
+    file = LogFile(directory, "s_1", segments.rotation())
+    assert file._place.may_rename(file._log_fd)
+    with monkeypatch.context() as patch:
+
+        def flagged(_: int, __: int, flags: bytearray) -> int:
+            flags[0] = 0x20
+            return 0
+
+        patch.setattr("fcntl.ioctl", flagged)
+        assert not file._place.may_rename(file._log_fd)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_, **__: False)
+        assert not file._place.may_rename(file._log_fd)
+    file.close()
+
+
+def test_readers_see_one_log(directory: Path) -> None:
+    """The last lines, and a call's records, also of one that began in a segment that was sealed since."""
+    file = LogFile(directory, "s_1", segments.rotation())
+    file.commit([draft(decided("c_long"))])
+    segments.fill(directory, 12)
+    file.commit([draft(finished("c_long"))])
+    file.close()
+    assert [record.kind for record in read.records_of(directory, "c_long")] == ["call.decided", "call.finished"]
+    assert [record.kind for record in read.records_of(directory, "c_1")] == ["call.decided", "call.finished"]
+    assert list(read.records_of(directory, "c_none")) == []
+    seqs = [line.record.seq for line in read.tail(directory, 1000) if line.record]
+    assert seqs == list(range(1, len(segments.all_lines(directory)) + 1))
+    assert [line.record.seq for line in read.tail(directory, 7) if line.record] == seqs[-7:]
+
+
+async def test_following_goes_over_a_rotation(directory: Path) -> None:
+    """No line is missed or told twice."""
+    segments.fill(directory, 1)
+    stream = read.follow(directory, 100)
+    seen = [await anext(stream)]
+    segments.fill(directory, 12, first=1)
+    total = len(segments.all_lines(directory))
+    while len(seen) < total:
+        seen.append(await anext(stream))
+    await stream.aclose()
+    assert [line.record.seq for line in seen if line.record] == list(range(1, total + 1))
+
+
+def test_a_call_lost_in_an_earlier_segment_is_found(directory: Path) -> None:
+    """Its server was killed, and others sealed the segment in which it began."""
+    dead = LogFile(directory, "s_dead", segments.rotation())
+    dead.commit([draft(decided("c_cut"))])
+    living = LogFile(directory, "s_living", segments.rotation())
+    for number in range(12):
+        living.commit([draft(decided(f"c_{number}"))])
+        living.commit([draft(finished(f"c_{number}"))])
+    dead.close()
+    assert "call.lost" not in kinds(directory)
+    LogFile(directory, "s_next", segments.rotation()).close()
+    living.close()
+    lost = [each for each in map(chain.parse, segments.all_lines(directory)) if each.kind == "call.lost"]
+    assert [each.call_id for each in lost] == ["c_cut"]
+    assert verify(directory, keys=segments.KEYS).problems == ()
+
+
+def test_a_start_reads_no_sealed_segment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither lists nor opens one; after a kill it reads from the segment in which a call may be open (the control)."""
+    segments.fill(directory, 30)
+    opened: list[str] = []
+    real = os.open
+
+    def noted(path: str | Path, *args: int, **kwargs: int) -> int:
+        opened.append(str(path))
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", noted)
+        patch.setattr("glovebox_server.audit.segments.files.sealed", None)
+        file = LogFile(directory, "s_new", segments.rotation())
+    file.commit([draft(decided("c_cut"))])
+    file.close()
+    assert not any("segments/" in path for path in opened)
+    segments.fill(directory, 12, server="s_new", first=100)
+    (directory / "writers" / "s_dead.json").write_bytes(chain.encode_head(Head()))
+    (directory / "writers" / "s_dead.json").chmod(0o600)
+    monkeypatch.setattr(os, "open", noted)
+    LogFile(directory, "s_newer", segments.rotation()).close()
+    assert any("segments/" in path for path in opened)
+
+
+OLD = 2 * 86400.0
+
+
+def make_old(monkeypatch: pytest.MonkeyPatch, seconds: float = OLD) -> None:
+    """Let that much time pass, as far as retention sees."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + seconds)
+
+
+def retain(directory: Path, **kept: float) -> list[int]:
+    """Have retention remove what it may."""
+    file = LogFile(directory, "s_keeper", segments.rotation(10**9, **kept))
+    try:
+        return file.retain()
+    finally:
+        file.close()
+
+
+def test_everything_is_kept_unless_a_setting_says_otherwise(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However old and large; with a setting the oldest go, and the rest verifies (the control)."""
+    segments.fill(directory, 20)
+    make_old(monkeypatch, 10 * 365 * 86400.0)
+    assert retain(directory) == []
+    count = verify(directory).segments
+    assert retain(directory, seconds=86400.0) == list(range(1, count + 1))
+    report = verify(directory, keys=segments.KEYS)
+    assert (report.problems, report.segments, report.removed) == ((), 0, count)
+
+
+def test_retention_by_size_removes_the_oldest_until_it_fits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than needed; the bytes that are left are the last ones."""
+    segments.fill(directory, 20)
+    lines = segments.all_lines(directory)
+    make_old(monkeypatch)
+    gone = retain(directory, bytes=10_000)
+    left = segments.all_lines(directory)
+    added = len(gone)
+    assert gone == list(range(1, len(gone) + 1))
+    assert left[:-added] == lines[len(lines) - len(left) + added :]
+    assert sum(map(len, left[:-added])) <= 10_000
+    assert verify(directory, keys=segments.KEYS).problems == ()
+    assert retain(directory, bytes=20_000) == []
+
+
+def test_retention_leaves_what_is_young(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that began in it may be under way: not in the first hour, whatever the settings say."""
+    segments.fill(directory, 20)
+    make_old(monkeypatch, 3500)
+    assert retain(directory, bytes=1, seconds=1.0) == []
+    make_old(monkeypatch, 3700)
+    assert retain(directory, bytes=1, seconds=1.0) != []
+
+
+def test_retention_leaves_the_calls_of_a_killed_server(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a start has told of them: else they would have no end, and nobody could say which."""
+    living = LogFile(directory, "s_living", segments.rotation(bytes=1))
+    living.commit([draft(decided("c_0"))])
+    living.commit([draft(finished("c_0"))])
+    dead = LogFile(directory, "s_dead", segments.rotation())
+    dead.commit([draft(decided("c_cut"))])
+    dead.close()
+    make_old(monkeypatch)
+    for number in range(12):
+        living.commit([draft(decided(f"c_{number}"))])
+        living.commit([draft(finished(f"c_{number}"))])
+    assert (directory / "segments" / "000001.jsonl").exists()
+    LogFile(directory, "s_next", segments.rotation()).close()
+    assert living.retain() != []
+    living.close()
+    assert verify(directory, keys=segments.KEYS).problems == ()
+
+
+@pytest.mark.parametrize("which", [[1], [1, 2], [2], [3]])
+def test_a_segment_that_is_missing_is_told_apart_from_one_that_was_removed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, which: list[int]
+) -> None:
+    """By name; retention removes the same files, and the log is whole (the control)."""
+    segments.fill(directory, 20)
+    copy = directory.with_name("copy")
+    shutil.copytree(directory, copy)
+    for number in which:
+        (directory / "segments" / f"{number:06}.jsonl").unlink()
+    (problem,) = verify(directory, keys=segments.KEYS).problems
+    assert (problem.file, problem.kind) == (f"segments/{which[-1]:06}.jsonl", "missing")
+    if which[0] == 1:
+        make_old(monkeypatch)
+        total = sum(map(len, segments.all_lines(copy)))
+        sizes = [(copy / "segments" / f"{number:06}.jsonl").stat().st_size for number in which]
+        assert retain(copy, bytes=total - sum(sizes)) == which
+        assert verify(copy, keys=segments.KEYS).problems == ()
+        assert verify(copy, keys=segments.KEYS).removed == which[-1]
+
+
+def test_a_removal_that_was_forged_is_found_with_the_key(directory: Path) -> None:
+    """Who may write the files can chain a record; who has not the key cannot sign that retention removed a segment."""
+    segments.fill(directory, 20)
+    first = rotation.sealed(directory, 1)
+    assert first is not None
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - only here
+
+    from glovebox_server.audit.segments.statements import Removal  # noqa: PLC0415 - only here
+    from glovebox_server.receipts.keys import Signer  # noqa: PLC0415 - only here
+
+    removal = Removal(segment=1, root=first.root, time="2026-11-22T00:00:00.000000Z", seal=first.seal, reason="age")
+    file = LogFile(directory, "s_forger")
+    file.commit([draft(removal.event(Signer(Ed25519PrivateKey.from_private_bytes(b"\1" * 32))))])
+    file.close()
+    (directory / "segments" / "000001.jsonl").unlink()
+    assert verify(directory).ok
+    found = verify(directory, keys=segments.KEYS).problems
+    assert [(each.file, each.kind) for each in found] == [
+        ("segments/000001.jsonl", "missing"), ("audit.jsonl", "seal"),
+    ]  # fmt: skip
+
+
+def test_a_daily_check_reads_what_is_new(directory: Path) -> None:
+    """What was sealed and found whole is not read again, and the report is the same as of a whole reading."""
+    segments.fill(directory, 12)
+    first = verify(directory, keys=segments.KEYS, new=True)
+    assert (first.ok, first.known) == (True, 0)
+    segments.fill(directory, 12, first=50)
+    second = verify(directory, keys=segments.KEYS, new=True)
+    whole = verify(directory, keys=segments.KEYS)
+    assert second.known > first.records // 2
+    assert (second.ok, second.records, second.head) == (True, whole.records, whole.head)
+    third = verify(directory, keys=segments.KEYS, new=True)
+    assert third.known > second.known
+    assert verify(directory, first.head, keys=segments.KEYS, new=True).ok  # an anchor in what is known: it is read
+    lying = Head(seq=first.head.seq, hash="1" * 64)
+    assert [each.kind for each in verify(directory, lying, new=True).problems] == ["anchor"]
+
+
+def touched(path: Path) -> None:
+    """Change one byte, keep length and time."""
+    at = path.stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+
+
+def test_what_is_remembered_is_not_believed_over_a_file_that_changed(directory: Path) -> None:
+    """A change that keeps length and date shows in the inode; a lie in the memory itself passes only without --all."""
+    segments.fill(directory, 12)
+    assert verify(directory, new=True).ok
+    honest = (directory / verified.NAME).read_bytes()
+    touched(directory / "segments" / "000002.jsonl")
+    (problem,) = [each for each in verify(directory, new=True).problems if each.line][:1]
+    assert problem.file == "segments/000002.jsonl"
+    fields = json.loads(honest)
+    fields["stamps"] = verified.stamps(directory, [int(number) for number in fields["stamps"]])
+    (directory / verified.NAME).write_text(json.dumps(fields))
+    assert verify(directory, new=True).ok  # the control: who writes the log may write this
+    assert not verify(directory).ok
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b'{"last":1}', b"\xff", b"[" * 5000])
+def test_a_memory_of_any_bytes_costs_time_and_nothing_else(directory: Path, content: bytes) -> None:
+    """It is read from the beginning."""
+    segments.fill(directory, 12)
+    (directory / verified.NAME).write_bytes(content)
+    report = verify(directory, new=True)
+    assert (report.ok, report.known) == (True, 0)
+
+
+def test_calls_under_way_over_the_border_of_what_is_known_are_known_too(directory: Path) -> None:
+    """An end without a beginning is found, also where the beginning would lie in what is not read again."""
+    file = LogFile(directory, "s_1", segments.rotation())
+    file.commit([draft(decided("c_long"))])
+    segments.fill(directory, 12)
+    assert verify(directory, new=True).ok
+    file.commit([draft(finished("c_long"))])
+    assert verify(directory, new=True).problems == ()
+    file.commit([draft(finished("c_never"))])
+    file.close()
+    assert [each.kind for each in verify(directory, new=True).problems] == ["call"]
+
+
+def test_a_call_goes_on_where_what_was_before_is_not_known() -> None:
+    """The state that is remembered: these are under way, and others may be."""
+    calls = UnderWay()
+    calls.resume(["c_1"], forgot=False)
+    assert "c_1" in calls
+    assert calls.ids() == ["c_1"]
+    assert not calls.forgot
+
+
+NEWER = b'{"data":{},"format":2,"hash":"x","kind":"call.decided","prev":"y","seq":3}\n'
+
+
+def test_what_a_newer_version_wrote_is_refused_with_that_sentence(directory: Path) -> None:
+    """By the verifier and by the writer, which does not take it for the rest of a crash; rubbish it does (control)."""
+    segments.fill(directory, 1, size=10**9)
+    with (directory / "audit.jsonl").open("ab") as log:
+        log.write(NEWER)
+    (problem,) = verify(directory).problems
+    assert (problem.kind, problem.line) == ("newer", 3)
+    assert "made by a newer Glovebox (format 2" in problem.detail
+    with pytest.raises(AuditUnavailable, match="made by a newer Glovebox"):
+        LogFile(directory, "s_1")
+    (directory / "audit.jsonl").write_bytes(b"".join(log_lines(directory)[:-1]) + NEWER.replace(b"format", b"fermat"))
+    LogFile(directory, "s_1").close()
+    assert verify(directory).gaps == 1
+
+
+def test_a_segment_of_a_newer_format_is_refused(directory: Path) -> None:
+    """Its first record says which format all have."""
+    segments.fill(directory, 4)
+    lines = log_lines(directory)
+    first = chain.parse(lines[0])
+    data = {**first.data, "format": 2}
+    item = chain.Draft(kind=first.kind, call_id=None, data=data, encoded=chain.canonical(data))
+    forged = chain.seal(item, seq=first.seq, time=first.time, server=first.server, prev=first.prev)
+    (directory / "audit.jsonl").write_bytes(forged.line)
+    (directory / "head.json").write_bytes(chain.encode_head(Head(seq=first.seq, hash=forged.hash, size=10**6)))
+    assert "newer" in {problem.kind for problem in verify(directory).problems}
+    with pytest.raises(AuditUnavailable, match="made by a newer Glovebox"):
+        LogFile(directory, "s_1")
