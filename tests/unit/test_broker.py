@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import anyio
 import pytest
@@ -478,10 +478,10 @@ async def test_an_unknown_input_is_a_refusal(scene: Scene) -> None:
 async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision is on the record before the disk's failure is told."""
 
-    async def fail(*_: object) -> list[tuple[str, bytes]]:
+    async def fail(*_: object) -> NoReturn:
         raise ArtifactsUnavailable("reading an artifact", "Input/output error", "Check the disk.")
 
-    monkeypatch.setattr("glovebox_server.broker.inputs._read", fail)
+    monkeypatch.setattr("glovebox_server.broker.inputs._opened", fail)
     with pytest.raises(ArtifactsUnavailable):
         await scene.call()
     assert scene.audit.kinds() == ["call.decided", "call.failed"]

@@ -13,7 +13,7 @@ from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Script
 
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
-from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, Sink
+from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, Sink, whole
 
 SECONDS = 20
 """Far above what any of these tests takes; it ends one that hangs."""
@@ -88,7 +88,8 @@ async def converse(
     """One whole conversation."""
     async with linked(script) as link:
         await link.ready()
-        return await link.run({"kind": "python"}, inputs, (taker or Taker()).accept, serve)
+        given = [(name, whole(content)) for name, content in inputs]
+        return await link.run({"kind": "python"}, given, (taker or Taker()).accept, serve)
 
 
 async def trouble(script: Script, serve: Serve | None = None) -> str:

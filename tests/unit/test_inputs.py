@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.fixtures.artifact_stores import ALICE, BOB, a_call, a_store, keep
+from tests.fixtures.artifact_stores import ALICE, BOB, TTL, Clock, a_call, a_store, keep
 
-from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.store import CHUNK_BYTES, ArtifactStore
 from glovebox_server.broker.inputs import MAX_BYTES, Inputs, open_inputs
 from glovebox_server.calls import Decision
 
@@ -15,9 +16,14 @@ ALLOWED = Decision(effect="allow", rule="allow", reason="The profile allows it."
 
 async def denial(store: ArtifactStore, *uris: str) -> Decision:
     """What becomes of a call of Alice's that names these, which must be a denial without any input."""
-    decision, found = await open_inputs(store, replace(a_call(ALICE), arguments={"inputs": uris}), ALLOWED)
-    assert (decision.effect, decision.profile_digest, found) == ("deny", ALLOWED.profile_digest, Inputs())
+    async with open_inputs(store, replace(a_call(ALICE), arguments={"inputs": uris}), ALLOWED) as (decision, found):
+        assert (decision.effect, decision.profile_digest, found) == ("deny", ALLOWED.profile_digest, Inputs())
     return decision
+
+
+async def taken(found: Inputs) -> list[tuple[str, bytes]]:
+    """Name and content of each input, read as the guest would take it."""
+    return [(name, b"".join([piece async for piece in pieces])) for name, pieces in found.contents()]
 
 
 async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
@@ -25,11 +31,12 @@ async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
     async with a_store(tmp_path) as store:
         one, two = await keep(store, "a/1.csv", b"one"), await keep(store, "2.csv", b"")
         call = replace(a_call(), arguments={"inputs": (two.uri, one.uri)})
-        decision, found = await open_inputs(store, call, ALLOWED)
-        assert decision is ALLOWED
-        assert found.contents() == [("2.csv", b""), ("a/1.csv", b"one")]
-        assert [given.sha256 for given in found.listed] == [two.sha256, one.sha256]
-        assert await open_inputs(store, a_call(), ALLOWED) == (ALLOWED, Inputs())
+        async with open_inputs(store, call, ALLOWED) as (decision, found):
+            assert decision is ALLOWED
+            assert await taken(found) == [("2.csv", b""), ("a/1.csv", b"one")]
+            assert [given.sha256 for given in found.listed] == [two.sha256, one.sha256]
+        async with open_inputs(store, a_call(), ALLOWED) as nothing:
+            assert nothing == (ALLOWED, Inputs())
 
 
 async def test_a_call_that_is_denied_anyway_has_nothing_read(tmp_path: Path) -> None:
@@ -38,7 +45,8 @@ async def test_a_call_that_is_denied_anyway_has_nothing_read(tmp_path: Path) -> 
     async with a_store(tmp_path) as store:
         one = await keep(store, "1.csv", b"one")
         call = replace(a_call(), arguments={"inputs": (one.uri,)})
-        assert await open_inputs(store, call, denied) == (denied, Inputs())
+        async with open_inputs(store, call, denied) as nothing:
+            assert nothing == (denied, Inputs())
 
 
 @pytest.mark.parametrize("uri", ["artifact://" + "0" * 26, "", "file:///etc/passwd", "artifact://../../x", "\udcff"])
@@ -54,8 +62,8 @@ async def test_another_principals_artifact_is_unknown(tmp_path: Path) -> None:
         secret = await keep(store, "secret.csv", b"secret", principal=BOB)
         foreign, missing = await denial(store, secret.uri), await denial(store, "artifact://" + "0" * 26)
         assert foreign == missing
-        _, found = await open_inputs(store, replace(a_call(BOB), arguments={"inputs": (secret.uri,)}), ALLOWED)
-        assert found.contents() == [("secret.csv", b"secret")]
+        async with open_inputs(store, replace(a_call(BOB), arguments={"inputs": (secret.uri,)}), ALLOWED) as (_, found):
+            assert await taken(found) == [("secret.csv", b"secret")]
 
 
 @pytest.mark.parametrize("second", ["a.csv", "A.CSV", "a.csv/b"])
@@ -68,12 +76,59 @@ async def test_two_inputs_of_one_name_are_refused(tmp_path: Path, second: str) -
 
 
 async def test_inputs_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They pass through memory: at the limit they are given, one byte beyond it they are refused."""
+    """They lie in the sandbox's memory: at the limit they are given, one byte beyond it they are refused."""
     monkeypatch.setattr("glovebox_server.broker.inputs.MAX_BYTES", 10)
     assert MAX_BYTES == 32 * 1024 * 1024
     async with a_store(tmp_path) as store:
         first = await keep(store, "x", bytes(6))
         fits, beyond = await keep(store, "y", bytes(4)), await keep(store, "z", bytes(5))
-        _, found = await open_inputs(store, replace(a_call(), arguments={"inputs": (first.uri, fits.uri)}), ALLOWED)
-        assert len(found.contents()) == 2
+        call = replace(a_call(), arguments={"inputs": (first.uri, fits.uri)})
+        async with open_inputs(store, call, ALLOWED) as (_, found):
+            assert len(found.listed) == 2
         assert (await denial(store, first.uri, beyond.uri)).rule == "files.inputs"
+
+
+async def test_an_input_that_expires_or_is_swept_meanwhile_is_still_given(tmp_path: Path) -> None:
+    """It was theirs when the call was decided: what the record says goes in is what goes in."""
+    clock = Clock()
+    async with a_store(tmp_path, clock) as store:
+        one = await keep(store, "1.csv", b"one")
+        async with open_inputs(store, replace(a_call(), arguments={"inputs": (one.uri,)}), ALLOWED) as (_, found):
+            clock.now += 2 * TTL
+            assert await store.sweep() == 1
+            assert await taken(found) == [("1.csv", b"one")]
+        assert (await denial(store, one.uri)).rule == "artifacts.unknown"
+
+
+async def test_what_was_changed_on_the_disk_is_told_before_its_end(tmp_path: Path) -> None:
+    """Also between two pieces: the last thing said of it is an error, and the guest never begins. Else it is whole."""
+    async with a_store(tmp_path) as store:
+        one = await keep(store, "1.bin", bytes(CHUNK_BYTES), b"rest")
+        call = replace(a_call(), arguments={"inputs": (one.uri,)})
+        async with open_inputs(store, call, ALLOWED) as (_, found):
+            assert await taken(found) == [("1.bin", bytes(CHUNK_BYTES) + b"rest")]  # the control
+        async with open_inputs(store, call, ALLOWED) as (_, found):
+            ((_, pieces),) = found.contents()
+            assert await anext(pieces) == bytes(CHUNK_BYTES)
+            (content,) = (tmp_path / "items").glob("*/content")
+            with content.open("r+b") as file:
+                file.seek(CHUNK_BYTES)
+                file.write(b"evil, and longer")
+            assert await anext(pieces) == b"evil"
+            with pytest.raises(ArtifactsUnavailable, match="no longer matches its sha256"):
+                await anext(pieces)
+
+
+async def test_descriptors_are_closed_whatever_becomes_of_the_call(tmp_path: Path) -> None:
+    """Sixteen inputs of a call that is allowed, of one that is denied at the last, and of one that fails."""
+    async with a_store(tmp_path) as store:
+        uris = [(await keep(store, f"{number}.csv", b"x")).uri for number in range(16)]
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        async with open_inputs(store, replace(a_call(), arguments={"inputs": uris}), ALLOWED) as (_, found):
+            assert len(list(Path("/proc/self/fd").iterdir())) == before + 16  # the control: this is what is counted
+            assert len(await taken(found)) == 16
+        await denial(store, *uris, "artifact://" + "0" * 32)
+        with pytest.raises(ArithmeticError):
+            async with open_inputs(store, replace(a_call(), arguments={"inputs": uris}), ALLOWED):
+                raise ArithmeticError
+        assert len(list(Path("/proc/self/fd").iterdir())) == before

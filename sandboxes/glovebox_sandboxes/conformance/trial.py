@@ -18,7 +18,7 @@ from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.session import run
-from glovebox_sandboxes.session.connection import Sink
+from glovebox_sandboxes.session.connection import Sink, whole
 
 _GONE_SECONDS = 10.0
 """For the last process of a sandbox to disappear after its context was left; it takes milliseconds."""
@@ -122,7 +122,8 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
                 seen.unavailable = f"the isolation is not what was planned: {differences}"
             else:
                 job = Job(kind="python", payload={"code": text})
-                seen.outcome = await run.run(proved, job, inputs=[EARLIER], hooks=run.Hooks(file=file))
+                name, content = EARLIER
+                seen.outcome = await run.run(proved, job, inputs=[(name, whole(content))], hooks=run.Hooks(file=file))
     except SandboxUnavailable as problem:
         seen.unavailable = str(problem)
     seen.left = await left(namespaces, identity)

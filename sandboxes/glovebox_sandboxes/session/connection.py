@@ -1,7 +1,7 @@
 """The broker's end of the wire: drives the codec over a sandbox's channel. Every byte that comes is hostile."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from time import monotonic
 from typing import Annotated, Any, Literal, Protocol
 
@@ -178,6 +178,15 @@ class Duplex(anyio.abc.ByteStream):
         self.scope.cancel()
 
 
+Input = tuple[str, AsyncGenerator[bytes, None]]
+"""A name below ``/input``, and its content piece by piece. Where that raises, the guest never begins its job."""
+
+
+async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
+    """Content that is in memory, as an input has it."""
+    yield content
+
+
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[Sink | None]]
 """Takes kind and meta of a one-way stream; None refuses it."""
 Serve = Callable[[Duplex], Awaitable[None]]
@@ -250,7 +259,7 @@ class GuestConnection:
     async def run(
         self,
         job: Mapping[str, Any],
-        inputs: Sequence[tuple[str, bytes]],
+        inputs: Sequence[Input],
         accept: Accept,
         serve: Serve | None,
     ) -> GuestOutcome:
@@ -258,14 +267,14 @@ class GuestConnection:
 
         Args:
             job: body of the ``job`` message.
-            inputs: names below ``/input`` and contents.
+            inputs: what the guest has to have before it begins; each is read as the guest takes it.
             accept: called for each one-way stream the guest opens.
             serve: called for each two-way stream; None refuses them all.
 
         Raises:
             SandboxUnavailable: the guest broke the protocol.
             anyio.EndOfStream: the guest ended without an outcome.
-            Exception: what ``accept`` or ``serve`` raise.
+            Exception: what ``accept``, ``serve`` or an input raise.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -355,20 +364,26 @@ class GuestConnection:
         elif duplex is not None:
             duplex.on_over()
 
-    async def _send_inputs(self, inputs: Sequence[tuple[str, bytes]]) -> None:
+    async def _send_inputs(self, inputs: Sequence[Input]) -> None:
         for name, content in inputs:
             stream, frames = self.wire.open("input", {"name": name})
             await self.send(frames)
-            view = memoryview(content)
-            while view:
-                credit = self.wire.credit(stream)
-                if credit == 0:
-                    self._credit[stream] = anyio.Event()
-                    await self._credit[stream].wait()
-                    continue
-                await self.send(self.wire.data(stream, view[:credit]))
-                view = view[credit:]
+            async with aclosing(content):
+                async for piece in content:
+                    await self._send_piece(stream, piece)
+            # Not before all of it was read without a complaint: the guest begins at the last of these.
             await self.send(self.wire.end(stream))
+
+    async def _send_piece(self, stream: int, piece: bytes) -> None:
+        view = memoryview(piece)
+        while view:
+            credit = self.wire.credit(stream)
+            if credit == 0:
+                self._credit[stream] = anyio.Event()
+                await self._credit[stream].wait()
+                continue
+            await self.send(self.wire.data(stream, view[:credit]))
+            view = view[credit:]
 
     def _more_credit(self, stream: int) -> None:
         if stream in self._credit:

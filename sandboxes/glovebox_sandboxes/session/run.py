@@ -20,7 +20,7 @@ from glovebox_sandboxes.contract.outcome import PATCH, Changes, Ended, Job, Outc
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session.capture import HeadAndTail
-from glovebox_sandboxes.session.connection import GuestConnection, GuestOutcome, Serve, Sink
+from glovebox_sandboxes.session.connection import GuestConnection, GuestOutcome, Input, Serve, Sink
 from glovebox_sandboxes.session.result import ResultReader
 
 READY_SECONDS = 30.0
@@ -104,7 +104,7 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
     return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
 
 
-async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[tuple[str, bytes]], hooks: Hooks) -> Outcome:
+async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hooks: Hooks) -> Outcome:
     """Run one job to its end, or until its time is up.
 
     Raises:

@@ -4,8 +4,9 @@ What happens on the disk is in ``disk``, how files arrive in ``collect``. Must n
 drivers.
 """
 
+import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,7 +19,7 @@ from anyio import CancelScope
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.collect import Collection, Worker
 from glovebox_server.artifacts.disk import Disk
-from glovebox_server.artifacts.record import Artifact, expired, id_of, unknown
+from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import Refused
 
@@ -29,7 +30,7 @@ _THREADS: Final = 4
 
 
 class Reader:
-    """An open artifact whose content was just read and matches its digest."""
+    """An open artifact. What is read of it is held against its digest as it passes."""
 
     __slots__ = ("_descriptor", "_worker", "artifact")
 
@@ -38,10 +39,32 @@ class Reader:
         self._descriptor = descriptor
         self._worker = worker
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Give the content in pieces of at most ``CHUNK_BYTES``; once."""
-        while chunk := await self._worker.run("reading an artifact", partial(os.read, self._descriptor, CHUNK_BYTES)):
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Give the content, from its beginning, in pieces of at most ``CHUNK_BYTES``.
+
+        Raises:
+            ArtifactsUnavailable: After the last piece: what was given is not what was stored. Or the disk failed.
+        """
+        digest, at = hashlib.sha256(), 0
+
+        def read() -> bytes:
+            chunk = os.pread(self._descriptor, min(CHUNK_BYTES, self.artifact.bytes - at), at)
+            digest.update(chunk)
+            return chunk
+
+        while chunk := await self._worker.run("reading an artifact", read):
+            at += len(chunk)
             yield chunk
+        _require_same(digest.hexdigest(), self.artifact)
+
+    async def check(self) -> None:
+        """Read all of it, for whoever passes each piece on at once.
+
+        Raises:
+            ArtifactsUnavailable: The content is not what was stored, or the disk failed.
+        """
+        async for _ in self.chunks():
+            pass
 
     async def read(self, at_most: int) -> bytes:
         """Give the whole content.
@@ -51,6 +74,7 @@ class Reader:
 
         Raises:
             Refused: Rule ``artifacts.too_large``; there are more.
+            ArtifactsUnavailable: The content is not what was stored, or the disk failed.
         """
         if self.artifact.bytes > at_most:
             reason = f"The artifact holds {self.artifact.bytes} bytes, and at most {at_most} can be read at once."
@@ -123,7 +147,7 @@ class ArtifactStore:
 
     @asynccontextmanager
     async def open(self, uri: str, principal: Principal) -> AsyncIterator[Reader]:
-        """Open an artifact for its owner; its whole content has been checked before the first byte is given.
+        """Open an artifact for its owner; nothing of its content is read yet.
 
         Args:
             uri: An address, as the caller sent it: anything.
@@ -131,7 +155,7 @@ class ArtifactStore:
 
         Raises:
             Refused: Rule ``artifacts.unknown``, in the same words whether it never existed, expired or is another's.
-            ArtifactsUnavailable: The content no longer matches its digest, or the disk failed.
+            ArtifactsUnavailable: The disk failed.
         """
         identifier = id_of(uri)
         if identifier is None:
@@ -158,3 +182,9 @@ class ArtifactStore:
             ArtifactsUnavailable: The disk failed.
         """
         return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))
+
+
+def _require_same(sha256: str, artifact: Artifact) -> None:
+    if sha256 != artifact.sha256:
+        reason = "its content no longer matches its sha256 and was not handed out"
+        raise ArtifactsUnavailable("reading an artifact", reason, "Run the call again, and check the disk.")

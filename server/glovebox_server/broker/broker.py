@@ -11,6 +11,7 @@ from typing import Any
 
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.model import Profile
 from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.store import ArtifactStore
@@ -18,12 +19,12 @@ from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.answers import answered, refused
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.broker.collector import Collector
-from glovebox_server.broker.inputs import open_inputs
+from glovebox_server.broker.inputs import Inputs, open_inputs
 from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
-from glovebox_server.calls import CallResult, Listener, Principal, ToolCall, new_call_id
-from glovebox_server.receipts.recorder import ReceiptIssuer
+from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, new_call_id
+from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 from glovebox_server.tools.base import Tool
 
 
@@ -84,14 +85,31 @@ class Broker:
             return await self._call(call, found, listener)
 
     async def _call(self, call: ToolCall, tool: Tool, listener: Listener) -> CallResult:
-        """Decide, run, record and answer."""
+        """Decide, and record what was decided."""
         profile = self.profiles.get(call.tool)
         digest = self.profiles.digest_for(call.tool) if profile else ""
-        decision, inputs = await open_inputs(self.artifacts, call, decide(tool, call.arguments, profile, digest))
-        recorder = self.receipts.recorder(call, profile)
-        await recorder.record(call_decided(call, decision, profile, inputs))
-        if profile is None or decision.effect != "allow":
-            return refused(call, decision, recorder.head)
+        decided = decide(tool, call.arguments, profile, digest)
+        async with open_inputs(self.artifacts, call, decided) as (decision, inputs):
+            recorder = self.receipts.recorder(call, profile)
+            await recorder.record(call_decided(call, decision, profile, inputs))
+            if profile is None or decision.effect != "allow":
+                return refused(call, decision, recorder.head)
+            return await self._run(
+                call, tool, listener, profile=profile, decision=decision, inputs=inputs, recorder=recorder
+            )
+
+    async def _run(
+        self,
+        call: ToolCall,
+        tool: Tool,
+        listener: Listener,
+        *,
+        profile: Profile,
+        decision: Decision,
+        inputs: Inputs,
+        recorder: CallRecorder,
+    ) -> CallResult:
+        """Run, record and answer."""
         async with recorder.until_ended(listener.ended_by):
             files, gate = inputs.contents(), gate_for(profile, recorder, call)
             wanted = Wanted(

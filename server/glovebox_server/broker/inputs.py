@@ -1,29 +1,35 @@
-"""Artifacts of earlier calls as inputs of this one: looked up for their owner, copied, never shared."""
+"""Artifacts of earlier calls as inputs of this one: looked up for their owner, copied as they are read."""
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from glovebox_sandboxes.session import connection
 from glovebox_server.artifacts.names import CallNames
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.artifacts.store import ArtifactStore, Reader
 from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.errors import Refused
 
 MAX_BYTES = 32 * 1024 * 1024
-"""All inputs of one call together: they pass through the broker's memory and lie in a tmpfs of the sandbox."""
+"""All inputs of one call together: they lie in a tmpfs of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The artifacts one call is given."""
+    """The artifacts one call is given, open."""
 
-    listed: tuple[Input, ...] = ()
-    """Their records for the log."""
-    read: tuple[bytes, ...] = ()
-    """Their contents, in the same order."""
+    readers: tuple[Reader, ...] = ()
     unreadable: ArtifactsUnavailable | None = None
 
-    def contents(self) -> list[tuple[str, bytes]]:
+    @property
+    def listed(self) -> tuple[Input, ...]:
+        """Their records for the log. A program starts with nothing else: see ``Reader.chunks``."""
+        found = (reader.artifact for reader in self.readers)
+        return tuple(Input(name=each.name, uri=each.uri, sha256=each.sha256, bytes=each.bytes) for each in found)
+
+    def contents(self) -> list[connection.Input]:
         """Name and content of each.
 
         Raises:
@@ -31,38 +37,39 @@ class Inputs:
         """
         if self.unreadable is not None:
             raise self.unreadable
-        return [(each.name, content) for each, content in zip(self.listed, self.read, strict=True)]
+        return [(reader.artifact.name, reader.chunks()) for reader in self.readers]
 
 
-async def open_inputs(store: ArtifactStore, call: ToolCall, decision: Decision) -> tuple[Decision, Inputs]:
-    """Read every artifact that an allowed call names; it is denied where its caller may not have one of them.
+@asynccontextmanager
+async def open_inputs(
+    store: ArtifactStore, call: ToolCall, decision: Decision
+) -> AsyncIterator[tuple[Decision, Inputs]]:
+    """Open every artifact that an allowed call names; it is denied where its caller may not have one of them.
 
     One that is unknown to this principal, two of the same name, or too many bytes together deny it.
     """
-    if decision.effect != "allow":
-        return decision, Inputs()
-    try:
-        return decision, await _read(store, call)
-    except Refused as refusal:
-        denied = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
-        return denied, Inputs()
-    except ArtifactsUnavailable as problem:
-        return decision, Inputs(unreadable=problem)
+    inputs = Inputs()
+    async with AsyncExitStack() as opened:
+        if decision.effect == "allow":
+            try:
+                inputs = await _opened(store, call, opened)
+            except Refused as refusal:
+                decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
+            except ArtifactsUnavailable as problem:
+                inputs = Inputs(unreadable=problem)
+        yield decision, inputs
 
 
-async def _read(store: ArtifactStore, call: ToolCall) -> Inputs:
+async def _opened(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) -> Inputs:
     names = CallNames()
-    listed: list[Input] = []
-    contents: list[bytes] = []
+    readers: list[Reader] = []
     room = MAX_BYTES
     for uri in call.arguments.get("inputs", ()):
-        async with store.open(uri, call.principal) as reader:
-            artifact = reader.artifact
-            if artifact.bytes > room:
-                reason = f"The inputs of one call may hold {MAX_BYTES} bytes together, and these hold more."
-                raise Refused("files.inputs", reason, "Name fewer or smaller artifacts.")
-            names.add(artifact.name)
-            listed.append(Input(name=artifact.name, uri=artifact.uri, sha256=artifact.sha256, bytes=artifact.bytes))
-            contents.append(await reader.read(room))
-            room -= artifact.bytes
-    return Inputs(listed=tuple(listed), read=tuple(contents))
+        reader = await opened.enter_async_context(store.open(uri, call.principal))
+        room -= reader.artifact.bytes
+        if room < 0:
+            reason = f"The inputs of one call may hold {MAX_BYTES} bytes together, and these hold more."
+            raise Refused("files.inputs", reason, "Name fewer or smaller artifacts.")
+        names.add(reader.artifact.name)
+        readers.append(reader)
+    return Inputs(readers=tuple(readers))

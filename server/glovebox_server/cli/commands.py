@@ -130,6 +130,8 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
     async def make() -> int:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli")
         async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, principal) as reader:
+            if output is None:
+                await reader.check()  # what was printed cannot be taken back
             for risk in reader.artifact.risks:
                 err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
             await save(reader.chunks(), output)
