@@ -17,7 +17,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_server import event_loop
+from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_server.audit.log import AuditLog
@@ -35,6 +35,7 @@ from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
+from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
     from glovebox_server.mcp.manifest import Manifest
@@ -50,6 +51,7 @@ class App:
     """A running Glovebox, whatever transport serves it."""
 
     settings: Settings
+    workspace: Workspace
     tools: Mapping[str, Tool]
     profiles: ProfileSet
     broker: Broker
@@ -67,7 +69,7 @@ class App:
             tools=self.tools,
             profiles=self.profiles,
             drivers=self.broker.sandboxes.drivers,
-            workspace=self.broker.workspace,
+            workspace=self.workspace.path,
             version=self.version,
         )
 
@@ -107,6 +109,7 @@ async def opened(
 
     Raises:
         ProfileError: a profile is wrong; nothing was started.
+        WorkspaceRefused: nor where the workspace that was named holds the server's own files.
         AuditUnavailable: the state directory cannot be written.
         ArtifactsUnavailable: nor can the artifacts'.
         KeyUnusable: others could read the key that signs receipts.
@@ -114,7 +117,7 @@ async def opened(
     profiles = load_profiles(settings)
     owner = new_owner()
     server_id = f"g{owner.pid}-{owner.started}"
-    workspace = settings.workspace.resolve()
+    served = workspace.find(settings, transport)
     ended: list[str] = []
     store = ArtifactStore(
         settings.state_dir / "artifacts",
@@ -153,7 +156,7 @@ async def opened(
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
         if transport != "cli":
-            await check_preloads(profiles, sandboxes, workspace, settings.state_dir)
+            await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)
         broker = Broker(
             tools=TOOLS,
@@ -162,10 +165,11 @@ async def opened(
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
-            workspace=workspace,
+            workspace=served.path,
         )
         app = App(
             settings=settings,
+            workspace=served,
             tools=TOOLS,
             profiles=profiles,
             broker=broker,
@@ -175,7 +179,7 @@ async def opened(
         )
         try:
             if prewarm:
-                tasks.start_soon(prepare_sandboxes, profiles, sandboxes, workspace)
+                tasks.start_soon(prepare_sandboxes, profiles, sandboxes, served.path)
             yield app
         finally:
             tasks.cancel_scope.cancel()

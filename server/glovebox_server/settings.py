@@ -7,20 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class NoSuchPlace(Exception):  # noqa: N818 - as the design's other failures
     """A directory was not named, and there is none to take instead; the message names the option."""
-
-
-def _current() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as problem:
-        words = f"--workspace, GLOVEBOX_WORKSPACE: the current directory cannot be used instead: {problem.strerror}."
-        raise NoSuchPlace(f"{words} Go to another directory, or name one.") from None
 
 
 def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
@@ -41,8 +34,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="GLOVEBOX_", extra="ignore", frozen=True)
 
-    workspace: Path = Field(default_factory=_current)
-    """Directory that tools may read, read-only. The current directory unless given."""
+    workspace: Path | None = None
+    """Directory that tools may read, read-only. What is served where none was named: ``workspace.find``."""
     profiles_dir: Path = Field(
         default_factory=_own("PROFILES", lambda name: platformdirs.user_config_path(name) / "profiles")
     )
@@ -59,3 +52,11 @@ class Settings(BaseSettings):
     """How long sealed segments of the audit log are kept, in days. For ever unless given."""
     audit_keep_mib: int | None = Field(default=None, ge=1)
     """How large the audit log may be, in MiB, before its oldest segments are removed. No limit unless given."""
+
+    @field_validator("workspace", "profiles_dir", "data_dir", "state_dir", mode="before")
+    @classmethod
+    def _named(cls, given: object) -> object:
+        """Refuse the empty name, which would be that of the current directory: a variable in a script was not set."""
+        if given == "":
+            raise PydanticCustomError("directory_empty", "it is empty: name a directory, or leave it out")
+        return given

@@ -142,12 +142,14 @@ async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
 async def test_a_workspace_that_was_replaced_is_not_what_a_call_sees(settings: Settings) -> None:
     """The same path, another directory: neither what stood ready nor the zygote's forks show the old one."""
     look = "import os\nprint(os.listdir('/workspace'))"
-    (settings.workspace / "old").touch()
+    workspace = settings.workspace
+    assert workspace is not None
+    (workspace / "old").touch()
     async with warm(settings) as app:
         assert await printed(app, look) == "['old']\n"
-        settings.workspace.rename(settings.workspace.with_name("before"))
-        settings.workspace.mkdir(mode=0o755)
-        (settings.workspace / "new").touch()
+        workspace.rename(workspace.with_name("before"))
+        workspace.mkdir(mode=0o755)
+        (workspace / "new").touch()
         seen = []
         for _ in range(6):
             seen.append(await printed(app, look))

@@ -21,7 +21,7 @@ from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, Suite
+from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.transport import tokens
 
@@ -197,6 +197,7 @@ class FakeApp:
             drivers=(),
             network_modes={},
             features=(),
+            workspace=ServedWorkspace(served=False, refused=""),
             tools=(),
             profiles_digest=DIGEST,
             tools_digest=DIGEST,

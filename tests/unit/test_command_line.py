@@ -16,8 +16,10 @@ from glovebox_server.transport import serve
 
 def run(directory: Path, *arguments: str) -> Result:
     """``glovebox …`` with a state of its own and an empty workspace."""
+    workspace = directory / "workspace"
+    workspace.mkdir(exist_ok=True)
     return CliRunner().invoke(
-        main, [*arguments, "--workspace", str(directory), "--state-dir", str(directory / "state")]
+        main, [*arguments, "--workspace", str(workspace), "--state-dir", str(directory / "state")]
     )
 
 
@@ -51,7 +53,7 @@ def test_clients_that_start_the_server_get_a_program_that_they_can_start(tmp_pat
     server = json.loads(told.stdout.partition("mcp.json\n")[2].partition("\n\n")[0])["servers"]["glovebox"]
     assert Path(server["command"]).is_absolute()
     assert os.access(server["command"], os.X_OK)
-    assert server["args"][:3] == ["serve", "--workspace", str(tmp_path)]
+    assert server["args"][:3] == ["serve", "--workspace", str(tmp_path / "workspace")]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])  # noqa: S104

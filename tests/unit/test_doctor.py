@@ -31,8 +31,9 @@ BAD = Capabilities(
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Directories with nothing in them."""
-    (tmp_path / "profiles").mkdir()
-    return Settings(workspace=tmp_path, data_dir=tmp_path / "data", profiles_dir=tmp_path / "profiles")
+    for name in ("profiles", "workspace"):
+        (tmp_path / name).mkdir()
+    return Settings(workspace=tmp_path / "workspace", data_dir=tmp_path / "data", profiles_dir=tmp_path / "profiles")
 
 
 @pytest.fixture
@@ -116,4 +117,22 @@ async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capa
     body = json.loads("\n".join(shown(console)))
     assert [each["usable"] for each in body["drivers"]] == [False, True]
     assert body["profiles"] == {"error": None}
+    assert body["workspace"] == {"error": None, "path": str(settings.workspace), "reason": ""}
     assert "glovebox setup" in body["advice"]
+
+
+async def test_a_workspace_that_holds_what_is_the_servers_is_found(
+    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exit 2, since a server would not start; where nobody named it, that none is served, which is no failure."""
+    console = Console(file=io.StringIO())
+    named = settings.model_copy(update={"workspace": tmp_path})
+    assert await doctor.run(named, console, as_json=False) == USAGE
+    assert "workspace: wrong" in shown(console)
+    assert f"contains the server's profiles directory, {settings.profiles_dir}" in "\n".join(shown(console))
+    monkeypatch.chdir(tmp_path)
+    console = Console(file=io.StringIO())
+    unnamed = settings.model_copy(update={"workspace": None})
+    assert await doctor.run(unnamed, console, as_json=False) == OK
+    assert "workspace: none" in shown(console)
+    assert "Name one with --workspace or GLOVEBOX_WORKSPACE." in "\n".join(shown(console))

@@ -25,7 +25,8 @@ NOBODY = 65534
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["profiles", "show", "run_python"], ["client-config"], ["--version"]]
+    "arguments",
+    [["--help"], ["profiles", "show", "run_python"], ["client-config", "--workspace", "/usr"], ["--version"]],
 )
 def test_a_reader_that_leaves_is_no_failure(arguments: list[str], tmp_path: Path) -> None:
     """Exit 141 and not a word, as other programs that die of SIGPIPE; the control is a reader that stays."""

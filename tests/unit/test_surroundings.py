@@ -77,6 +77,8 @@ COMMANDS = tuple(walked())
 def words(command: str, place: Path) -> list[str]:
     """One command with what it needs; nothing is ever built."""
     given = [*command.split(), *ARGUMENTS.get(command, ())]
+    if command == "client-config":  # of a folder with the state in it, there is none
+        given += ["--workspace", str(place / "workspace")]
     # A file where the runtime should be: `setup` ends there.
     return given if command != "setup" else ["setup", "--data-dir", str(place / "file" / "data")]
 
@@ -108,6 +110,9 @@ CONDITIONS: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
     "a workspace that is missing": ("", {"GLOVEBOX_WORKSPACE": "/proc/none"}),
     "a workspace that is a file": ("", {"GLOVEBOX_WORKSPACE": "/etc/passwd"}),
     "a workspace in a circle": (LOOP, {"GLOVEBOX_WORKSPACE": "loop"}),
+    "a workspace with the state in it": ("", {"GLOVEBOX_WORKSPACE": "{place}"}),
+    "a workspace without a name": ("", {"GLOVEBOX_WORKSPACE": ""}),
+    "profiles without a name": ("", {"GLOVEBOX_PROFILES_DIR": ""}),
     "profiles that are missing": ("", {"GLOVEBOX_PROFILES_DIR": "/proc/none"}),
     "profiles in a circle": (LOOP, {"GLOVEBOX_PROFILES_DIR": "loop"}),
     "state in a circle": (LOOP, {"GLOVEBOX_STATE_DIR": "loop"}),
@@ -132,6 +137,7 @@ def jobs(condition: str, place: Path) -> Iterator[dict[str, object]]:
             continue
         own = place / f"{condition.replace(' ', '-')}-{number}"
         (own / "home").mkdir(parents=True)
+        (own / "workspace").mkdir()
         (own / "file").touch()
         wanted = {"PATH": os.environ["PATH"], "HOME": str(own / "home"), **environment}
         found = {key: value.replace("{place}", str(own)) for key, value in wanted.items() if value is not None}

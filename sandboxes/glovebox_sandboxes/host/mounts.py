@@ -1,4 +1,4 @@
-"""Lists the file systems that are mounted below a directory of the host. Reads one file of /proc; changes nothing.
+"""Which file systems are mounted below a directory, and on which one it lies. Reads /proc; changes nothing.
 
 A bind of a directory brings along whatever is mounted inside it, and that is no part of what a person meant by the
 directory. See proc_pid_mountinfo(5).
@@ -7,12 +7,12 @@ directory. See proc_pid_mountinfo(5).
 import os
 import re
 import select
-from pathlib import Path
+from pathlib import Path, PurePath
 
 _SHOWN = 3
 """Mounts named in a message; the rest are counted."""
-_POINT = 4
-"""Column of the mount point."""
+_NUMBER, _DEVICE, _ROOT, _POINT = 0, 2, 3, 4
+"""Columns: the mount's number, its file system, the directory of that which is its root, and the mount point."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -47,11 +47,40 @@ def inside(directory: str, table: str | None = None) -> tuple[str, ...]:
         directory: absolute path without links.
         table: text of a mountinfo file; this process's own unless given.
     """
-    if table is None:
-        table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    table = _table() if table is None else table
     above = directory.rstrip("/") + "/"
     points = {_plain(line.split(" ")[_POINT]) for line in table.splitlines()}
     return tuple(sorted(point.removeprefix(above) for point in points if point.startswith(above) and point != above))
+
+
+def origin(directory: Path) -> tuple[str, PurePath] | None:
+    """The file system that a directory lies on, and its path there, which are the same under every bind mount.
+
+    Args:
+        directory: absolute path without links; what does not exist yet lies where it would be made.
+
+    Returns:
+        None where the kernel does not tell.
+    """
+    try:
+        existing = next(each for each in (directory, *directory.parents) if each.exists())
+        descriptor = os.open(existing, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    number = told.partition("mnt_id:")[2].split()[:1]
+    for columns in (line.split(" ") for line in _table().splitlines()):
+        point = Path(_plain(columns[_POINT]))
+        if columns[_NUMBER : _NUMBER + 1] == number and directory.is_relative_to(point):
+            return columns[_DEVICE], PurePath(_plain(columns[_ROOT])) / directory.relative_to(point)
+    return None
+
+
+def _table() -> str:
+    return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def named(points: tuple[str, ...]) -> str:

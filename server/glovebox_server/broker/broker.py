@@ -88,7 +88,7 @@ class Broker:
         """Decide, and record what was decided."""
         profile = self.profiles.get(call.tool)
         digest = self.profiles.digest_for(call.tool) if profile else ""
-        decided = decide(tool, call.arguments, profile, digest)
+        decided = decide(tool, call.arguments, profile, digest, workspace=self.workspace is not None)
         async with open_inputs(self.artifacts, call, decided) as (decision, inputs):
             recorder = self.receipts.recorder(call, profile)
             await recorder.record(call_decided(call, decision, profile, inputs))

@@ -14,13 +14,21 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server.calls import Decision, Effect
 from glovebox_server.tools.base import Grant, Tool
+from glovebox_server.workspace import NOT_SERVED
 
 _GRANTED_BY: Mapping[Grant, str] = {"network": "network.mode", "workspace": "files.workspace"}
 """Keys of a profile whose value ``none`` withholds something."""
 _NO_OBJECTION = Refusal(rule="allow", reason="The profile allows it.", hint="")
 
 
-def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, profile_digest: str = "") -> Decision:
+def decide(
+    tool: Tool,
+    arguments: Mapping[str, Any],
+    profile: Profile | None,
+    profile_digest: str = "",
+    *,
+    workspace: bool = True,
+) -> Decision:
     """Decide one call.
 
     Args:
@@ -28,6 +36,7 @@ def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, pr
         arguments: as its argument model read them.
         profile: the one in force for the tool; None where there is none.
         profile_digest: the profile's digest, if it is known already.
+        workspace: whether one is served.
     """
     if profile is None:
         return Decision(
@@ -37,7 +46,7 @@ def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, pr
             hint="The operator can add one to the profile directory.",
             profile_digest="",
         )
-    effect, refusal = _objection(tool, arguments, profile) or ("allow", _NO_OBJECTION)
+    effect, refusal = _objection(tool, arguments, profile, workspace=workspace) or ("allow", _NO_OBJECTION)
     return Decision(
         effect=effect,
         rule=refusal.rule,
@@ -47,7 +56,9 @@ def decide(tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, pr
     )
 
 
-def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tuple[Effect, Refusal] | None:
+def _objection(
+    tool: Tool, arguments: Mapping[str, Any], profile: Profile, *, workspace: bool
+) -> tuple[Effect, Refusal] | None:
     """The first rule that does not let the call through, and whether it denies or asks."""
     wall = profile.limits.wall_seconds
     timeout = arguments.get("timeout_seconds")
@@ -56,9 +67,8 @@ def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tu
         return _deny("limits.wall_seconds", reason, f"Ask for at most {wall:g}, or leave timeout_seconds out.")
     if arguments.get("inputs") and not profile.files.inputs:
         return _deny("files.inputs", "This tool's profile takes no artifacts as inputs.", "Call it without inputs.")
-    for grant in tool.needs:
-        if value_at(profile, _GRANTED_BY[grant]) == "none":
-            return _deny(_GRANTED_BY[grant], f"This tool's profile grants no {grant}.", "The operator can grant it.")
+    if lacking := _lacking(tool, profile, workspace=workspace):
+        return "deny", lacking
     if tool.request is not None:
         egress = decide_url(*tool.request(arguments), profile.network.allow)
         if egress.effect == "deny":
@@ -68,6 +78,15 @@ def _objection(tool: Tool, arguments: Mapping[str, Any], profile: Profile) -> tu
         reason = f"This tool's profile wants a person to approve each call; {asking.reason}."
         return "ask", Refusal(rule="approval.ask", reason=reason, hint=asking.instead)
     return None
+
+
+def _lacking(tool: Tool, profile: Profile, *, workspace: bool) -> Refusal | None:
+    """What the tool cannot do without, and the profile does not grant or nobody serves."""
+    for grant in tool.needs:
+        if value_at(profile, _GRANTED_BY[grant]) == "none":
+            reason = f"This tool's profile grants no {grant}."
+            return Refusal(rule=_GRANTED_BY[grant], reason=reason, hint="The operator can grant it.")
+    return NOT_SERVED if "workspace" in tool.needs and not workspace else None
 
 
 def _deny(rule: str, reason: str, hint: str) -> tuple[Effect, Refusal]:

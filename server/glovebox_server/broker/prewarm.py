@@ -9,6 +9,7 @@ import anyio
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import ProfileSet
+from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
@@ -18,29 +19,33 @@ IMPORTS_AFTER_SECONDS = 1.0
 """After the start of a server: importing takes a processor for half a second, and the first call needs it more."""
 
 
-async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, workspace: Path | None, state: Path) -> None:
+async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state: Path) -> None:
     """Import each profile's modules in a sandbox of its own, unless that is known to work.
 
-    What was found good is remembered in the state directory by the plan's digest, which covers runtime and list.
+    What was found good is remembered in the state directory by the plan's digest, which covers runtime and list. None
+    of these sandboxes has a workspace: what is imported ahead does not come from there.
 
     Raises:
         ProfileError: a module cannot be imported; says what the import said.
+        SandboxUnavailable: no sandbox starts, whether it imports them or not.
     """
     known = state / "preloads"
     for tool, profile in profiles.items():
         if not profile.python.preload:
             continue
+        spec = to_spec(profile, workspace=None)
         try:
-            driver, plan = await sandboxes.choose(profile.isolation, to_spec(profile, workspace=workspace))
+            driver, plan = await sandboxes.choose(profile.isolation, spec)
         except UnsupportedSpec:
             continue  # nothing can run under it here, and its calls will hear why
         mark = known / plan.digest.partition(":")[2]
         if mark.exists():
             continue
         try:
-            async with driver.open(plan) as sandbox:
-                await attest(sandbox, plan)
+            await _attest(driver, plan)
         except SandboxUnavailable as problem:
+            _, without = await sandboxes.choose((driver.name,), spec.without_preload())
+            await _attest(driver, without)  # if this fails too, the modules are not to blame
             last = problem.reason.strip().splitlines()[-1]
             raise ProfileError(
                 profiles.source(tool),
@@ -51,6 +56,11 @@ async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, works
             ) from None
         known.mkdir(mode=0o700, exist_ok=True)
         mark.touch(mode=0o600)
+
+
+async def _attest(driver: Driver, plan: Plan) -> None:
+    async with driver.open(plan) as sandbox:
+        await attest(sandbox, plan)
 
 
 async def prepare_sandboxes(profiles: ProfileSet, sandboxes: SandboxProvider, workspace: Path | None) -> None:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glovebox_sandboxes.drivers import registry
+from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK
@@ -20,6 +21,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
 
     Raises:
         ProfileError: a profile is wrong.
+        WorkspaceRefused: the workspace that was named must not be served.
     """
     found = await _find(settings)
     if as_json:
@@ -36,7 +38,7 @@ async def _find(settings: Settings) -> Manifest:
             tools=TOOLS,
             profiles=profiles,
             drivers=available,
-            workspace=settings.workspace.resolve(),
+            workspace=workspace.find(settings, "cli").path,
             version=VERSION,
         )
 
@@ -53,6 +55,8 @@ def _print(out: Console, found: Manifest) -> None:
         files = f"{'yes' if tool.output else 'no'}, {'yes' if tool.inputs else 'no'}"
         table.add_row(tool.name, tool.driver or "none", tool.network, tool.workspace, files, tool.refused)
     _section(out, table)
+    if found.workspace.refused:
+        out.print(Text(f"\n{found.workspace.refused}"))
     out.print(Text("\nnot simply there", style="bold"))
     for feature in found.features:
         out.print(Text(f'{feature.key} = "{feature.value}": {feature.status}: {feature.reason}. {feature.instead}'))

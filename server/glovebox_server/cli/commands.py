@@ -12,7 +12,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import guest_gc, runtime, trial
 from glovebox_server import app as apps
-from glovebox_server import event_loop
+from glovebox_server import event_loop, workspace
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import print_json
@@ -21,6 +21,7 @@ from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.workspace import WorkspaceRefused
 
 
 class _Told:
@@ -54,6 +55,9 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
                 raise InvalidArguments("--args", ("must be one JSON object",))
             principal = Principal(id=f"local:{os.getuid()}", transport="cli")
             result = await app.broker.submit(principal, tool, raw, _Told(err))
+            profile = app.profiles.get(tool)
+            if app.workspace.path is None and profile is not None and profile.files.workspace != "none":
+                err.print(str(app.workspace), markup=False, highlight=False)
         _show(result, out, as_json=as_json)
         if "refused" in result.structured:
             return REFUSED
@@ -128,6 +132,8 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
     """Write an artifact's content; see ``glovebox artifact``."""
 
     async def make() -> int:
+        if output and (reason := workspace.objection(workspace.place(output), workspace.own(settings))):
+            raise WorkspaceRefused(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
         principal = Principal(id=f"local:{os.getuid()}", transport="cli")
         async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, principal) as reader:
             if output is None:
@@ -140,7 +146,9 @@ def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None)
     return anyio.run(make)
 
 
-def serve(settings: Settings, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]) -> int:
+def serve(
+    settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
+) -> int:
     """Serve until the clients or a signal end it; see ``glovebox serve``."""
     from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
     from glovebox_server.transport import serve as transports  # noqa: PLC0415 - brings the SDK
@@ -148,6 +156,8 @@ def serve(settings: Settings, *, transport: str, host: str, port: int, allowed_h
     async def make() -> int:
         tools_digest = catalogue.digest(catalogue.listed(TOOLS.values()))
         async with apps.opened(settings, transport, tools_digest) as app:
+            if app.workspace.path is None:
+                err.print(str(app.workspace), markup=False, highlight=False)
             if transport == "stdio":
                 app.ended.append(await transports.serve_stdio(app))
             else:
@@ -169,7 +179,14 @@ def client_config(settings: Settings, out: Console, *, transport: str, host: str
     """Print what to paste into clients; see ``glovebox client-config``."""
     from glovebox_server.transport import tokens  # noqa: PLC0415 - only here
 
-    arguments = ["--workspace", str(settings.workspace.absolute())]
+    arguments = []
+    if transport == "stdio":
+        served = workspace.find(settings, transport)
+        if served.path is None:
+            raise WorkspaceRefused(
+                "Configuring clients", served.reason, "Name the folder that tools may read with --workspace."
+            )
+        arguments = ["--workspace", str(served.path)]
     arguments += _given(settings, "profiles_dir", "data_dir", "state_dir")
     text = tokens.client_configuration(
         settings.state_dir, transport=transport, host=host, port=port, arguments=arguments

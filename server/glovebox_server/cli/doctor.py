@@ -19,9 +19,11 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server import app as apps
+from glovebox_server import workspace
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.settings import Settings
+from glovebox_server.workspace import Workspace, WorkspaceRefused
 
 _WIDEST = 100
 """Columns; longer lines are hard to read, however wide the terminal."""
@@ -36,31 +38,54 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Look and print; see ``glovebox doctor``.
 
     Returns:
-        ``USAGE`` where a profile is wrong, because then nothing starts at all; else ``UNAVAILABLE`` where no driver is
-        usable, else ``OK``.
+        ``USAGE`` where a profile or the workspace is wrong, because then nothing starts at all; else ``UNAVAILABLE``
+        where no driver is usable, else ``OK``.
     """
     async with registry.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
         found = [(await available.get(name)).capabilities for name in registry.NAMES]
     problem, loaded = _profiles(settings)
+    refused, served = _workspace(settings)
     advice = _advice(settings, found)
     if as_json:
         reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
-        body = {"host": host_info.facts(), "drivers": reports, "profiles": {"error": problem}, "advice": advice}
+        path = str(served.path) if served.path else None
+        body = {
+            "host": host_info.facts(),
+            "drivers": reports,
+            "profiles": {"error": problem},
+            "workspace": {"error": refused, "path": path, "reason": served.reason},
+            "advice": advice,
+        }
         print_json(out.file, body)
     else:
         width = max(1, min(out.width, _WIDEST)) if out.is_terminal else None
         _host(out, width)
         for each in found:
             _block(out, each, width)
-        out.print(Text.assemble(("profiles", "bold"), ": ", ("wrong", "red") if problem else ("fine", "green")))
+        _verdict(out, "profiles", "wrong" if problem else "fine")
         _line(out, "problem" if problem else "loaded", problem or loaded, width)
+        _verdict(out, "workspace", "wrong" if refused else "fine" if served.path else "none")
+        _line(out, "problem" if refused else "served" if served.path else "", refused or str(served), width)
         if advice:
             out.print()
             for line in _laid_out(advice, width, ""):
                 out.print(Text(line), soft_wrap=True)
-    if problem:
+    if problem or refused:
         return USAGE
     return OK if any(each.usable for each in found) else UNAVAILABLE
+
+
+def _verdict(out: Console, what: str, word: str) -> None:
+    colour = {"fine": "green", "none": "yellow"}.get(word, "red")
+    out.print(Text.assemble((what, "bold"), ": ", (word, colour)))
+
+
+def _workspace(settings: Settings) -> tuple[str | None, Workspace]:
+    """Why the workspace that was named is refused, None where it is not; and which one there is."""
+    try:
+        return None, workspace.find(settings, "cli")
+    except WorkspaceRefused as problem:
+        return str(problem), Workspace(path=None)
 
 
 def _profiles(settings: Settings) -> tuple[str | None, str]:

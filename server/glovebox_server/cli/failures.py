@@ -18,9 +18,11 @@ from glovebox_server.errors import Refused
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of
 from glovebox_server.printable import printable
+from glovebox_server.workspace import WorkspaceRefused
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ProfileError, USAGE),
+    (WorkspaceRefused, USAGE),
     (NameTaken, USAGE),
     (Diagnosed, UNAVAILABLE),
 )

@@ -48,21 +48,21 @@ def _importing() -> Iterator[None]:
 def _directories(command: _Command) -> _Command:
     """Options every command with a place to look has; each overrides its environment variable."""
     for name, text in (
-        ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE; the current one)."),
+        ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE; but for http the current one)."),
         ("profiles-dir", "Your own profiles (GLOVEBOX_PROFILES_DIR)."),
         ("data-dir", "The sandboxes' runtime (GLOVEBOX_DATA_DIR)."),
         ("state-dir", "Audit log, artifacts, token (GLOVEBOX_STATE_DIR)."),
     ):
-        kind = click.Path(path_type=Path, file_okay=False)
+        kind = click.Path(file_okay=False)
         command = click.option(f"--{name}", type=kind, default=None, help=text)(command)
 
     @functools.wraps(command)
     def with_settings(
         *args: Any,
-        workspace: Path | None,
-        profiles_dir: Path | None,
-        data_dir: Path | None,
-        state_dir: Path | None,
+        workspace: str | None,
+        profiles_dir: str | None,
+        data_dir: str | None,
+        state_dir: str | None,
         **kwargs: Any,
     ) -> Any:
         given: dict[str, Any] = {
@@ -92,15 +92,16 @@ def _directories(command: _Command) -> _Command:
 
 def _wrong(settings: Settings, name: str) -> str | None:
     """Why a directory cannot be used; None where it can, or where whoever needs it makes it or says so."""
-    path: Path = getattr(settings, name)
+    path: Path | None = getattr(settings, name)
+    if path is None:
+        return None
     try:
         str(path).encode()  # records and digests are UTF-8
         return None if stat.S_ISDIR(path.stat().st_mode) else "is not a directory"
     except UnicodeEncodeError:
         return "is not UTF-8: rename it, or name another"
     except OSError as problem:
-        needed = name == "workspace" or (name == "profiles_dir" and name in settings.model_fields_set)
-        later = isinstance(problem, (FileNotFoundError, PermissionError)) and not needed
+        later = isinstance(problem, (FileNotFoundError, PermissionError)) and name != "workspace"
         return None if later else f"cannot be used: {problem.strerror}"
 
 
@@ -154,7 +155,7 @@ def serve(settings: Settings, transport: str, host: str, port: int, allowed_host
     with _importing():
         from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.serve(settings, transport=transport, host=host, port=port, allowed_hosts=allowed_host))
+    sys.exit(commands.serve(settings, _err, transport=transport, host=host, port=port, allowed_hosts=allowed_host))
 
 
 @main.command()

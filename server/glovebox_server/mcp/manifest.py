@@ -24,6 +24,7 @@ from glovebox_server.mcp import catalogue
 from glovebox_server.mcp.rendering import MAX_MESSAGE_BYTES
 from glovebox_server.redaction import without_paths
 from glovebox_server.tools.base import Tool
+from glovebox_server.workspace import NOT_SERVED
 
 URI: Final = "glovebox://capabilities"
 
@@ -97,6 +98,14 @@ class ToolFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedWorkspace:
+    """Whether the server has a workspace for its tools."""
+
+    served: bool
+    refused: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """How clients speak to this server."""
 
@@ -122,6 +131,7 @@ class Manifest:
     drivers: tuple[DriverFacts, ...]
     network_modes: Mapping[str, str]
     features: tuple[Lacking, ...]
+    workspace: ServedWorkspace
     tools: tuple[ToolFacts, ...]
     profiles_digest: str
     tools_digest: str
@@ -142,7 +152,7 @@ async def manifest(
         tools: on offer.
         profiles: in force.
         drivers: of this server; those that were not needed yet are probed now.
-        workspace: the operator's directory; it is not named.
+        workspace: the operator's directory, None where none is served; it is not named.
         version: of Glovebox.
     """
     found = [(await drivers.get(name)).capabilities for name in NAMES]
@@ -151,7 +161,7 @@ async def manifest(
     facts = []
     for name, entry in listed.items():
         profile = profiles.get(name)
-        driver, refused = await _chosen(profile, drivers, workspace)
+        driver, refused = await _chosen(tools[name], profile, drivers, workspace)
         facts.append(
             _tool(name, profile, driver, refused)
             | {
@@ -167,6 +177,7 @@ async def manifest(
         drivers=tuple(_driver(each, experimental) for each in found),
         network_modes=NETWORK_MODES,
         features=tuple(Lacking(**_fields(each, Lacking)) for each in FEATURES),
+        workspace=ServedWorkspace(served=workspace is not None, refused="" if workspace else str(NOT_SERVED)),
         tools=tuple(ToolFacts(**each) for each in facts),
         profiles_digest=profiles.digest,
         tools_digest=catalogue.digest(listed.values()),
@@ -179,9 +190,13 @@ async def manifest(
     )
 
 
-async def _chosen(profile: Profile | None, drivers: Drivers, workspace: Path | None) -> tuple[Capabilities | None, str]:
+async def _chosen(
+    tool: Tool, profile: Profile | None, drivers: Drivers, workspace: Path | None
+) -> tuple[Capabilities | None, str]:
     if profile is None:
         return None, "There is no profile for it, so it may do nothing."
+    if "workspace" in tool.needs and workspace is None:
+        return None, str(NOT_SERVED)
     asking = next((each for each in FEATURES if (each.key, each.value) == ("approval", profile.approval)), None)
     if asking is not None:
         return None, asking.words

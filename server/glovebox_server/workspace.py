@@ -1,0 +1,146 @@
+"""Which directory is served as the workspace: never one that holds, or is held by, what is the server's own.
+
+Every caller's program may read every file of the workspace. So a directory that was named and overlaps the server's own
+directories is refused, and the current directory, which nobody named, is not served where it does, nor where it holds
+a person's secrets. Decision 0026 says why.
+"""
+
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Literal
+
+from glovebox_sandboxes.contract.errors import Diagnosed, Refusal
+from glovebox_sandboxes.host import mounts
+from glovebox_server.settings import Settings
+
+OPTION = "--workspace, GLOVEBOX_WORKSPACE"
+
+NOT_SERVED = Refusal(
+    rule="workspace.missing",
+    reason="This server serves no workspace.",
+    hint="Its operator can name one with --workspace or GLOVEBOX_WORKSPACE.",
+)
+"""What callers are told: nothing of where things are on this host."""
+
+
+class WorkspaceRefused(Diagnosed):
+    """The directory that was named would give away what is the server's own, so nothing is served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A directory, as far as it shows which other lies in it."""
+
+    path: Path
+    """Whole and without links; it need not exist."""
+    origin: tuple[str, PurePath] | None = None
+    """See ``mounts.origin``."""
+
+    def way_to(self, other: "Place") -> PurePath | None:
+        """The path from here to the other one, under whatever name either was bound; None where it lies elsewhere."""
+        if other.path.is_relative_to(self.path):
+            return other.path.relative_to(self.path)
+        if self.origin and other.origin and self.origin[0] == other.origin[0]:
+            here, there = self.origin[1], other.origin[1]
+            return there.relative_to(here) if there.is_relative_to(here) else None
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """The directory that is served, or that none is."""
+
+    path: Path | None
+    reason: str = ""
+    """Why none is; for the operator, as it may name directories of the host."""
+
+    def __str__(self) -> str:
+        """Say it in one sentence, with what to do where none is served."""
+        if self.path is not None:
+            return str(self.path)
+        return f"No workspace is served: {self.reason}. Name one with --workspace or GLOVEBOX_WORKSPACE."
+
+
+def objection(directory: Place, own: Mapping[str, Place], homes: Sequence[Place] = ()) -> str:
+    """Why programs must not read all of a directory; empty if nothing speaks against it. Pure.
+
+    Args:
+        directory: what would be served.
+        own: the server's directories by their names.
+        homes: of persons, where nobody named the directory; else none.
+    """
+    for name, place in own.items():
+        if relation := _relation(directory, place):
+            return f"{relation} the server's {name} directory, {place.path}"
+    for home in homes:
+        if (relation := _relation(directory, home)) in ("is", "contains"):
+            return f"{relation} the home directory {home.path}"
+        way = home.way_to(directory)
+        if way and way.parts[0].startswith("."):
+            return f"lies in {home.path / way.parts[0]}, where programs keep what is private"
+    return ""
+
+
+def _relation(directory: Place, other: Place) -> Literal["is", "contains", "lies in", ""]:
+    inside, outside = directory.way_to(other), other.way_to(directory)
+    if inside and outside:
+        return "is"
+    return "contains" if inside else "lies in" if outside else ""
+
+
+def find(settings: Settings, transport: str) -> Workspace:
+    """The workspace of a server with these settings.
+
+    Args:
+        settings: where things are, and what was named.
+        transport: ``stdio``, ``http`` or ``cli``; over HTTP the callers are not where the server was started.
+
+    Raises:
+        WorkspaceRefused: the one that was named must not be served.
+    """
+    if settings.workspace is not None:
+        found = place(settings.workspace)
+        if reason := objection(found, own(settings)):
+            fix = "Its files are not for programs to read: name another directory."
+            raise WorkspaceRefused(OPTION, f"{found.path} {reason}", fix)
+        return Workspace(path=found.path)
+    if transport == "http":
+        return Workspace(path=None, reason="over HTTP there is none unless it is named")
+    try:
+        found = place(Path.cwd())
+        str(found.path).encode()  # records and digests are UTF-8
+    except OSError as problem:
+        return Workspace(path=None, reason=f"the current directory cannot be used: {problem.strerror}")
+    except UnicodeEncodeError:
+        return Workspace(path=None, reason="the current directory's name is not UTF-8")
+    if reason := objection(found, own(settings), _homes(found.path)):
+        return Workspace(path=None, reason=f"the current directory, {found.path}, {reason}")
+    return Workspace(path=found.path)
+
+
+def place(directory: Path) -> Place:
+    """A directory of this host as it is now."""
+    path = Path(os.path.realpath(directory))  # Path.resolve does not end well in a circle of links
+    return Place(path=path, origin=mounts.origin(path))
+
+
+def own(settings: Settings) -> Mapping[str, Place]:
+    """The directories whose files are the server's own."""
+    return {
+        "state": place(settings.state_dir),
+        "profiles": place(settings.profiles_dir),
+        "data": place(settings.data_dir),
+    }
+
+
+def _homes(directory: Path) -> Sequence[Place]:
+    """The homes of whoever runs this, and of the directory's owner: ``sudo`` leaves one where it was."""
+    found = [os.environ.get("HOME", "")]
+    for user in {os.geteuid(), directory.stat().st_uid}:
+        with suppress(KeyError):
+            found.append(pwd.getpwuid(user).pw_dir)
+    return [place(Path(each)) for each in dict.fromkeys(found) if each.startswith("/")]
