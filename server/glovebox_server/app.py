@@ -118,6 +118,8 @@ async def opened(
     owner = new_owner()
     server_id = f"g{owner.pid}-{owner.started}"
     served = workspace.find(settings, transport)
+    # Over stdio and on the command line there is one principal, and nobody to keep anything for.
+    shared = transport == "http"
     ended: list[str] = []
     store = ArtifactStore(
         settings.state_dir / "artifacts",
@@ -137,7 +139,7 @@ async def opened(
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
         store,
         registry.opened(settings.data_dir, server_id) as available,
-        pools.opened(partial(_record, audit), sandbox_started) as pool,
+        pools.opened(partial(_record, audit), sandbox_started, shared=shared) as pool,
         _on_record(
             audit,
             ServerStarted(
@@ -161,7 +163,7 @@ async def opened(
         broker = Broker(
             tools=TOOLS,
             profiles=profiles,
-            admission=Admission(pool.call),
+            admission=Admission(pool.call, shared=shared),
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,

@@ -1,6 +1,9 @@
 """How many calls may be under way, and what the one too many is told."""
 
+from collections import Counter
+
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import pytest
 
@@ -26,6 +29,90 @@ async def test_calls_run_in_order_and_never_more_than_promised() -> None:
         for number in range(10):
             tasks.start_soon(one, number)
     assert order == list(range(10))
+
+
+class Hall:
+    """Calls that stay until they are told to go."""
+
+    def __init__(self, gate: Admission, tasks: anyio.abc.TaskGroup) -> None:
+        self.gate = gate
+        self.tasks = tasks
+        self.running: list[tuple[str, anyio.Event]] = []
+        self.refused: Counter[str] = Counter()
+        self._made = 0
+
+    async def come(self, principal: str, calls: int) -> None:
+        """Make so many calls, each another one, and let them get as far as they get."""
+        for _ in range(calls):
+            self._made += 1
+            self.tasks.start_soon(self._one, principal, self._made)
+        await anyio.wait_all_tasks_blocked()
+
+    async def end(self, principal: str) -> None:
+        """End the call of this principal that has run for longest."""
+        which = next(each for each in self.running if each[0] == principal)
+        which[1].set()
+        await anyio.wait_all_tasks_blocked()
+
+    async def _one(self, principal: str, number: int) -> None:
+        me = principal, anyio.Event()
+        try:
+            async with self.gate.enter(principal, "run_python", {"n": number}):
+                self.running.append(me)
+                await me[1].wait()
+                self.running.remove(me)
+        except Refused as problem:
+            self.refused[problem.rule] += 1
+
+    @property
+    def taken(self) -> Counter[str]:
+        """Turns by principal."""
+        return Counter(principal for principal, _ in self.running)
+
+
+async def test_one_principal_leaves_turns_for_others() -> None:
+    """M7, with the numbers that ship: 300 calls of one principal get twelve turns of 16, and others one at once."""
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(Admission(shared=True), tasks)
+        await hall.come("alice", 300)
+        assert hall.taken == {"alice": 12}
+        assert hall.refused == {"busy.calls": 300 - 256}
+        await hall.come("bob", 10)
+        await hall.come("carol", 10)
+        assert hall.taken == {"alice": 12, "bob": 3, "carol": 1}
+        # From here on turns that end go to those who have fewer, until all who want more have as many; one is left.
+        await hall.come("dave", 2)
+        await hall.end("alice")
+        assert hall.taken["dave"] == 1
+        for _ in range(6):
+            await hall.end("alice")
+        assert hall.taken == {"alice": 5, "bob": 4, "carol": 4, "dave": 2}
+        tasks.cancel_scope.cancel()
+
+
+async def test_turns_go_round_between_principals() -> None:
+    """M7: of 32 calls that end, those of two who wait get every other turn, whoever called first and more often."""
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(Admission(shared=True), tasks)
+        await hall.come("alice", 250)
+        await hall.come("bob", 20)
+        for _ in range(16):
+            await hall.end(hall.running[0][0])
+        assert abs(hall.taken["alice"] - hall.taken["bob"]) <= 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_principal_that_is_alone_has_every_turn() -> None:
+    """The control, and what stdio and the command line have: nothing is kept, and one that comes then waits."""
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(Admission(), tasks)
+        await hall.come("alice", 250)
+        await hall.come("bob", 1)
+        assert hall.taken == {"alice": 16}
+        # Even then not behind all of hers.
+        await hall.end("alice")
+        assert hall.taken == {"alice": 15, "bob": 1}
+        tasks.cancel_scope.cancel()
 
 
 async def test_one_principal_cannot_take_all_places() -> None:

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures.artifact_stores import a_store
 from tests.fixtures.brokered import Heard
-from tests.fixtures.channels import READY, Channel, Guest
+from tests.fixtures.channels import READY, Channel, Guest, Weightless
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
@@ -160,7 +160,7 @@ class Driver:
         async with starting(self.open, plan, 1) as found:
             yield found
 
-    class Sandbox:
+    class Sandbox(Weightless):
         """A live one."""
 
         def __init__(self, driver: "Driver", channel: Channel, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.fixtures.channels import OUTCOME, READY, Channel, Guest
+from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Weightless
 
 from glovebox_sandboxes.contract.base import Plan, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
@@ -84,7 +84,7 @@ def test_a_program_cannot_say_that_the_kernel_found_no_memory_for_it() -> None:
         assert running._ending(grouped, told(status=1), facts, 2.5, MEMORY_ERROR)[:2] == (ended, 1)
 
 
-class Sandbox:
+class Sandbox(Weightless):
     """A sandbox that is a channel."""
 
     id = "s1"

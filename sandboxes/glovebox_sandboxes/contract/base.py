@@ -101,6 +101,9 @@ class Sandbox(Protocol):
     async def kill(self) -> None:
         """End every process of the sandbox and return when they are gone. Safe to call more than once."""
 
+    def weigh(self, parts: int) -> None:
+        """Have one part in so many of the processor time it has by default beside others, where that can be set."""
+
     async def stats(self) -> SandboxStats:
         """What the host saw so far; complete once the sandbox is dead."""
 

@@ -20,6 +20,8 @@ from glovebox_sandboxes.pool.idle_gate import IdleGate
 from glovebox_sandboxes.pool.ready_queue import ReadyQueue
 from glovebox_sandboxes.pool.refill import Refill, What
 from glovebox_sandboxes.session.run import AttestedSandbox, attest
+from glovebox_sandboxes.sharing.limiter import FairLimiter
+from glovebox_sandboxes.sharing.processor import Processor
 
 MOST_STARTING = 2 * (os.cpu_count() or 1)
 """Sandboxes being started at one time, for the pool and for calls that found none ready: more would only be slower."""
@@ -47,14 +49,16 @@ Describe = Callable[[Driver, AttestedSandbox], object]
 class Pool:
     """The prepared sandboxes of one server. Open it with ``opened``."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, describe: Describe) -> None:
-        """Take the task group everything lives in, who hears of changes, and what is noted of each sandbox."""
+    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, describe: Describe, *, shared: bool) -> None:
+        """Take the task group everything lives in, and what ``opened`` takes."""
         self._tasks = tasks
         self._tell = tell
         self._describe = describe
         self._queues: dict[tuple[str, str], ReadyQueue] = {}
-        self._starts = anyio.CapacityLimiter(MOST_STARTING)
+        self._starts = FairLimiter(MOST_STARTING, shared=shared)
         self._gate = IdleGate()
+        self._processor = Processor()
+        self._shared = shared
         self.mounted = mounts.Watch()
 
     def prepare(self, driver: Driver, plan: Plan) -> None:
@@ -72,6 +76,7 @@ class Pool:
         plan: Plan,
         cold: Plan,
         *,
+        key: str = "",
         waits: Callable[[], Awaitable[None]] = checkpoint,
     ) -> AsyncIterator[AttestedSandbox]:
         """An attested sandbox for one call: one that is ready, else one that is started now.
@@ -80,20 +85,22 @@ class Pool:
             driver: whose it is.
             plan: what is prepared ahead.
             cold: the plan of a sandbox that is started for this call alone, where nothing could be prepared.
+            key: whose call it is; those of one key share what is one key's.
             waits: called where none is ready, before one is waited for or started; perhaps more than once.
 
         Raises:
             SandboxUnavailable: it could not be started, or did not get ready.
         """
         queue = self._queue(driver, plan)
-        with queue.in_use():
-            leased = await queue.lease(waits)
+        with queue.in_use(key):
+            leased = await queue.lease(key, waits)
             if leased is None:
-                async with self.start(driver, cold) as attested:
+                async with self.start(driver, cold, key) as attested:
                     yield attested
                 return
             try:
-                yield leased.attested
+                with self._processor.shared(key, leased.attested):
+                    yield leased.attested
             except BaseException:
                 # A call that was cancelled or failed returns when its sandbox is gone; others do not wait for that.
                 await leased.abandon()
@@ -101,16 +108,17 @@ class Pool:
             leased.give_back()
 
     @asynccontextmanager
-    async def start(self, driver: Driver, plan: Plan) -> AsyncIterator[AttestedSandbox]:
-        """An attested sandbox that is started for one call.
+    async def start(self, driver: Driver, plan: Plan, key: str = "") -> AsyncIterator[AttestedSandbox]:
+        """An attested sandbox that is started for one call of this key.
 
         Raises:
             SandboxUnavailable: it could not be started, or did not get ready.
         """
         async with AsyncExitStack() as stack:
-            async with self._starts:
+            async with self._starts.turn(key):
                 attested = await self._attest(await stack.enter_async_context(driver.open(plan)), driver, plan)
-            yield attested
+            with self._processor.shared(key, attested):
+                yield attested
 
     async def _attest(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> AttestedSandbox:
         attested = await attest(sandbox, plan)
@@ -122,7 +130,9 @@ class Pool:
         queue = self._queues.get(key)
         if queue is None or queue.driver is not driver:
             siblings = self._siblings(driver, plan)
-            queue = self._queues[key] = ReadyQueue(driver, plan, self.mounted, self._gate, siblings)
+            queue = self._queues[key] = ReadyQueue(
+                driver, plan, self.mounted, self._gate, siblings, shared=self._shared
+            )
         for each in queue.siblings:
             if each.supply is None and anyio.current_time() >= each.backoff.not_before:
                 refill = Refill(
@@ -153,15 +163,16 @@ class Pool:
 
 
 @asynccontextmanager
-async def opened(tell: Tell, describe: Describe = lambda *_: None) -> AsyncIterator[Pool]:
+async def opened(tell: Tell, describe: Describe = lambda *_: None, *, shared: bool = False) -> AsyncIterator[Pool]:
     """A pool, for the length of the block; nothing of it is left after it.
 
     Args:
         tell: hears of changes.
         describe: says what is to be remembered of each sandbox.
+        shared: whether calls have more than one key, so that each leaves something for others.
     """
     async with anyio.create_task_group() as tasks:
-        pool = Pool(tasks, tell, describe)
+        pool = Pool(tasks, tell, describe, shared=shared)
         try:
             yield pool
         finally:

@@ -26,6 +26,8 @@ class Wanted:
     """Whether one that stood ready before the call will do."""
     code: str | None = None
     """The program, where it is one in Python: it may need none of the modules that ``spec`` preloads."""
+    key: str = ""
+    """Whose call it is, for fair shares of what is ready and of the processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +66,11 @@ class SandboxProvider:
             # A sandbox that is made while its call waits does not import what the program may not need.
             _, cold = await self.drivers.choose((driver.name,), spec.without_preload())
         if self.prewarm and wanted.prepared:
-            async with self.pool.take(driver, plan, cold, waits=before_start) as sandbox:
+            async with self.pool.take(driver, plan, cold, key=wanted.key, waits=before_start) as sandbox:
                 yield sandbox
         else:
             await before_start()
-            async with self.pool.start(driver, cold) as sandbox:
+            async with self.pool.start(driver, cold, wanted.key) as sandbox:
                 yield sandbox
 
     async def choose(self, isolation: Sequence[str], spec: SandboxSpec) -> tuple[Driver, Plan]:

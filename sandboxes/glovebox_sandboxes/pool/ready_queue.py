@@ -1,7 +1,7 @@
 """The prepared sandboxes of one plan: the calls that lease them meet the task that refills the queue here."""
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,12 +13,14 @@ from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.pool.idle_gate import IdleGate
 from glovebox_sandboxes.pool.prepared import PreparedSandbox
 from glovebox_sandboxes.pool.state import Backoff, Demand, Event, State
+from glovebox_sandboxes.sharing.turns import may_take
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
     """A call that waits for the next sandbox of a queue."""
 
+    key: str
     answered: anyio.Event = field(default_factory=anyio.Event)
     granted: PreparedSandbox | None = None
     """None where there will be none."""
@@ -43,7 +45,14 @@ class ReadyQueue:
     """The prepared sandboxes of one plan, those that wait for a call in the order in which they got ready."""
 
     def __init__(
-        self, driver: Driver, plan: Plan, mounted: mounts.Watch, gate: IdleGate, siblings: "list[ReadyQueue]"
+        self,
+        driver: Driver,
+        plan: Plan,
+        mounted: mounts.Watch,
+        gate: IdleGate,
+        siblings: "list[ReadyQueue]",
+        *,
+        shared: bool,
     ) -> None:
         """Take what is to be prepared, and what the queues of one pool share.
 
@@ -53,6 +62,7 @@ class ReadyQueue:
             mounted: knows what is mounted inside a directory.
             gate: defers what calls need not wait for.
             siblings: the queues that are kept as long as this one is used; it adds itself.
+            shared: whether calls have more than one key, so that each leaves sandboxes for others.
         """
         self.driver = driver
         self.plan = plan
@@ -68,7 +78,10 @@ class ReadyQueue:
         """Those that are READY and claimed by nobody."""
         self.changed = anyio.Event()
         """Set when whoever refills it has to look at it; renewed by them."""
-        self._waiters: deque[Waiter] = deque()
+        self._waiters: list[Waiter] = []
+        self._calls: Counter[str] = Counter()
+        """Calls under way by their key, those that wait for a sandbox among them."""
+        self._shared = shared
         self._mounted = mounted
         self._gate = gate
 
@@ -108,27 +121,32 @@ class ReadyQueue:
         return tuple(found)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self, key: str) -> Iterator[None]:
         """Count one call, for the length of the block."""
         self.demand.begin(anyio.current_time())
+        self._calls[key] += 1
         try:
             yield
         finally:
             self.demand.end(anyio.current_time())
+            self._calls[key] -= 1
+            if not self._calls[key]:
+                del self._calls[key]
             self.changed.set()
 
-    async def lease(self, waits: Callable[[], Awaitable[None]]) -> PreparedSandbox | None:
+    async def lease(self, key: str, waits: Callable[[], Awaitable[None]]) -> PreparedSandbox | None:
         """Get a sandbox that is ready, or the next one that will be; None where starting one is as quick.
 
         Args:
+            key: whose call it is that ``in_use`` counts.
             waits: called where none is ready, before the next is waited for or None is returned.
         """
         while True:
-            sandbox = self._claim()
+            sandbox = self._claim(key)
             if sandbox is None:
                 await waits()
                 # One may have become ready in that time, and none is prepared for waiters where one is ready.
-                sandbox = self._claim() or await self._next()
+                sandbox = self._claim(key) or await self._next(key)
             if sandbox is None:
                 return None
             try:
@@ -141,11 +159,12 @@ class ReadyQueue:
             if sandbox.state is State.LEASED:
                 return sandbox
 
-    def _claim(self) -> PreparedSandbox | None:
-        """Take out the one that has been ready for longest and is not stale."""
+    def _claim(self, key: str) -> PreparedSandbox | None:
+        """Take out the one that has been ready for longest and is not stale, unless it is left for other keys."""
         fingerprint = self.fingerprint() if self.ready else ()
         claimed = None
-        while self.ready and claimed is None:
+        others = self._calls[key] - 1
+        while claimed is None and may_take(others, len(self.ready), shared=self._shared):
             first = self.ready.popleft()
             if first.fingerprint == fingerprint:
                 claimed = first
@@ -156,12 +175,12 @@ class ReadyQueue:
             self.changed.set()
         return claimed
 
-    async def _next(self) -> PreparedSandbox | None:
+    async def _next(self, key: str) -> PreparedSandbox | None:
         """Wait for the next one, where the source is quick; it comes LEASED."""
         source = self.supply.source if self.supply is not None else None
         if source is None or not source.quick or self.stale:
             return None
-        waiter = Waiter()
+        waiter = Waiter(key)
         self._waiters.append(waiter)
         self.changed.set()
         self._gate.notify()
@@ -176,10 +195,15 @@ class ReadyQueue:
         return waiter.granted
 
     async def offer(self, sandbox: PreparedSandbox) -> None:
-        """Grant one that is READY to the first waiter; else hold it until a call claims it, or nobody is to get it."""
+        """Grant one that is READY to a waiter; else hold it until a call claims it, or nobody is to get it.
+
+        The waiter is the first of those whose key has the fewest calls.
+        """
         claimed = self.has_waiters
         if claimed:
-            self._waiters.popleft().answer(sandbox)
+            waiter = min(self._waiters, key=lambda each: self._calls[each.key])
+            self._waiters.remove(waiter)
+            waiter.answer(sandbox)
         else:
             self.ready.append(sandbox)
             try:
@@ -204,4 +228,4 @@ class ReadyQueue:
         self.supply = None
         self.trim(0)
         while self._waiters:
-            self._waiters.popleft().answer(None)
+            self._waiters.pop(0).answer(None)

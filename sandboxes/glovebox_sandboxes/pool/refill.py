@@ -17,6 +17,7 @@ from glovebox_sandboxes.pool.prepared import PreparedSandbox
 from glovebox_sandboxes.pool.ready_queue import ReadyQueue, Supply
 from glovebox_sandboxes.pool.state import REVIEW_SECONDS, Event, State, capacity_of, expired
 from glovebox_sandboxes.session.run import AttestedSandbox
+from glovebox_sandboxes.sharing.limiter import FairLimiter
 
 What = Literal["opened", "limited", "failed", "recovered", "cleared"]
 Announce = Callable[[What, ReadyQueue, str], Awaitable[None]]
@@ -30,7 +31,7 @@ class Refill:
     """One task that keeps a queue filled, until nobody leases from it any more or its source fails."""
 
     def __init__(
-        self, queue: ReadyQueue, *, starts: anyio.CapacityLimiter, gate: IdleGate, attest: Attest, announce: Announce
+        self, queue: ReadyQueue, *, starts: FairLimiter, gate: IdleGate, attest: Attest, announce: Announce
     ) -> None:
         """Become what the queue is supplied by; ``run`` must be started.
 
@@ -78,7 +79,7 @@ class Refill:
             async with AsyncExitStack() as stack:
                 try:
                     await self._gate.idle(lambda: queue.has_waiters)
-                    async with self._starts:
+                    async with self._starts.turn(""):
                         sandbox.fingerprint = queue.fingerprint()
                         opened = await stack.enter_async_context(source.open())
                         sandbox.attested = await self._attest(opened, queue.driver, queue.plan)

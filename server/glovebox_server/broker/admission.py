@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from glovebox_sandboxes.sharing.limiter import FairLimiter
 from glovebox_server.errors import Refused
 
 #: Sandboxes at work at one time, over all callers. Each may use a profile's whole memory limit, so more would trade
@@ -33,7 +35,6 @@ _LATER = "Wait for one of them to end, or cancel it, then call again."
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _UnderWay:
-    principal: str
     fingerprint: bytes
     since: float
 
@@ -45,6 +46,7 @@ class Admission:
         self,
         under_way: Callable[[], AbstractContextManager[None]] = nullcontext,
         *,
+        shared: bool = False,
         running: int = RUNNING,
         per_principal: int = PER_PRINCIPAL,
     ) -> None:
@@ -52,28 +54,30 @@ class Admission:
 
         Args:
             under_way: entered for as long as a call has its turn, so that what can wait for a pause waits.
+            shared: whether there is more than one principal, so that each leaves turns for others.
             running: calls at work at one time.
             per_principal: calls of one principal, waiting ones included.
         """
         self._under_way = under_way
-        self._turns = anyio.CapacityLimiter(running)
+        self._turns = FairLimiter(running, shared=shared)
         self._per_principal = per_principal
-        self._calls: set[_UnderWay] = set()
+        self._calls: defaultdict[str, set[_UnderWay]] = defaultdict(set)
 
     @asynccontextmanager
     async def enter(self, principal: str, tool: str, arguments: Mapping[str, Any]) -> AsyncIterator[None]:
-        """Hold one place for a call, waiting for a turn in order of arrival.
+        """Hold one place for a call, waiting for a fair turn; those of one principal come in order of arrival.
 
         Raises:
             Refused: the caller has too many calls under way, keeps repeating one that is still running, or no turn
                 came within ``WAIT_SECONDS``. Nothing was started.
         """
-        call = _UnderWay(principal=principal, fingerprint=_fingerprint(tool, arguments), since=anyio.current_time())
-        self._check(call)
-        self._calls.add(call)
+        call = _UnderWay(fingerprint=_fingerprint(tool, arguments), since=anyio.current_time())
+        mine = self._calls[principal]
+        self._check(call, mine)
+        mine.add(call)
         try:
             with anyio.move_on_after(WAIT_SECONDS) as wait:
-                await self._turns.acquire_on_behalf_of(call)
+                await self._turns.acquire(principal)
             if wait.cancelled_caught:
                 reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
                 raise Refused("busy.waiting", reason, "Nothing was started; call again later.")
@@ -81,12 +85,11 @@ class Admission:
                 with self._under_way():
                     yield
             finally:
-                self._turns.release_on_behalf_of(call)
+                self._turns.release(principal)
         finally:
-            self._calls.discard(call)
+            mine.discard(call)
 
-    def _check(self, call: _UnderWay) -> None:
-        mine = [other for other in self._calls if other.principal == call.principal]
+    def _check(self, call: _UnderWay, mine: set[_UnderWay]) -> None:
         if len(mine) >= self._per_principal:
             raise Refused("busy.calls", f"The server is busy: {len(mine)} calls of yours are under way.", _LATER)
         old = call.since - RETRY_AGE_SECONDS

@@ -117,6 +117,7 @@ class Broker:
                 spec=to_spec(profile, workspace=self.workspace),
                 prepared=profile.python.start == "warm",
                 code=call.arguments.get("code"),
+                key=call.principal.id,
             )
             async with (
                 self.artifacts.collect(call, wanted.spec.limits) as collection,

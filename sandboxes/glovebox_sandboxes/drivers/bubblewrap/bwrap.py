@@ -279,6 +279,11 @@ class BwrapSandbox:
         self._process.kill()
         await self._process.wait()
 
+    def weigh(self, parts: int) -> None:
+        """See ``Sandbox.weigh``."""
+        if self._group is not None:
+            self._group.weigh(parts)
+
     async def stats(self) -> SandboxStats:
         """See ``Sandbox.facts``."""
         found = self._group.stats() if self._group else SandboxStats()

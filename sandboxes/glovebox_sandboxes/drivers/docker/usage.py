@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glovebox_sandboxes.contract.base import SandboxStats
+from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, statistics, text
 from glovebox_sandboxes.host.host_view import groups_of
 
@@ -66,6 +67,13 @@ def bound_sockets(directories: Mapping[str, Path]) -> bool:
         return memory is not None and (memory / _SOCKETS).write_text(str(SOCKET_BYTES)) > 0
     except OSError:
         return False
+
+
+def weigh(directories: Mapping[str, Path], parts: int) -> None:
+    """See ``Sandbox.weigh``; does nothing where the groups are not ours to see or to change."""
+    for version, controller in ((1, "cpu"), (2, "")):
+        if controller in directories:
+            cgroup.weigh(str(directories[controller]), version, parts)
 
 
 def limits(

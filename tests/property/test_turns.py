@@ -1,0 +1,106 @@
+"""Fair turns, for every order in which calls come, go and give up."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glovebox_sandboxes.sharing.turns import SHARE, Turns
+
+KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["ask", "ask", "release", "withdraw"]), KEYS, st.integers(0, 10**6)), max_size=200
+)
+
+
+class Hall:
+    """Turns, and who holds and waits for them by the tests' own count."""
+
+    def __init__(self, most: int, *, shared: bool) -> None:
+        self.most = most
+        self.shared = shared
+        self.turns: Turns[tuple[str, int]] = Turns(most, shared=shared)
+        self.running: list[tuple[str, int]] = []
+        self.waiting: list[tuple[str, int]] = []
+        self.asked = 0
+
+    def step(self, what: str, key: str, which: int) -> None:
+        """Do one thing, where it can be done, and look at every rule."""
+        if what == "ask":
+            self.asked += 1
+            self.waiting.append((key, self.asked))
+            self.turns.ask(key, (key, self.asked))
+        elif what == "release" and self.running:
+            self.turns.release(self.running.pop(which % len(self.running))[0])
+        elif what == "withdraw" and self.waiting:
+            gone = self.waiting.pop(which % len(self.waiting))
+            self.turns.withdraw(gone[0], gone)
+        self.grant()
+
+    def grant(self) -> None:
+        """Give out what can be given, and look at every rule."""
+        before = self.taken
+        for one in self.turns.granted():
+            fewest = min(before[key] for key, _ in self.waiting)
+            assert before[one[0]] == fewest, "the next turn is of the key that has the fewest"
+            first = next(each for each in self.waiting if each[0] == one[0])
+            assert one == first, "those of one key come in order"
+            self.waiting.remove(one)
+            self.running.append(one)
+            before = self.taken
+        left = self.most - len(self.running)
+        assert left >= 0, "never more than there are"
+        for key, _ in self.waiting:
+            assert not left or (self.shared and self.taken[key] >= SHARE * left), "no turn is left for nothing"
+
+    @property
+    def taken(self) -> Counter[str]:
+        """Turns by key."""
+        return Counter(key for key, _ in self.running)
+
+
+@given(STEPS, st.integers(1, 20), st.booleans())
+def test_never_more_than_there_are_and_none_left_for_nothing(
+    steps: list[tuple[str, str, int]], most: int, shared: bool
+) -> None:
+    """The rules of ``Turns`` hold after each step, and at the end everybody who waits gets a turn."""
+    hall = Hall(most, shared=shared)
+    for step in steps:
+        hall.step(*step)
+    while hall.waiting:
+        assert hall.running, "somebody waits, and nobody has a turn"
+        hall.step("release", "", 0)
+
+
+@given(STEPS, st.integers(4, 20))
+def test_who_has_none_never_finds_all_taken_by_one(steps: list[tuple[str, str, int]], most: int) -> None:
+    """The reserve: whatever one key asks for, a part is left; one that comes then gets a turn at once."""
+    hall = Hall(most, shared=True)
+    for what, _, which in steps:
+        hall.step(what, "greedy", which)
+    assert len(hall.running) <= -(-most * SHARE // (SHARE + 1))
+    hall.step("ask", "peer", 0)
+    assert hall.taken["peer"] == 1
+    # The control: where nothing is shared, one key may have every turn.
+    alone = Hall(most, shared=False)
+    for _ in range(most + 1):
+        alone.step("ask", "greedy", 0)
+    assert (len(alone.running), len(alone.waiting)) == (most, 1)
+
+
+@given(STEPS, st.integers(1, 16), st.lists(st.integers(0, 10**6), min_size=6, max_size=6), st.booleans())
+def test_nobody_starves(steps: list[tuple[str, str, int]], most: int, ends: list[int], shared: bool) -> None:
+    """Who has no turn waits for no more ends than there are keys, however many calls the others make at once."""
+    hall = Hall(most, shared=shared)
+    for step in steps:
+        hall.step(*step)
+    for key in "abcde":
+        for _ in range(most):
+            hall.step("ask", key, 0)
+    hall.step("ask", "peer", 0)
+    for end in ends:
+        if not hall.taken["peer"]:
+            over = hall.running[end % len(hall.running)][0]
+            hall.step("release", "", end)
+            hall.step("ask", over, 0)
+    assert hall.taken["peer"]
