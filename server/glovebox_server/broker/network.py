@@ -38,7 +38,7 @@ def gate_for(profile: Profile, recorder: CallRecorder, call: ToolCall) -> Egress
         body_bytes=profile.network.max_bytes,
         tunnel_received_bytes=profile.network.max_bytes,
     )
-    return EgressGate(rules=profile.network.allow, on_decision=record, limits=limits)
+    return EgressGate(rules=profile.network.allow, on_decision=record, principal=call.principal.id, limits=limits)
 
 
 def serve_with(gate: EgressGate) -> Serve:

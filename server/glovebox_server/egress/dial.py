@@ -4,15 +4,20 @@ The only module of egress that knows sockets. A name reaches it after the rules 
 looked up: a look-up is itself a message to whoever runs the zone.
 """
 
+import errno
 import math
 import socket
 import ssl
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from ipaddress import IPv6Address, ip_address
 
 import anyio
-import anyio.to_thread
+import anyio.from_thread
+import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSStream
 
@@ -24,6 +29,14 @@ from glovebox_server.egress.limits import EgressLimits
 Resolver = Callable[[str], Awaitable[tuple[Address, ...]]]
 """Takes a canonical name, returns every address it has; raises OSError when it has none."""
 
+LOOK_UPS = 64
+"""Look-ups of all principals under way, those that nobody waits for included; each is a thread."""
+LOOK_UPS_OF_ONE = 16
+"""Of one principal: each of the calls that may run at one time can have one under way, and others have room."""
+
+_PLACE_SECONDS = 5.0
+"""How long a look-up waits for others to end: a burst has passed by then, silent name servers have not."""
+_PAUSE_SECONDS = 0.02
 _DISCARD_PORT = 9
 
 
@@ -36,21 +49,80 @@ def within(seconds: float, deadline: float) -> float:
     return max(0.0, min(seconds, deadline - anyio.current_time()))
 
 
-async def system_resolver(host: str) -> tuple[Address, ...]:
-    """Ask the operating system for every address of a name.
+class LookUps:
+    """Asks the operating system for addresses, in threads that are counted until they end.
 
-    The final dot keeps the resolver from trying the host's own search domains, which would turn a public name into an
-    internal one. An abandoned look-up ends with the C library's own timeout.
-
-    Raises:
-        OSError: The name has no address, or no server answered.
+    The C library cannot be interrupted: a look-up that nobody waits for any more goes on until its own timeout, half a
+    minute with three silent name servers. Without a bound, cancelled calls would pile them up.
     """
 
-    def look_up() -> tuple[Address, ...]:
-        answers = socket.getaddrinfo(f"{host}.", None, type=socket.SOCK_STREAM)
-        return tuple(dict.fromkeys(ip_address(answer[4][0]) for answer in answers))
+    def __init__(self, *, most: int = LOOK_UPS, of_one: int = LOOK_UPS_OF_ONE) -> None:
+        """Take the bounds: of all together, and of one principal."""
+        self._most = most
+        self._of_one = of_one
+        self._guard = threading.Lock()
+        self._under_way: Counter[str] = Counter()
 
-    return await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True)
+    async def addresses(self, host: str, principal: str = "") -> tuple[Address, ...]:
+        """Every address of a name.
+
+        The final dot keeps the resolver from trying the host's own search domains, which would turn a public name into
+        an internal one.
+
+        Args:
+            host: A canonical name.
+            principal: Whose look-up it is.
+
+        Raises:
+            OSError: The name has no address, or no server answered.
+            Unreachable: Too many look-ups are still under way; nothing was asked.
+        """
+        with anyio.move_on_after(_PLACE_SECONDS) as waited:
+            while not self._enter(principal):  # noqa: ASYNC110 - threads give the places back, and know no event loop
+                await anyio.sleep(_PAUSE_SECONDS)
+        if waited.cancelled_caught:
+            raise Unreachable(
+                f"The name {host} was not looked up: too many look-ups still wait for name servers that do not answer."
+            )
+        found: Future[tuple[Address, ...]] = Future()
+        done, token = anyio.Event(), anyio.lowlevel.current_token()
+
+        def look_up() -> None:
+            try:
+                answers = socket.getaddrinfo(f"{host}.", None, type=socket.SOCK_STREAM)
+                found.set_result(tuple(dict.fromkeys(ip_address(answer[4][0]) for answer in answers)))
+            except BaseException as problem:  # noqa: BLE001 - handed to whoever asked
+                found.set_exception(problem)
+            finally:
+                self._leave(principal)
+            with suppress(anyio.RunFinishedError):
+                anyio.from_thread.run_sync(done.set, token=token)
+
+        try:
+            # A daemon: the server does not wait for it when it ends. Not anyio's, which are not counted once abandoned.
+            threading.Thread(target=look_up, name="glovebox-look-up", daemon=True).start()
+        except RuntimeError as problem:
+            self._leave(principal)
+            raise OSError(errno.EAGAIN, str(problem)) from problem
+        await done.wait()
+        return found.result()
+
+    def _enter(self, principal: str) -> bool:
+        with self._guard:
+            if self._under_way.total() >= self._most or self._under_way[principal] >= self._of_one:
+                return False
+            self._under_way[principal] += 1
+            return True
+
+    def _leave(self, principal: str) -> None:
+        with self._guard:
+            self._under_way[principal] -= 1
+            if not self._under_way[principal]:
+                del self._under_way[principal]
+
+
+system_resolver = LookUps().addresses
+"""Of this process: the bounds hold for all its servers and calls together."""
 
 
 async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Address, ...]:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import NoReturn
 
 from anyio import aclose_forcefully
@@ -41,7 +41,8 @@ class EgressGate:
         *,
         rules: Sequence[EgressRule],
         on_decision: OnDecision,
-        resolver: Resolver = system_resolver,
+        principal: str = "",
+        resolver: Resolver | None = None,
         tls: ssl.SSLContext | None = None,
         limits: EgressLimits | None = None,
     ) -> None:
@@ -50,6 +51,7 @@ class EgressGate:
         Args:
             rules: The profile's rules after narrowing; empty denies everything.
             on_decision: Awaited before each connection is made or refused; if it raises, nothing is dialled.
+            principal: Whose call it is; look-ups are bounded for each.
             resolver: Where names are looked up; the operating system unless a test brings its own zone.
             tls: How servers are verified; the system's trust store when left out.
             limits: Bounds of this call.
@@ -62,7 +64,7 @@ class EgressGate:
         self.unrecorded = 0
         """Attempts refused without a record of their own because there were too many; for the call's last record."""
         self._on_decision = on_decision
-        self._resolver = resolver
+        self._resolver = resolver or partial(system_resolver, principal=principal)
         self._attempts = 0
         self._connections = 0
         self._open = 0
