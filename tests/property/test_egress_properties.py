@@ -1,9 +1,14 @@
 """Egress under arbitrary input: nothing crashes, nothing unlisted is allowed, composition is exact."""
 
+import posixpath
+import re
 import ssl
 import string
+import unicodedata
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
+from urllib.parse import unquote
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -53,6 +58,43 @@ TARGETS = [
 
 def _allowed(these: list[EgressRule] | tuple[EgressRule, ...]) -> set[EgressTarget]:
     return {target for target in TARGETS if decide(target, these).effect == "allow"}
+
+
+#: What servers and proxies do to a path before they look for it, in any order; each is known of some.
+READINGS: list[Callable[[str], str]] = [
+    lambda path: unquote(path, "utf-8", "replace"),
+    lambda path: unquote(path, "latin-1"),
+    lambda path: unicodedata.normalize("NFKC", path),
+    lambda path: unicodedata.normalize("NFKD", path).encode("ascii", "ignore").decode(),
+    lambda path: "/".join(part.partition(";")[0] for part in path.split("/")),
+    lambda path: "/".join(
+        part if part in {".", ".."} else part.rstrip(" .+") or part.strip(" +") for part in path.split("/")
+    ),
+    lambda path: path.replace("\\", "/"),
+    lambda path: re.sub(r"[\x00-\x20\x7f-\xa0\xad\u200b-\u200f\u2060\ufeff]", "", path),
+    lambda path: re.split(r"[?#\x00]", path)[0],
+    lambda path: path.translate(dict.fromkeys(map(ord, "\u2044\u2215\u2216\u29f8\u29f5\xa5\u20a9"), "/")),
+    lambda path: re.sub(r"%u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), path),
+    lambda path: path.replace("\xc0\xae", ".").replace("\xc0\xaf", "/").replace("\xc1\x9c", "/"),
+]
+PIECES = [
+    ".", "..", "/", "a", "%2e", ";", "%3b", "%20", "+", "%2b", "%25", "%252e", "%c0%ae", "%c0%af",
+    "%ef%bc%8e", "%ef%bc%8f", "%e2%88%95", "%e2%80%a5", "%e2%80%8b", "%c2%a5", "%c2%ad", "%00", "%09", "%3f",
+    "%23", "%u002e", "é", "%c3%a9", ":", "~",
+]  # fmt: skip
+
+
+@example("..%3b/x", [4])
+@example("%c0%ae%c0%ae/x", [1, 11])
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.lists(st.integers(0, 11), max_size=5))
+def test_no_reading_of_an_allowed_path_leads_out_of_its_folder(tail: str, order: list[int]) -> None:
+    """E9: whichever of these a server does, in whatever order, the path stays where the rule says."""
+    rule = EgressRule(host="example.org", paths=frozenset({"/a/b/*"}))
+    if decide_url("GET", f"https://example.org/a/b/{tail}", [rule]).effect == "allow":
+        path = parse_url("GET", f"https://example.org/a/b/{tail}").path
+        for number in (0, *order, 0):
+            path = READINGS[number](path)
+        assert (posixpath.normpath(path) + "/").startswith("/a/b/")
 
 
 @given(rule_lists, rule_lists)

@@ -1,5 +1,6 @@
 """Egress rules: what they take, what they allow, and that every refusal names the part that refused."""
 
+import re
 from typing import Any
 
 import pytest
@@ -64,6 +65,8 @@ def test_the_defaults_are_the_closed_ones() -> None:
         ({"host": "pypi.org", "paths": ["/*/x"]}, "takes a star only as the end of a folder"),
         ({"host": "pypi.org", "paths": ["/a/../b"]}, "dot segment"),
         ({"host": "pypi.org", "paths": ["/%61"]}, "paths takes plain paths"),
+        ({"host": "pypi.org", "paths": ["/a;b/*"]}, "paths takes plain paths"),
+        ({"host": "pypi.org", "paths": ["/a%20/*"]}, "paths takes plain paths"),
         ({"host": "pypi.org", "methods": ["CONNECT"], "paths": ["/simple/*"]}, "cannot be held inside a CONNECT"),
         ({"host": "pypi.org", "methods": ["CONNECT"], "schemes": ["http"]}, "needs https for CONNECT"),
     ],
@@ -105,6 +108,52 @@ def test_a_request_is_decided_by_every_part(method: str, url: str, rule: str) ->
     assert decision.rule == rule
     assert (decision.effect == "allow") is rule.startswith("network.")
     assert bool(decision.hint) is (decision.effect == "deny")
+
+
+#: What some server, or the proxy before it, reads as another path than the one that stands there: parameters cut off,
+#: blanks and dots dropped, overlong and foreign UTF-8, full-width and look-alike characters, a second decoding.
+UNCLEAR = (
+    "..%3b/pypi ..%3B/ .%3b/ ..%3bx=y/ ..;/ %2e%2e%3b/ x;/../ ..%20/pypi ..%20%20/ .%20./ %20../ ..%09/ ..%00/ "
+    "..%0a/ .../pypi ..../ ..+/pypi ..%2b/ ..%c0%af/ %c0%ae%c0%ae/pypi %c0%ae./ %e0%80%ae%e0%80%ae/ "
+    "%f0%80%80%ae%f0%80%80%ae/ ..%c1%9c/ %c0%af../ %ef%bc%8e%ef%bc%8e/pypi %ef%bc%8e%ef%bc%8e%ef%bc%8fpypi "
+    "..%ef%bc%8fpypi ..%ef%bc%bcpypi ..%e2%88%95pypi ..%e2%81%84pypi ..%e2%88%96pypi %e2%80%a4%e2%80%a4/pypi "
+    "%e2%80%a5/pypi ..%e2%80%8b/ .%e2%80%8b./ ..%c2%a0/ ..%c2%a5pypi ..%e2%82%a9pypi ..%2fpypi ..%5cpypi "
+    "..%255cpypi ..%252fpypi %252e%252e/ %25252e/ %25%32%65/ ..%u2215pypi %uff0e%uff0e/ %25uff0e/ ..%23/ ..%3f/ "
+    "x%3f/ x%23/ ..%25/ ..:/pypi ..::$INDEX_ALLOCATION/pypi ..%3a/ ..,/ ..'/ ..%22/ ..%7e1/ x//../ //pypi x./ "
+    "x%20/ %e9/ ..%ff/ ..%ad/ ..%c2%ad/ ..*/ ..%2a/ x;y"
+)
+#: Names as they are, in many languages, and signs that mean nothing.
+PLAIN = (
+    "numpy/ numpy/numpy-1.26.0%2bmkl.whl .well-known/x a%20b caf%c3%a9 %e6%97%a5%e6%9c%ac/ ~u/x @scope/pkg a:b "
+    "x.tar.gz a_b-c (1) e%cc%81 100%2c5 %e0%a4%a8%e0%a4%ae%e0%a4%b8%e0%a5%8d%e0%a4%a4%e0%a5%87 v1.0..v1.1 a..b"
+)
+
+
+@pytest.mark.parametrize("spelling", UNCLEAR.split())
+def test_a_path_that_servers_read_in_several_ways_is_not_in_a_folder_that_is_allowed(spelling: str) -> None:
+    """E9. The control is the same path where the rule allows every one: refused there are dot segments and the like."""
+    decision = decide_url("GET", f"https://pypi.org/simple/{spelling}", RULES)
+    assert (decision.effect, decision.rule) == ("deny", "egress.path")
+    whole = decide_url("GET", f"https://pypi.org/simple/{spelling}", [EgressRule(host="pypi.org")])
+    if whole.effect == "deny":
+        assert whole.rule == "egress.path"
+        assert re.search("dot segment|encoded slash|inside an encoding|encodes nothing", whole.reason)
+    else:
+        assert "write it plainly" in decision.hint
+
+
+def test_most_of_them_were_let_through_before() -> None:
+    """So many that no check of the spelling alone refuses: the grammar does."""
+    every, unclear = [EgressRule(host="pypi.org")], UNCLEAR.split()
+    passed = [each for each in unclear if decide_url("GET", f"https://pypi.org/simple/{each}", every).effect == "allow"]
+    assert (len(unclear), len(passed)) == (72, 57)
+
+
+@pytest.mark.parametrize("spelling", PLAIN.split())
+def test_a_plain_name_in_an_allowed_folder_is_allowed(spelling: str) -> None:
+    """Other letters, percent-encoded, are names too."""
+    assert decide_url("GET", f"https://pypi.org/simple/{spelling}", RULES).rule == "network.allow[0]"
+    assert decide_url("GET", f"https://pypi.org/other/{spelling}", RULES).rule == "egress.path"
 
 
 def test_no_rules_allow_nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_profiles.egress.hosts import matches, parse_pattern
-from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget, normalise_path, parse_url
+from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget, is_plain, normalise_path, parse_url
 
 ANY_PATH = "/*"
 #: How many of a profile's hosts a refusal lists: enough to choose from, short enough for a model to read.
@@ -121,8 +121,13 @@ def denial(error: InvalidTarget) -> EgressDecision:
 
 
 def path_matches(pattern: str, path: str) -> bool:
-    """Whether a path pattern names a normalised path; ``/a/*`` is everything that begins with ``/a/``."""
-    return path.startswith(pattern[:-1]) if pattern.endswith("/*") else path == pattern
+    """Whether a path pattern names a normalised path; ``/a/*`` is every plain path that begins with ``/a/``.
+
+    Where a folder is what is allowed, a path that some server reads as one outside of it is none of its paths.
+    """
+    if pattern == ANY_PATH:
+        return True
+    return is_plain(path) and (path.startswith(pattern[:-1]) if pattern.endswith("/*") else path == pattern)
 
 
 def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, EgressDecision]:
@@ -147,11 +152,13 @@ def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, E
     )
     for step, (name, passed, wanted, allowed) in enumerate(parts):
         if not passed:
+            unclear = name == "path" and not is_plain(target.path)
             return step, EgressDecision(
                 effect="deny",
                 rule=f"egress.{name}",
                 reason=f"The {name} {wanted} is not allowed for {target.host}.",
-                hint=f"Allowed there: {_listed(allowed)}.",
+                hint=f"Allowed there: {_listed(allowed)}."
+                + " Servers read such a path in more than one way: write it plainly." * unclear,
             )
     return len(parts), EgressDecision(
         effect="allow", rule=f"network.allow[{index}]", reason=f"The rule for {rule.host} allows it.", hint=""
@@ -181,7 +188,7 @@ def _check_path_pattern(pattern: str) -> None:
     _require("paths", "*" not in plain, f"takes a star only as the end of a folder, as in /simple/*, not {pattern!r}")
     _require(
         "paths",
-        plain.startswith("/") and plain == normalise_path(plain),
+        plain.startswith("/") and plain == normalise_path(plain) and is_plain(plain),
         f"takes plain paths that begin with a slash, not {pattern!r}",
     )
 

@@ -5,7 +5,9 @@ reads another URL than the one that was written. What could be read in two ways 
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_profiles.egress.hosts import parse_address, parse_host
@@ -25,6 +27,13 @@ _DOUBLE = re.compile(r"%25[0-9A-Fa-f]{2}")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 #: RFC 3986 section 3.3: what may stand in a path besides percent-encodings; no ``*``, which is the patterns' own.
 _PATH = re.compile(r"/(?:[A-Za-z0-9\-._~!$&'()+,;=:@/*]|%[0-9A-F]{2})*")
+
+#: A name in a path, decoded, that means one thing: none of ``; % ? #``, backslash, control; no blank before it; after a
+#: first dot no second one and no sign; at its end no dot and no blank. What is not ASCII, ``is_plain`` judges.
+_NAME = re.compile(
+    r"(?! |\.(?![A-Za-z0-9_\-\x80-\U0010FFFF]))"
+    r"[A-Za-z0-9\-._~!$&'()+,=:@*\"<>\[\]^`{|} \x80-\U0010FFFF]+(?<![. ])"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +171,29 @@ def normalise_path(path: str) -> str:
     if any(segment.partition(";")[0] in {".", ".."} for segment in normal.split("/")):
         raise _bad_path(path, "a dot segment")
     return normal
+
+
+def is_plain(path: str) -> bool:
+    """Whether every server reads a canonical path as the folders and the name that stand there.
+
+    An allow-list, since servers and the proxies before them decode twice, cut parameters off, fold compatible and
+    look-alike characters, take overlong UTF-8, and drop blanks and dots at the end of a name: ``..%3B``, ``..%20``,
+    ``%C0%AE``, ``%EF%BC%8E`` (a full-width dot) and ``%E2%88%95`` (a division slash) lead out of a folder on some.
+    """
+    try:
+        segments = unquote(path, errors="strict").split("/")[1:]
+    except UnicodeDecodeError:
+        return False
+    # Nothing stands behind a last slash.
+    named = segments if segments[-1] else segments[:-1]
+    return all(_NAME.fullmatch(each) and all(map(_stands_for_itself, each)) for each in named)
+
+
+def _stands_for_itself(character: str) -> bool:
+    """Whether it is ASCII, or a letter, mark or digit that is no other's compatible form."""
+    if character.isascii():
+        return True
+    return unicodedata.category(character)[0] in "LMN" and unicodedata.normalize("NFKC", character) == character
 
 
 def _bad_path(path: str, what: str) -> InvalidTarget:

@@ -7,8 +7,9 @@ from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_server.egress.decode import ACCEPTED
 from glovebox_server.egress.limits import EgressLimits
 
-#: What a sandbox may say about what it wants. Nothing that authenticates (an allowed host is a way out to
-#: whoever has a key there), nothing about framing, routing or connection.
+#: What a sandbox may say about what it wants, and nothing besides: nothing that authenticates (an allowed host is a way
+#: out to whoever has a key there), nothing about framing, routing or connection, nothing that makes another request of
+#: it than the one that was decided (method overrides, rewritten URLs) or another body than the whole (ranges).
 _PASSED = frozenset(
     {
         "accept",
@@ -16,9 +17,7 @@ _PASSED = frozenset(
         "if-match",
         "if-modified-since",
         "if-none-match",
-        "if-range",
         "if-unmodified-since",
-        "range",
         "user-agent",
     }
 )
@@ -77,8 +76,7 @@ def request_headers(
             passed[name] = value
     passed.setdefault("user-agent", _USER_AGENT)
     passed.setdefault("accept", "*/*")
-    # A part of a compressed body cannot be decoded.
-    passed["accept-encoding"] = "identity" if "range" in passed else ACCEPTED
+    passed["accept-encoding"] = ACCEPTED
     return tuple(passed.items()), tuple(dropped)
 
 
