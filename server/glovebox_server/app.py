@@ -40,6 +40,9 @@ from glovebox_server.workspace import Workspace
 if TYPE_CHECKING:
     from glovebox_server.mcp.manifest import Manifest
 
+ARTIFACT_PARTS = 4
+"""Over HTTP one principal may have a quarter of the artifacts: much for one, and three more have to fill theirs before
+anybody is without room."""
 _SWEEP_SECONDS = 300.0
 """Between two looks for expired artifacts: they are unreadable at once, this only gives the disk back."""
 
@@ -126,7 +129,7 @@ async def opened(
         clock=lambda: datetime.now(UTC),
         ttl=timedelta(hours=settings.artifact_hours),
         max_bytes_total=settings.artifact_total_mib * 2**20,
-        max_bytes_owner=settings.artifact_total_mib * 2**20,
+        parts=ARTIFACT_PARTS if shared else 1,
     )
     try:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

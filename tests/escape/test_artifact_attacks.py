@@ -170,7 +170,7 @@ async def test_a_stopped_process_holding_the_lock_is_reported_and_not_waited_for
     """A peer that hangs costs a bounded time; when it lets go, work goes on (control)."""
     monkeypatch.setattr(disk, "LOCK_WAIT_SECONDS", 0.05)
     async with a_store(tmp_path / "q") as store:
-        peer = Disk(tmp_path / "q", max_bytes_total=1, max_bytes_owner=1)
+        peer = Disk(tmp_path / "q", max_bytes_total=1, parts=1)
         with untouched(tmp_path / "q"), peer._exclusive(), pytest.raises(ArtifactsUnavailable) as stuck:
             await keep(store, "a", b"x")
         assert "another Glovebox process" in stuck.value.reason

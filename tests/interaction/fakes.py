@@ -226,7 +226,7 @@ async def fake_app(directory: Path) -> AsyncIterator[FakeApp]:
             clock=lambda: datetime.now(UTC),
             ttl=timedelta(hours=1),
             max_bytes_total=1 << 24,
-            max_bytes_owner=1 << 22,
+            parts=4,
         )
         async with store:
             yield FakeApp(

@@ -25,6 +25,7 @@ from tests.fixtures.artifact_stores import (
     untouched,
 )
 
+from glovebox_server.app import ARTIFACT_PARTS
 from glovebox_server.artifacts import disk
 from glovebox_server.artifacts.collect import FLUSH_BYTES
 from glovebox_server.artifacts.record import ArtifactsUnavailable, decode, encode, id_of
@@ -250,13 +251,28 @@ async def test_equal_content_counts_each_time(tmp_path: Path) -> None:
 
 async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path) -> None:
     """Alice is refused at her share while Bob still fits (control)."""
-    async with a_store(tmp_path / "q", total=20, owner=10) as store:
+    async with a_store(tmp_path / "q", total=40, parts=ARTIFACT_PARTS) as store:
         await keep(store, "a", b"123456")
         with pytest.raises(Refused) as full:
             await keep(store, "b", b"12345")
         assert full.value.rule == "artifacts.full"
         assert "Your artifacts may hold 10 bytes together" in full.value.reason
         await keep(store, "b", b"12345", principal=BOB)
+
+
+async def test_one_principal_cannot_take_every_place_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty files cost no bytes; Alice is refused at her share of their number while Bob still fits (control)."""
+    monkeypatch.setattr(disk, "MAX_ARTIFACTS", 8)
+    async with a_store(tmp_path / "q", parts=ARTIFACT_PARTS) as store:
+        await keep(store, "a")
+        await keep(store, "b")
+        with pytest.raises(Refused) as full:
+            await keep(store, "c")
+        assert full.value.rule == "artifacts.full"
+        assert "You may have 2 artifacts at one time" in full.value.reason
+        await keep(store, "c", principal=BOB)
 
 
 async def test_the_number_of_artifacts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def translated(attempted: str) -> Iterator[None]:
 class Disk:
     """One process's view of the directory. Not thread-safe by itself; each method may run in any one thread."""
 
-    def __init__(self, root: Path, *, max_bytes_total: int, max_bytes_owner: int) -> None:
+    def __init__(self, root: Path, *, max_bytes_total: int, parts: int) -> None:
         self._root = root
         self._blobs = root / "blobs"
         self._items = root / "items"
@@ -80,7 +80,7 @@ class Disk:
         self._mine = self._incoming / secrets.token_hex(8)
         self._mine_fd = -1
         self._max_bytes_total = max_bytes_total
-        self._max_bytes_owner = max_bytes_owner
+        self._parts = parts
         self._known: dict[str, Artifact] = {}  # records never change, so reading each once is enough
 
     def start(self, now: datetime) -> None:
@@ -219,14 +219,18 @@ class Disk:
         # Every artifact counts in full, although equal content is stored once: otherwise the room that is left would
         # tell one principal what another has stored.
         visible = self._visible()
+        owners = {artifact.owner for artifact in artifacts}
+        theirs = [artifact for artifact in visible if artifact.owner in owners]
         if len(visible) + len(artifacts) > MAX_ARTIFACTS:
             return f"The artifact store already holds its {MAX_ARTIFACTS} files."
         new = sum(artifact.bytes for artifact in artifacts)
         if sum(artifact.bytes for artifact in visible) + new > self._max_bytes_total:
             return f"The artifact store is full: {new} more bytes do not fit into its {self._max_bytes_total}."
-        owners = {artifact.owner for artifact in artifacts}
-        if sum(artifact.bytes for artifact in visible if artifact.owner in owners) + new > self._max_bytes_owner:
-            return f"Your artifacts may hold {self._max_bytes_owner} bytes together, and {new} more do not fit."
+        most, most_bytes = MAX_ARTIFACTS // self._parts, self._max_bytes_total // self._parts
+        if len(theirs) + len(artifacts) > most:
+            return f"You may have {most} artifacts at one time, and {len(artifacts)} more are too many."
+        if sum(artifact.bytes for artifact in theirs) + new > most_bytes:
+            return f"Your artifacts may hold {most_bytes} bytes together, and {new} more do not fit."
         return None
 
     def _share(self, folder: Path, sha256: str) -> None:

@@ -93,7 +93,7 @@ class ArtifactStore:
         clock: Callable[[], datetime],
         ttl: timedelta,
         max_bytes_total: int,
-        max_bytes_owner: int,
+        parts: int,
     ) -> None:
         """Nothing is touched before the store is entered.
 
@@ -102,9 +102,9 @@ class ArtifactStore:
             clock: The time, with a time zone.
             ttl: How long an artifact lives.
             max_bytes_total: Of all artifacts together, equal content counted each time.
-            max_bytes_owner: Of one principal's artifacts, so that one cannot fill the store for all.
+            parts: Of these, and of their number, one principal may have one part in so many.
         """
-        self._disk = Disk(directory, max_bytes_total=max_bytes_total, max_bytes_owner=max_bytes_owner)
+        self._disk = Disk(directory, max_bytes_total=max_bytes_total, parts=parts)
         self._worker = Worker(_THREADS)
         self._clock = clock
         self._ttl = ttl
