@@ -63,6 +63,8 @@ class Loop:
         self._streams: dict[int, StreamHandler] = {}
         self.on_open: Callable[[wire.Open], StreamHandler] | None = None
         self.job: Mapping[str, Any] | None = None
+        self.stop = ""
+        """Why the host wants the program to end, in the outcome's word for it."""
         self.watch(wire_in, self._receive)
         # A byte in this pipe for every SIGCHLD wakes poll(2), see signal.set_wakeup_fd.
         self._woken, waker = os.pipe()
@@ -150,7 +152,10 @@ class Loop:
             raise HostGone
         for event in self.wire.receive(data):
             if isinstance(event, wire.Message):
-                self.job = event.body
+                if event.kind == "stop":
+                    self.stop = event.body["reason"]
+                else:
+                    self.job = event.body
             elif isinstance(event, wire.Open):
                 if self.on_open is None:
                     raise wire.ProtocolError("the host opened a stream that nothing takes")

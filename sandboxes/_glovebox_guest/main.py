@@ -51,6 +51,10 @@ def serve(config: dict[str, Any]) -> NoReturn:
     if ready["system"] == "gvisor":
         # There any process of a user may open what another has open, but for sockets: nobody else speaks as the guest.
         os.dup2(0, 2)
+    if config["preload"]:
+        from _glovebox_guest.site import sitecustomize
+
+        sitecustomize.install()
     for name in config["preload"]:
         __import__(name)
     try:

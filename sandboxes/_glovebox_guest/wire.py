@@ -6,7 +6,8 @@ Rule 1   A frame is ``type: u8, stream: u32, length: u32`` (network order) and `
 Rule 2   Payloads of DATA are 1 to MAX_DATA raw bytes: an empty one would cost no credit. That of END is empty. All
          others are a JSON object of at most MAX_MESSAGE, or MAX_JOB for the host's message.
 Rule 3   Stream 0 carries messages. They come in this order and each once: ``ready`` from the guest, ``job`` from the
-         host, ``outcome`` from the guest. After the outcome the guest says nothing more, of whatever type.
+         host, ``outcome`` from the guest. After the outcome the guest says nothing more, of whatever type. While the
+         job runs the host may say ``stop``.
 Rule 4   Streams are opened while a job runs. The guest's have odd ids, the host's even ones; ids only grow, up
          to MAX_STREAM; at most MAX_OPEN are open at once. A stream is one-way (opener to peer) unless it was opened
          as ``duplex``.
@@ -77,7 +78,7 @@ class _Event:
 
 
 class Message(_Event):
-    """A message of the connection itself: ``ready``, ``job`` or ``outcome``."""
+    """A message of the connection itself: ``ready``, ``job``, ``stop`` or ``outcome``."""
 
     __slots__ = ("body", "kind")
 
@@ -153,6 +154,7 @@ Event = Message | Open | Data | Accept | End | Reset | Window
 _MESSAGES: dict[tuple[str, Role, str], str] = {
     ("starting", "guest", "ready"): "ready",
     ("ready", "host", "job"): "running",
+    ("running", "host", "stop"): "running",
     ("running", "guest", "outcome"): "done",
 }
 

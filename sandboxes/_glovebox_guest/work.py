@@ -214,7 +214,7 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
                 return _Ending(stopped, code, usage.ru_maxrss * 1024)
             if over:
                 return _over(pid, said[0][0])
-            reason = "time" if monotonic() >= deadline else "output" if overflowed else ""
+            reason = loop.stop or ("time" if monotonic() >= deadline else "output" if overflowed else "")
             if not reason and monotonic() >= look:
                 reason = "processor" if rusage.processor_seconds() > cpu_seconds else ""
                 look = monotonic() + _LOOK_SECONDS

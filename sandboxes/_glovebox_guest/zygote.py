@@ -19,6 +19,7 @@ from _glovebox_guest import kernel
 from _glovebox_guest.jsontext import dumps, loads
 from _glovebox_guest.main import serve, take_wire
 from _glovebox_guest.measure import namespaces
+from _glovebox_guest.site import sitecustomize
 from _glovebox_guest.stdlib import TYPE_CHECKING, signal, socket
 from _glovebox_guest.work import warm_up
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _ORDER_BYTES = 4096
 """One order of the host's: a line of JSON."""
 _ORDER_DESCRIPTORS = 8
-"""Wire, standard error, and a file for each of at most three control groups."""
+"""Wire, standard error, and a file for each of at most four control groups."""
 _INT_BYTES = 4
 _HUGE = 2 * 1024 * 1024
 """Bytes of a huge page."""
@@ -70,6 +71,7 @@ def main() -> None:
         import random
 
         del logging, random
+        sitecustomize.install()
         side_by_side = _arenas()
     try:
         for name in config["preload"]:

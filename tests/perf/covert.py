@@ -231,12 +231,12 @@ elif not bits[0]: held.clear()""",
         shared="""
 def work(until):
     count = 0
-    while time.monotonic() < until: count += 1
+    while time.time() < until: count += 1
     return count
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 """,
-        send="if bits[0]: work(time.monotonic() + SLOT * 0.9)",
-        look="return [int(not above(work(time.monotonic() + SLOT * 0.4), 16))]",
+        send="if bits[0]: work(time.time() + SLOT * 0.9)",
+        look="return [int(not above(work(time.time() + SLOT * 0.4), 16))]",
         slots=(0.016, 0.03, 0.06),
     ),
 )
@@ -255,9 +255,9 @@ def send(bits):
 def look():
 {look}
 def wait(until):
-    left = until - time.monotonic()
+    left = until - time.time()
     if left > 0.0005: time.sleep(left - 0.0004)
-    while time.monotonic() < until: pass
+    while time.time() < until: pass
 draw = random.Random(1)
 wrong = total = 0
 for slot in range(int(SECONDS / SLOT)):
@@ -268,14 +268,14 @@ for slot in range(int(SECONDS / SLOT)):
     else:
         total += WIDTH
         wrong += sum(a != b for a, b in zip(bits, look()))
-print(wrong, total, round(max(SECONDS, time.monotonic() - START), 3))
+print(wrong, total, round(max(SECONDS, time.time() - START), 3))
 """
 
 
 def capacity(wrong: int, total: int, seconds: float) -> float:
     """Bits per second of a binary symmetric channel; nothing where what is seen could be chance."""
     share = wrong / total
-    doubt = 2 * math.sqrt(0.25 / total)
+    doubt = 4 * math.sqrt(0.25 / total)
     if abs(share - 0.5) <= doubt:
         return 0.0
     entropy = 0.0 if share in (0.0, 1.0) else -share * math.log2(share) - (1 - share) * math.log2(1 - share)
@@ -289,7 +289,7 @@ def indented(text: str) -> str:
 
 async def measured(driver: Driver, spec: SandboxSpec, channel: Channel, slot: float) -> tuple[float, str]:
     """Bits per second through one channel with slots of this length, and the first reason why none."""
-    start = time.monotonic() + 2.0
+    start = time.time() + 2.0
     ended: dict[str, Outcome] = {}
 
     async def no_file(_name: str, _size: int) -> Sink | None:

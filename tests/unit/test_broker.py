@@ -165,8 +165,7 @@ class Driver:
 
         def __init__(self, driver: "Driver", channel: Channel, name: str) -> None:
             self.id = name
-            self.driver = driver
-            self.channel = channel
+            self.driver, self.channel = driver, channel
 
         async def guest(self) -> None:
             """Be the guest."""
@@ -181,7 +180,7 @@ class Driver:
                     await guest.file("a.txt", b"content")
                     await guest.done()
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
-                return
+                pass
 
         async def host_view(self) -> HostView:
             """There is no process to look at."""
@@ -190,6 +189,9 @@ class Driver:
         async def kill(self) -> None:
             """Close its end."""
             await self.channel.aclose()
+
+        def cpu_seconds(self) -> None:
+            """Nothing counts it."""
 
         async def stats(self) -> SandboxStats:
             """Nothing is known."""
@@ -206,10 +208,8 @@ class Scene:
 
     async def call(self, **arguments: Any) -> CallResult:
         """One call of ``run_python``."""
-        principal = Principal(id="local:1", transport="cli")
-        return await self.broker.submit(
-            principal, "run_python", {**ARGUMENTS, **arguments}, Heard(), call_id="c_" + "0" * 26
-        )
+        who, given = Principal(id="local:1", transport="cli"), {**ARGUMENTS, **arguments}
+        return await self.broker.submit(who, "run_python", given, Heard(), call_id="c_" + "0" * 26)
 
 
 @asynccontextmanager

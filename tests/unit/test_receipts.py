@@ -300,5 +300,5 @@ async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
 def test_every_field_is_documented() -> None:
     """The docstrings are complete, and docs/operate/receipt-fields.csv says the same."""
     document = Path(__file__).parents[2] / "docs" / "operate" / "receipt-fields.csv"
-    assert not re.search(",$", reference.table(), re.MULTILINE), "a field has no docstring under it"
+    assert not re.search(",,", reference.table()), "a field has no docstring under it"
     assert reference.table() == document.read_text(), "write `glovebox_server.receipts.reference.table()` there"

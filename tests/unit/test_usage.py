@@ -1,33 +1,100 @@
 """What a call has spent: told as exactly as the kernel counts it, and not at all where it does not."""
 
 from pathlib import Path
+from typing import Any, cast
 
+import anyio.lowlevel
 import pytest
 
 from glovebox_sandboxes.contract.base import SandboxStats
-from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
+from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy, detect
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session import run as running
 from glovebox_sandboxes.session.connection import GuestOutcome
 
-TOLD = {"stopped": "", "status": 0, "wall_ms": 1.0, "cpu_ms": 12.345678, "memory_peak_bytes": 1, "skipped": []}
+TOLD = GuestOutcome.model_validate(
+    {"stopped": "", "status": 0, "wall_ms": 1.0, "cpu_ms": 12.345678, "memory_peak_bytes": 1, "skipped": []}
+)
+
+
+class Counted:
+    """A sandbox of whose group the kernel has counted this so far."""
+
+    def __init__(self, *seconds: float | None) -> None:
+        self._seconds = list(seconds)
+
+    def cpu_seconds(self) -> float | None:
+        """The next reading; the last one again and again."""
+        return self._seconds.pop(0) if len(self._seconds) > 1 else self._seconds[0]
+
+
+class Told:
+    """A guest's connection that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def stop(self, reason: str) -> None:
+        """Keep the reason."""
+        self.stopped.append(reason)
+
+
+def watch(sandbox: Counted, link: Told, most: float = 2) -> running._Processor:
+    """A watch over these."""
+    return running._Processor(cast("Any", sandbox), cast("Any", link), most)
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds", "found"),
+    ("before", "told", "after", "found"),
     [
-        (GuestOutcome.model_validate(TOLD), 9.0, 12.346),
-        (GuestOutcome.model_validate(TOLD), None, 12.346),
-        (None, 1.23456789, 1234.568),
-        (None, 0.0, 0.0),
-        (None, None, None),
+        (0.5, TOLD, 9.0, (8500.0, "group")),
+        (None, TOLD, None, (12.346, "guest")),
+        (0.0, None, 1.23456789, (1234.568, "group")),
+        (0.0, None, 0.0, (0.0, "group")),
+        (None, None, None, (None, "none")),
+        (0.5, None, None, (0.0, "group")),  # as far as it was seen: the group was gone
     ],
 )
-def test_processor_time_is_the_guests_or_the_kernels_or_unknown(
-    told: GuestOutcome | None, seconds: float | None, found: float | None
+async def test_processor_time_is_the_kernels_or_the_guests_or_unknown(
+    before: float | None, told: GuestOutcome | None, after: float | None, found: tuple[float | None, str]
 ) -> None:
-    """A call that the host had to end has not used nothing: without a count it says null, never 0."""
-    assert running._processor_ms(told, SandboxStats(cpu_seconds=seconds)) == found
+    """What the sandbox has used before its job is not the job's; without a count it says null, never 0."""
+    with watch(Counted(before), Told()) as processor:
+        assert processor.spent(told, SandboxStats(cpu_seconds=after)) == found
+
+
+@pytest.mark.parametrize(("seconds", "stopped"), [((1.0, 2.9, 3.1, 9.0), ["processor"]), ((1.0, 2.9, 3.0), [])])
+async def test_what_the_group_counts_ends_the_program_once(
+    seconds: tuple[float, ...], stopped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I13: past its limit the guest is told to end it; the control stays at it. What was used before does not count."""
+    monkeypatch.setattr(running, "LOOK_SECONDS", 0.0)
+    link = Told()
+    with watch(Counted(*seconds), link):
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+    assert link.stopped == stopped
+
+
+def test_processor_time_is_counted_where_cpuacct_has_a_hierarchy_of_its_own(tmp_path: Path) -> None:
+    """A host of v1 may mount it apart from ``cpu``; the control mounts them as one."""
+    for apart in (True, False):
+        root = tmp_path / str(apart)
+        for controller in ("memory", "pids", "cpu"):
+            (root / controller).mkdir(parents=True)
+            (root / controller / "cgroup.procs").touch()
+        if apart:
+            (root / "cpuacct").mkdir()
+            (root / "cpuacct" / "cgroup.procs").touch()
+        else:
+            (root / "cpuacct").symlink_to("cpu")
+        hierarchy = detect("server", root)
+        assert hierarchy is not None
+        assert len(hierarchy.parents) == 3 + apart
+        group = Cgroup(hierarchy, "s1", {})
+        (root / "cpuacct" / "glovebox" / "server" / "s1" / "cpuacct.usage").write_text("1500000000\n")
+        assert group.cpu_seconds() == 1.5
+        assert set(group.read_back(None)) == {"in its control group"}
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,8 @@ def lock_by_directories(module: ModuleType) -> None:
 
 
 def install() -> None:
-    """Have it done when SQLite's module is imported; now, where it has been."""
-    if _MODULE in sys.modules:
-        lock_by_directories(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    """Have it done when SQLite's module is imported; again, to come before other finders."""
+    sys.meta_path[:] = [_Finder(), *(each for each in sys.meta_path if not isinstance(each, _Finder))]
 
 
 if __name__ == "sitecustomize":

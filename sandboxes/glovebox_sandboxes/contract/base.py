@@ -98,6 +98,9 @@ class Sandbox(Protocol):
     async def host_view(self) -> HostView:
         """What the host sees of it, once the guest is ready; ``outside.unseen`` where it sees nothing."""
 
+    def cpu_seconds(self) -> float | None:
+        """Processor time of all its processes so far, as the host's kernel counts it; None where it does not."""
+
     async def kill(self) -> None:
         """End every process of the sandbox and return when they are gone. Safe to call more than once."""
 

@@ -11,6 +11,11 @@ Ended = Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
 """How a program ended: by itself, by a signal, or stopped for a limit (``limit`` covers processor time and output)."""
 
 
+CountedBy = Literal["group", "guest", "none"]
+"""Who counted what a job used: the host's kernel in the sandbox's control group, everything in it included; or the
+guest, by the program's processes: at least so much; or nobody."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One thing for the guest to do."""
@@ -77,9 +82,14 @@ class Usage:
 
     wall_ms: float
     cpu_ms: float | None
-    """Processor time of all its processes; None where the guest could not tell and the host does not count it."""
+    """Processor time of the whole sandbox from the job on, or of the program's processes; ``cpu_from`` says which. None
+    where the guest could not tell and the host does not count it."""
     memory_peak_bytes: int
-    """Peak of the whole sandbox where a cgroup counts it, else of the program's largest process."""
+    """Peak of the whole sandbox, or of the program's largest process; ``memory_from`` says which."""
+    cpu_from: CountedBy = "none"
+    """Who counted ``cpu_ms``."""
+    memory_from: CountedBy = "none"
+    """Who counted ``memory_peak_bytes``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

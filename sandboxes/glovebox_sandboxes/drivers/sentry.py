@@ -22,8 +22,13 @@ _THREADS_PER_TASK = 4
 """Of the host's for one of the program's: systrap's stub for it and its address space, and the sentry's own."""
 
 
-def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...]) -> tuple[str, ...]:
-    """Argument vector of a guest that runs on the sentry; see ``guest_tree.command``."""
+def command(
+    python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...], counted: bool = True
+) -> tuple[str, ...]:
+    """Argument vector of a guest that runs on the sentry; see ``guest_tree.command``.
+
+    ``counted`` says whether a control group counts its processor time.
+    """
     return guest_tree.command(
         python,
         spec,
@@ -31,7 +36,7 @@ def command(python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden
         hidden=hidden,
         landlock=False,
         own_filter=seccomp.bpf_for_filtering(),
-        program_filter=seccomp.keep_from_process_1(),
+        program_filter=seccomp.for_programs(process_1=True, children=not counted),
     )
 
 

@@ -40,6 +40,8 @@ SERVERS = f"{PREFIX}servers"
 _CONTROLLERS = ("memory", "pids", "cpu")
 _WEIGHT = {1: ("cpu.shares", 1024), 2: ("cpu.weight", 100)}
 """By version: the file, and what every group has to begin with."""
+_ACCOUNT = "cpuacct"
+"""On v1, what counts processor time: mostly in one hierarchy with ``cpu``, else in one of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Hierarchy:
     """1 or 2."""
     parents: tuple[Path, ...]
     """Directories in which one group per sandbox is made: one on v2, one per controller on v1."""
+    counts: bool = True
+    """Whether they count processor time: not on v1 without its controller for that."""
 
     @property
     def mechanism(self) -> str:
@@ -76,10 +80,17 @@ def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     """
     if (root / "cgroup.controllers").exists():
         return _detect_v2(owner, root)
-    parents = tuple(root / controller / "glovebox" / owner for controller in _CONTROLLERS)
-    if not all((root / controller / "cgroup.procs").exists() for controller in _CONTROLLERS):
+    counts = _exists(root / _ACCOUNT)
+    apart = counts and not (root / _ACCOUNT).samefile(root / "cpu")
+    controllers = (*_CONTROLLERS, _ACCOUNT) if apart else _CONTROLLERS
+    parents = tuple(root / controller / "glovebox" / owner for controller in controllers)
+    if not all(_exists(root / controller) for controller in controllers):
         return None
-    return Hierarchy(version=1, parents=parents) if _make(parents) else None
+    return Hierarchy(version=1, parents=parents, counts=counts) if _make(parents) else None
+
+
+def _exists(group: Path) -> bool:
+    return (group / "cgroup.procs").exists()
 
 
 def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
@@ -218,9 +229,15 @@ class Cgroup:
 
     def _place(self, file: str) -> str:
         """Where a file of the group is: each controller of v1 has a directory of its own, v2 has one for all."""
-        controller = file.partition(".")[0].replace("cpuacct", "cpu")
-        at = _CONTROLLERS.index(controller) if len(self._directories) > 1 else 0
-        return f"{self._directories[at]}/{file}"
+        if len(self._directories) == 1:
+            return f"{self._directories[0]}/{file}"
+        controllers = self._controllers()
+        controller = file.partition(".")[0]
+        return f"{self._directories[controllers.index(controller if controller in controllers else 'cpu')]}/{file}"
+
+    def _controllers(self) -> tuple[str, ...]:
+        """Of each directory."""
+        return ("",) if len(self._directories) == 1 else (*_CONTROLLERS, _ACCOUNT)[: len(self._directories)]
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
         """By name what was wanted, and what the kernel said when it was set; and whether a process is in the group.
@@ -231,8 +248,7 @@ class Cgroup:
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
         }
         groups = groups_of(pid) if pid is not None else {}
-        controllers = ("",) if len(self._directories) == 1 else _CONTROLLERS
-        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in controllers)
+        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in self._controllers())
         found["in its control group"] = True, own if groups else None
         return found
 
@@ -258,8 +274,12 @@ class Cgroup:
 
     def stats(self) -> SandboxStats:
         """What the kernel has counted of its processes so far."""
-        memory, cpu = (self._place(f"{controller}.").rpartition("/")[0] for controller in ("memory", "cpu"))
+        memory, cpu = (self._place(f"{controller}.").rpartition("/")[0] for controller in ("memory", _ACCOUNT))
         return statistics(memory, cpu) or SandboxStats()
+
+    def cpu_seconds(self) -> float | None:
+        """Processor time of its processes so far; None where it is not counted."""
+        return processor_seconds(self._place(f"{_ACCOUNT}.").rpartition("/")[0])
 
     async def remove(self) -> None:
         """Remove the group once its processes are gone; whatever still lives in it is killed.
@@ -306,10 +326,10 @@ def statistics(memory: str, cpu: str) -> SandboxStats | None:
     if not events:
         return None
     peak = text(f"{memory}/memory.max_usage_in_bytes") or text(f"{memory}/memory.peak")
-    nanoseconds, microseconds = text(f"{cpu}/cpuacct.usage"), fields(f"{cpu}/cpu.stat").get("usage_usec")
-    seconds = int(nanoseconds) / 1e9 if nanoseconds else None if microseconds is None else microseconds / 1e6
     return SandboxStats(
-        out_of_memory=events.get("oom_kill", 0) > 0, memory_peak_bytes=int(peak) if peak else None, cpu_seconds=seconds
+        out_of_memory=events.get("oom_kill", 0) > 0,
+        memory_peak_bytes=int(peak) if peak else None,
+        cpu_seconds=processor_seconds(cpu),
     )
 
 
@@ -322,6 +342,15 @@ def weigh(group: str, version: int, parts: int) -> None:
             os.write(descriptor, str(default // parts).encode())
         finally:
             os.close(descriptor)
+
+
+def processor_seconds(group: str) -> float | None:
+    """What the kernel has counted of processor time in a group so far; None where it does not, or the group is gone."""
+    nanoseconds = text(f"{group}/cpuacct.usage")
+    if nanoseconds:
+        return int(nanoseconds) / 1e9
+    microseconds = fields(f"{group}/cpu.stat").get("usage_usec")
+    return None if microseconds is None else microseconds / 1e6
 
 
 def text(path: str) -> str | None:

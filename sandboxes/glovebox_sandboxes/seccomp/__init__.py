@@ -6,6 +6,6 @@ Nothing here may import a driver, a profile or the server.
 
 from glovebox_sandboxes.seccomp.filters import bpf, bpf_for_filtering, bpf_for_zygote, docker_profile
 from glovebox_sandboxes.seccomp.policy import digest, load
-from glovebox_sandboxes.seccomp.process1 import keep_from_process_1
+from glovebox_sandboxes.seccomp.program import for_programs
 
-__all__ = ["bpf", "bpf_for_filtering", "bpf_for_zygote", "digest", "docker_profile", "keep_from_process_1", "load"]
+__all__ = ["bpf", "bpf_for_filtering", "bpf_for_zygote", "digest", "docker_profile", "for_programs", "load"]

@@ -298,6 +298,11 @@ class GuestConnection:
         except ValidationError as problem:
             raise _broken(f"its outcome is malformed: {problem.errors()[0]['msg']}") from None
 
+    def stop(self, reason: str) -> None:
+        """Have the guest end the program, if it runs; ``reason`` is what it then says (``GuestOutcome.stopped``)."""
+        if self.wire.state == "running":
+            self.post(self.wire.message("stop", {"reason": reason}))
+
     async def _next(self) -> wire.Event:
         while True:
             # A channel may always have bytes at once, and those hold many frames: others have their turn all the same.

@@ -3,11 +3,12 @@
 The same for every driver. Files and network connections are handed to the caller's callbacks as they come.
 """
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 
@@ -16,7 +17,7 @@ from glovebox_sandboxes.contract.attestation import Attestation, compare
 from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, describe
-from glovebox_sandboxes.contract.outcome import PATCH, Changes, Ended, Job, Outcome, SkippedFile, Usage
+from glovebox_sandboxes.contract.outcome import PATCH, Changes, CountedBy, Ended, Job, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session.capture import HeadAndTail
@@ -29,6 +30,9 @@ GRACE_SECONDS = 5.0
 """After its wall time the guest stops the program and sends what there is; then the host ends the sandbox itself."""
 PRINTED_FACTOR = 256
 """A program is stopped when it prints more than this many times what is kept of a stream."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks at what a running job has used: with one processor to a sandbox, as much as it can be late."""
 
 _DIGITS = 3
 """Of milliseconds: a clock shows more, and means nothing by it."""
@@ -118,7 +122,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     reported: GuestOutcome | None = None
     died = False
     started = anyio.current_time()
-    with anyio.move_on_after(wall + GRACE_SECONDS):
+    with _Processor(sandbox, link, limits.cpu_seconds) as processor, anyio.move_on_after(wall + GRACE_SECONDS):
         try:
             reported = await link.run(_job_body(plan, job, wall, len(inputs)), inputs, streams.accept, hooks.serve)
         except anyio.EndOfStream:
@@ -127,11 +131,14 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     if reported is None:
         await sandbox.kill()
     facts = await sandbox.stats()
+    cpu_ms, cpu_from = processor.spent(reported, facts)
     if died and not facts.out_of_memory:
         raise _unavailable(facts.detail or "the sandbox ended without an outcome")
     if reported is not None and reported.refused:
         raise _too_large(reported.refused)
     ended, code, reason = _ending(plan, reported, facts, wall, streams.result.value)
+    if reported is None and processor.stopped and ended == "timed_out":
+        ended, code, reason = "limit", None, _LIMITS["processor"](limits)
     return Outcome(
         ended=ended,
         code=code,
@@ -145,10 +152,61 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
         changes=_changes(reported, plan),
         usage=Usage(
             wall_ms=round(reported.wall_ms if reported else elapsed, _DIGITS),
-            cpu_ms=_processor_ms(reported, facts),
+            cpu_ms=cpu_ms,
             memory_peak_bytes=facts.memory_peak_bytes or (reported.memory_peak_bytes if reported else 0),
+            cpu_from=cpu_from,
+            memory_from="group" if facts.memory_peak_bytes else "guest" if reported else "none",
         ),
     )
+
+
+class _Processor:
+    """Watches what a job spends of processor time while it runs, where the host's kernel counts it for the sandbox.
+
+    The guest sees only processes that live or were waited for. What it and the sandbox's start have used before the job
+    is not the job's.
+    """
+
+    def __init__(self, sandbox: Sandbox, link: GuestConnection, most: float) -> None:
+        self._sandbox = sandbox
+        self._link = link
+        self._most = most
+        self._before = sandbox.cpu_seconds()
+        self._last = self._before
+        self._timer: asyncio.TimerHandle | None = None
+        self.stopped = False
+        """Whether the guest was told to end the program."""
+
+    def __enter__(self) -> Self:
+        if self._before is not None:
+            self._again()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        found = self._sandbox.cpu_seconds()
+        if found is None or self._before is None:
+            return
+        self._last = found
+        if found - self._before > self._most:
+            self.stopped = True
+            # A guest that does not, or cannot, is ended when its wall time is up.
+            self._link.stop("processor")
+        else:
+            self._again()
+
+    def spent(self, reported: GuestOutcome | None, facts: SandboxStats) -> tuple[float | None, CountedBy]:
+        """Milliseconds, and who counted them."""
+        found = self._last if facts.cpu_seconds is None else facts.cpu_seconds
+        if found is not None and self._before is not None:
+            return round((found - self._before) * 1000, _DIGITS), "group"
+        return (None, "none") if reported is None else (round(reported.cpu_ms, _DIGITS), "guest")
 
 
 def _too_large(reason: str) -> UnsupportedSpec:
@@ -179,13 +237,6 @@ def _changes(reported: GuestOutcome | None, plan: Plan) -> Changes | None:
         counts={str(kind): count for kind, count in found.counts.items()},
         patch=found.patch,
     )
-
-
-def _processor_ms(reported: GuestOutcome | None, facts: SandboxStats) -> float | None:
-    """By the guest, or where the host had to end it, by the kernel as far as that counts for the sandbox."""
-    if reported is not None:
-        return round(reported.cpu_ms, _DIGITS)
-    return None if facts.cpu_seconds is None else round(facts.cpu_seconds * 1000, _DIGITS)
 
 
 def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:

@@ -285,7 +285,7 @@ class CallFinished(CallEvent):
     """Milliseconds from receiving the call to its outcome."""
     usage: Mapping[str, Any]
     """Resources used, as the driver measured them; for a call with a network also ``egress_…``, sums over its
-    connections. Keys carry their unit."""
+    connections. Keys carry their unit; ``cpu_from`` and ``memory_from`` say who counted."""
     outputs: tuple[Output, ...] = ()
     """``name``, ``digest`` and ``bytes`` of each output."""
     kept: Mapping[str, str] | None = None

@@ -24,15 +24,45 @@ _WHERE: Mapping[type[BaseModel], str] = {
 }
 
 
+_SEEN_BY: Mapping[str, str] = {
+    "subject[]": "broker, from the bytes that came",
+    "predicate.isolation": "broker",
+    "predicate.isolation.fields[] inside": "guest",
+    "predicate.isolation.fields[] outside": "host's kernel, or Engine",
+    "predicate.outcome ended": "guest; host's kernel for memory, and broker where the guest said nothing in time",
+    "predicate.outcome exit_code": "guest",
+    "predicate.outcome reason": "broker, from what `ended` is from",
+    "predicate.outcome usage": "see its keys",
+}
+"""Part, or part and field → from whose observation it is; the broker's where nothing is said."""
+
+_USAGE = (
+    (
+        "wall_ms",
+        "Milliseconds from the job to the program's end.",
+        "guest; broker where the guest said nothing in time",
+    ),
+    ("cpu_ms", "Milliseconds of processor time; before `cpu_from` was there, the guest's count.", "`cpu_from`"),
+    ("cpu_from", "`group`: all of the sandbox from the job on. `guest`: the program, at least so much.", "broker"),
+    ("memory_peak_bytes", "The most memory at one time.", "`memory_from`"),
+    ("memory_from", "`group`: all of the sandbox. `guest`: the program's largest process.", "broker"),
+    ("egress_…", "Sums over connections.", "broker"),
+    ("workspace_…", "Files created, changed and deleted in a copy of the workspace.", "guest"),
+)
+"""Keys of ``outcome.usage``, which is open: what is added later needs no new version of the predicate."""
+
+
 def table() -> str:
     """Return docs/operate/receipt-fields.csv: each field of each part."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["part", "field", "meaning"])
+    lines.writerow(["part", "field", "meaning", "observed by"])
     for model, where in _WHERE.items():
         for name, field in model.model_fields.items():
             meaning, nested = field.description, field.annotation
             if meaning is None and isinstance(nested, type) and issubclass(nested, BaseModel):
                 meaning = nested.__doc__
-            lines.writerow([where, field.alias or name, " ".join((meaning or "").replace("``", "`").split())])
+            by = _SEEN_BY.get(f"{where} {name}") or _SEEN_BY.get(where, "broker")
+            lines.writerow([where, field.alias or name, " ".join((meaning or "").replace("``", "`").split()), by])
+    lines.writerows(("predicate.outcome.usage", *row) for row in _USAGE)
     return text.getvalue()

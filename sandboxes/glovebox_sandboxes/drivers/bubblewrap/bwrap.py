@@ -266,6 +266,10 @@ class BwrapSandbox:
         seen = host_view.look(first, self._group.read_back(first) if self._group else {})
         return replace(seen, zygote=self._zygote)
 
+    def cpu_seconds(self) -> float | None:
+        """See ``Sandbox.cpu_seconds``."""
+        return self._group.cpu_seconds() if self._group else None
+
     async def kill(self) -> None:
         """End the guest, process 1, and with it everything else; where it does not end by itself, with SIGKILL.
 

@@ -94,14 +94,23 @@ class Bubblewrap(wall.Walled):
             spec,
             packages=(PACKAGES,),
             hidden=wall.HIDDEN,
-            own_filter=seccomp.bpf() if zygote else b"",
+            own_filter=self._filter() if zygote else b"",
+            program_filter=seccomp.for_programs(process_1=False, children=not self._counted),
             zygote={"tmpfs": own} if zygote else None,
         )
         return tuple(argv)
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Driver.open``."""
-        return self._start(plan, {"seccomp": seccomp.bpf()})
+        return self._start(plan, {"seccomp": self._filter()})
+
+    def _filter(self) -> bytes:
+        """What the guest is under; where nothing counts for it, it puts one more on the program: ``for_programs``."""
+        return seccomp.bpf() if self._counted else seccomp.bpf_for_filtering()
+
+    @property
+    def _counted(self) -> bool:
+        return self._hierarchy is not None and self._hierarchy.counts
 
     @asynccontextmanager
     async def source(self, plan: Plan) -> AsyncIterator[Source]:

@@ -46,7 +46,8 @@ class Found:
     def limits(self, **different: str) -> Mapping[str, str]:
         """By which mechanism each limit is enforced, but for those that are ``different``."""
         mechanism = self.hierarchy.mechanism if self.hierarchy else "rlimit"
-        usual = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": "rlimit", "wall_seconds": "broker",
+        processor = mechanism if self.hierarchy and self.hierarchy.counts else "rlimit"
+        usual = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": processor, "wall_seconds": "broker",
                  "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
         return usual | different
 

@@ -100,6 +100,10 @@ class DockerSandbox:
             return unseen("the Engine's processes have other numbers here", back)
         return look(found["State"]["Pid"], {**back, **limits})
 
+    def cpu_seconds(self) -> float | None:
+        """See ``Sandbox.cpu_seconds``."""
+        return usage.processor(self._groups)
+
     async def kill(self) -> None:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
         await self._located.wait()

@@ -14,7 +14,7 @@ from typing import Any
 
 from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.host import cgroup
-from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, statistics, text
+from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, processor_seconds, statistics, text
 from glovebox_sandboxes.host.host_view import groups_of
 
 _NANOSECONDS = 1_000_000_000
@@ -142,3 +142,9 @@ def read(directories: Mapping[str, Path]) -> SandboxStats | None:
     """The present reading; None when the groups are gone."""
     memory = directories.get("memory", directories.get(""))
     return statistics(str(memory), str(directories.get("cpuacct", memory))) if memory else None
+
+
+def processor(directories: Mapping[str, Path]) -> float | None:
+    """Seconds of processor time so far; None where the groups do not tell."""
+    group = directories.get("cpuacct", directories.get(""))
+    return None if group is None else processor_seconds(str(group))

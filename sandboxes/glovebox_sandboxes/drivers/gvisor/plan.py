@@ -84,7 +84,7 @@ def make(
         spec=spec,
         action={
             "argv": [programs[0], *_wall(spec, programs[1]), "--", _RUNSC, *_FLAGS, "run", "--bundle", _BUNDLE, "s"],
-            "config": _config(spec, runtime),
+            "config": _config(spec, runtime, counted=hierarchy is not None and hierarchy.counts),
             "cgroup": dict(cgroup.settings(hierarchy.version, sentry.outside(spec.limits))) if hierarchy else {},
             "seccomp": seccomp.digest(),
             "runtime": runtime.digest,
@@ -132,8 +132,8 @@ def _wall(spec: SandboxSpec, runsc: str) -> list[str]:
     return [*argv, "--remount-ro", "/", "--clearenv"]
 
 
-def _config(spec: SandboxSpec, runtime: Runtime) -> dict[str, Any]:
-    command = sentry.command(runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN)
+def _config(spec: SandboxSpec, runtime: Runtime, *, counted: bool) -> dict[str, Any]:
+    command = sentry.command(runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN, counted=counted)
     mounts: list[Mapping[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},

@@ -1,8 +1,12 @@
-"""A filter for programs on kernels whose process 1 is not out of reach of the others: gVisor's.
+"""Further filters for programs alone, which the guest puts on them where the kernel or the host lacks something.
 
 Linux keeps from a pid namespace's process 1 every signal of its own namespace that it does not handle
 (pid_namespaces(7)); gVisor does not, and has no Landlock to keep signals apart. So a program there may not name process
-1 to any call that signals. Nothing here may import a driver, a profile or the server.
+1 to any call that signals.
+
+Where no control group counts processor time, the guest does, from processes that live or were waited for. Whoever
+ignores SIGCHLD has children that nobody waits for (sigaction(2), SA_NOCLDWAIT), so a program there may not say what
+becomes of that signal. Nothing here may import a driver, a profile or the server.
 """
 
 import errno
@@ -31,30 +35,50 @@ _SIGNAL_BITS = 8
 
 
 @cache
-def keep_from_process_1() -> bytes:
+def for_programs(*, process_1: bool, children: bool) -> bytes:
     """The filter as an array of ``struct sock_filter``: EPERM for what is named here, everything else is let through.
+
+    Args:
+        process_1: keep programs from signalling process 1.
+        children: keep programs from having children that nobody waits for.
+
+    Returns:
+        Nothing where neither is wanted.
 
     Raises:
         SandboxUnavailable: libseccomp is missing or refuses it.
     """
+    if not process_1 and not children:
+        return b""
     library = libseccomp()
+    # The next filter would be the program's own.
+    refused = [("prctl", [_whole(library, 0, _PR_SET_SECCOMP)])]
+    if process_1:
+        refused += _signals_process_1(library)
+    if children:
+        # To ask what becomes of it is nobody's harm: the second argument is then NULL.
+        refused.append(("rt_sigaction", [_whole(library, 0, signal.SIGCHLD), library.Arg(1, library.NE, 0)]))
     try:
         rules = library.SyscallFilter(library.ALLOW)
         rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
-        for name, comparison in _refused(library):
+        for name, comparison in refused:
             rules.add_rule(library.ERRNO(errno.EPERM), name, *comparison)
         return exported(rules)
     except OSError as error:
         raise SandboxUnavailable(
-            "compile the filter that protects process 1",
+            "compile the filter for programs alone",
             f"libseccomp refused a rule ({error})",
             "Update libseccomp2 to 2.5 or later",
         ) from error
 
 
-def _refused(library: Any) -> list[tuple[str, list[Any]]]:
+def _whole(library: Any, argument: int, value: int) -> Any:
+    return library.Arg(argument, library.MASKED_EQ, _INT, int(value))
+
+
+def _signals_process_1(library: Any) -> list[tuple[str, list[Any]]]:
     def whole(argument: int, value: int) -> Any:
-        return library.Arg(argument, library.MASKED_EQ, _INT, value)
+        return _whole(library, argument, value)
 
     def bits(value: int, mask: int) -> Any:
         return library.Arg(0, library.MASKED_EQ, mask, value)
@@ -70,6 +94,4 @@ def _refused(library: Any) -> list[tuple[str, list[Any]]]:
     found += [("clone", [bits(bit, bit)]) for bit in others]
     parts = [1 << bit for bit in range(_SIGNAL_BITS) if signal.SIGCHLD >> bit & 1]
     found += [("clone", [bits(part, 0xFF)]) for part in parts]
-    # The next filter would be the program's own.
-    found.append(("prctl", [whole(0, _PR_SET_SECCOMP)]))
     return found
