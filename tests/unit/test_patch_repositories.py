@@ -162,33 +162,65 @@ def test_what_was_taken_away_in_the_copy_still_lies_on_the_host(tmp_path: Path) 
 )  # fmt: skip
 def test_what_git_obeys_by_name_is_known_in_every_spelling(name: str) -> None:
     """Whoever applies the patch may have a file system without case, or Windows, or macOS."""
-    assert git.why_not(name, set()) == "git runs or obeys what lies there"
-
-
-@pytest.mark.parametrize("name", ["git/config", "a.git.txt", "gitignore", ".gitignore", "legit/x", "hg", "a~1", "HEAD"])
-def test_the_control_other_names_are_not_refused(name: str) -> None:
-    """Only what git would obey; a HEAD alone is a file."""
-    assert git.why_not(name, git.repositories([name])) == ""
+    assert git.why_not(name, {}) == "git runs or obeys what lies there"
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    "name",
+    ["git/config", "a.git.txt", "gitignore", ".gitignore", "legit/x", "hg", "a~1", "HEAD.md", "head/x", "d/objects/x"],
+)
+def test_the_control_other_names_are_not_refused(name: str) -> None:
+    """Only what git would obey: a folder called head is none of git's."""
+    assert git.why_not(name, git.layout([name, "d/refs/y", "d/config"])) == ""
+
+
+@pytest.mark.parametrize("name", ["HEAD", "d/head", "d/Head. ", "d\\HEAD", "\uff28EAD", "d/commondir", "COMMON~1"])
+def test_the_file_that_makes_a_repository_is_never_brought(name: str) -> None:
+    """Whatever lies beside it: the rest may come with another patch."""
+    assert "repository" in git.why_not(name, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
     [
-        (["d/HEAD", "d/objects", "d/refs"], {"d"}),
-        (["d/head", "D/OBJECTS", "d/Refs."], {"d"}),
-        (["d\\HEAD", "d/objects", "d/refs"], {"d"}),
-        (["d/\uff28EAD", "d/objects", "d/refs"], {"d"}),
-        (["HEAD", "commondir"], {""}),
-        (["HEAD", "COMMON~1"], {""}),
-        (["d/HEAD", "e/objects", "d/refs"], set()),
-        (["d/HEAD", "d/refs"], set()),
-        (["d/objects", "d/refs"], set()),
-        (["d/HEAD.md", "d/objects.csv", "d/refs"], set()),
+        ("d/objects/x", ["d/HEAD"]),
+        ("D/Refs/x", ["d/head"]),
+        ("d/objects", ["d/commondir"]),
+        ("d/config", ["d/HEAD", "d/objects", "d/refs"]),
+        ("d/hooks/pre-commit", ["d/head", "D/OBJECTS", "d/Refs."]),
+        ("d/deep/config.worktree", ["d\\HEAD", "d/commondir"]),
+        ("anything", ["HEAD", "objects", "refs"]),
     ],
 )
-def test_a_repository_is_told_by_its_layout(names: list[str], found: set[str]) -> None:
-    """HEAD beside objects and refs, or beside commondir, in the same folder, however it is spelled; nothing else."""
-    assert git.repositories(names) == found
+def test_where_that_file_lies_the_rest_is_not_brought(name: str, there: list[str]) -> None:
+    """And nothing at all where a repository lies, however it is spelled; elsewhere it is (control)."""
+    assert "repository" in git.why_not(name, git.layout(there))
+    assert git.why_not(f"other/{name}", git.layout([each for each in there if "/" in each or "\\" in each])) == ""
+
+
+def test_two_patches_that_do_not_know_of_each_other_make_none_together(tmp_path: Path) -> None:
+    """Of two calls on one workspace, applied one after the other: one brings HEAD and config, one the rest."""
+    root = tmp_path / "applied"
+    root.mkdir()
+    first = {"docs/HEAD": REPOSITORY["HEAD"], "docs/config": CONFIG, "one.txt": "1\n"}
+    second = {"docs/objects/keep": "", "docs/refs/keep": "", "two.txt": "2\n"}
+    for number, files in enumerate((first, second)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        made, _, _ = patched(place, {}, files)
+        for path in made.rglob("*"):  # as if both had been applied here
+            target = root / path.relative_to(made)
+            if path.is_dir():
+                target.mkdir(exist_ok=True)
+            else:
+                target.write_text(path.read_text().replace(str(place), str(tmp_path)))
+    assert (root / "one.txt").exists()
+    assert (root / "two.txt").exists()
+    looked_at(root)
+    assert not (tmp_path / "ran").exists()
+    (root / "docs/HEAD").write_text(REPOSITORY["HEAD"])  # the control: this alone was missing
+    looked_at(root)
+    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

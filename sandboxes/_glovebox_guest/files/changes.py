@@ -50,7 +50,7 @@ class Comparison:
         self._left = max_files
         self._room = room
         self._steps = _STEPS
-        self._repositories: set[str] = set()
+        self._layout: dict[str, set[str]] = {}
         self._deletions = bytearray()
         self._rest = bytearray()
         self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
@@ -79,7 +79,7 @@ class Comparison:
                 if name.count("/") >= MAX_DEPTH:
                     self._skip(name, f"more than {MAX_DEPTH} folders deep")
         # What lay there before counts although the program has taken it away: a patch may not carry that.
-        self._repositories = git.repositories((*self._original.names, *found))
+        self._layout = git.layout((*self._original.names, *found))
         for name, status in found.items():
             if not stat.S_ISDIR(status.st_mode):
                 self._tried(name, status)
@@ -155,7 +155,7 @@ class Comparison:
             raise Unfit("not a regular file")
         if not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME:
             raise Unfit("its name is not plain text of bounded length")
-        if forbidden := git.why_not(name, self._repositories):
+        if forbidden := git.why_not(name, self._layout):
             raise Unfit(forbidden)
         parts = name.split("/")
         for end in range(1, len(parts) + 1):

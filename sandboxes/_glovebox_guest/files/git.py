@@ -11,11 +11,16 @@ from __future__ import annotations
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-_OBEYED = frozenset((".git", ".gitmodules", ".hg", ".jj", ".sl", ".svn", ".bzr"))
+_OBEYED = frozenset((".git", ".gitconfig", ".gitmodules", ".hg", ".jj", ".sl", ".svn", ".bzr"))
 """Whatever their contents: a repository's own folder, of git and its kin, and what git fetches by."""
-_LAYOUT = frozenset(("head", "objects", "refs", "commondir"))
+_MAKING = frozenset(("head", "commondir"))
+"""Files without which no folder is a repository, or shares another one's contents."""
+_REST = frozenset(("objects", "refs"))
+_LAYOUT = _MAKING | _REST
+_ENDS = tuple(_LAYOUT)
+_REPOSITORY = "git takes its folder for a repository, or may, and runs what its config names"
 _ATTRIBUTES = ".gitattributes"
 # The short names that Windows may give them; git's path.c has the two that begin with gi7.
 _SHORT = {
@@ -59,8 +64,8 @@ def _part(part: str) -> str:
     return _SHORT.get(stem, part) if tilde and number.isdigit() else part
 
 
-def repositories(names: Iterable[str]) -> set[str]:
-    """The folders among these paths that git would take for a repository, folded."""
+def layout(names: Iterable[str]) -> dict[str, set[str]]:
+    """Folders among these paths that hold some of what a repository of git's does, and which; folded."""
     found: dict[str, set[str]] = {}
     for name in names:
         # Most names need no closer look.
@@ -69,26 +74,30 @@ def repositories(names: Iterable[str]) -> set[str]:
         folder, _, last = folded(name).rpartition("/")
         if last in _LAYOUT:
             found.setdefault(folder, set()).add(last)
-    return {
-        folder for folder, has in found.items() if "head" in has and ("commondir" in has or {"objects", "refs"} <= has)
-    }
+    return found
 
 
-_ENDS = tuple(_LAYOUT)
-
-
-def why_not(name: str, found: set[str]) -> str:
+def why_not(name: str, found: Mapping[str, set[str]]) -> str:
     """Why no change may be brought to this path; empty where one may.
+
+    Two patches may be applied that do not know of each other: none brings the file that makes a folder a repository,
+    and none brings the rest to where that file lies.
 
     Args:
         name: Of a file in the workspace.
-        found: ``repositories`` among all that lay there before and lies there now.
+        found: ``layout`` of all that lay there before and lies there now.
     """
     parts = folded(name).split("/")
     if not _OBEYED.isdisjoint(parts):
         return "git runs or obeys what lies there"
-    if found and any("/".join(parts[:end]) in found for end in range(len(parts))):
-        return "git takes its folder for a repository, and runs what its config names"
+    if parts[-1] in _MAKING:
+        return _REPOSITORY
+    for end, part in enumerate(parts):
+        has = found.get("/".join(parts[:end]), set())
+        if not _MAKING.isdisjoint(has) and part in _REST:
+            return _REPOSITORY
+        if "head" in has and ("commondir" in has or has >= _REST):
+            return _REPOSITORY
     return ""
 
 
