@@ -56,6 +56,8 @@ class Decision:
     """What would be allowed, or how to ask."""
     profile_digest: str
     """``sha256:…`` of the profile that was in force; empty when there is none."""
+    recorded: str = ""
+    """The reason for the log, where the caller's repeats what the call asked for: that may hold a secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.fixtures.audit_logs import decided, finished
-from tests.fixtures.receipts import CALL_ID, call_of, profile, receipt_log
+from tests.fixtures.receipts import CALL_ID, DIGEST, call_of, profile, receipt_log
 
 from glovebox_server.audit import read
 from glovebox_server.audit.events import (
@@ -37,7 +37,13 @@ async def test_every_record_of_a_call_names_tool_principal_and_client(tmp_path: 
         await recorder.record(draft(STARTED))
         await recorder.record(
             EgressDecided(
-                call_id=CALL_ID, scheme="https", host="docs.python.org", port=443, effect="deny", rule="egress.path"
+                call_id=CALL_ID,
+                scheme="https",
+                host="docs.python.org",
+                port=443,
+                asked_digest=DIGEST,
+                effect="deny",
+                rule="egress.path",
             )
         )
         await recorder.record(ArtifactRefused(call_id=CALL_ID, name="x", reason="no UTF-8"))

@@ -137,7 +137,7 @@ class CallDecided(CallEvent):
     rule: str
     """Id of the rule that decided."""
     reason: str
-    """One sentence, as the caller saw it."""
+    """One sentence, as the caller saw it; where that repeats a URL, with its host and port alone."""
     profile_digest: str
     """Digest of the profile in force; empty when there is none."""
     arguments_digest: str
@@ -167,7 +167,7 @@ class CallDecided(CallEvent):
             tool=call.tool,
             effect=decision.effect,
             rule=decision.rule,
-            reason=decision.reason,
+            reason=decision.recorded or decision.reason,
             profile_digest=decision.profile_digest,
             arguments_digest=chain.digest(arguments),
             arguments_bytes=len(chain.canonical(arguments)),
@@ -209,13 +209,13 @@ class EgressDecided(CallEvent):
     scheme: str
     """``http`` or ``https``."""
     host: str
-    """Host as asked for, after strict parsing."""
+    """Host as asked for, after strict parsing; ``unreadable`` where that failed."""
     port: int
-    """TCP port."""
+    """TCP port; 0 where it could not be read."""
     method: str | None = None
     """HTTP method, where the broker sees it."""
-    path: str | None = None
-    """Path without its query, where the broker sees it."""
+    asked_digest: str
+    """Digest of the URL or authority, as the sandbox wrote it: what stands in it besides may be a secret."""
     effect: Literal["allow", "deny"]
     """``allow`` or ``deny``."""
     rule: str

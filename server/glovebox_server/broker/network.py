@@ -1,5 +1,7 @@
 """A call's way out, as its profile grants it, with one audit record per connection."""
 
+import hashlib
+
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.session.connection import Duplex, Serve
 from glovebox_server.audit.events import EgressDecided
@@ -22,10 +24,10 @@ def gate_for(profile: Profile, recorder: CallRecorder, call: ToolCall) -> Egress
             EgressDecided(
                 call_id=call.id,
                 scheme=target.scheme if target else "unreadable",
-                host=target.host if target else attempt.asked,
+                host=target.host if target else "unreadable",
                 port=target.port if target else 0,
                 method=target.method if target else None,
-                path=target.path if target else None,
+                asked_digest="sha256:" + hashlib.sha256(attempt.asked.encode("utf-8", "surrogatepass")).hexdigest(),
                 effect=attempt.decision.effect,
                 rule=attempt.decision.rule,
                 address=attempt.addresses[0] if attempt.addresses else None,

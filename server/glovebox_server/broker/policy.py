@@ -6,7 +6,8 @@ Rules are asked in a fixed order and the first that objects decides. Nothing her
 from collections.abc import Mapping
 from typing import Any
 
-from glovebox_profiles.egress import decide_url
+from glovebox_profiles.egress import decide_url, parse_url
+from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.features import named
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
@@ -46,20 +47,22 @@ def decide(
             hint="The operator can add one to the profile directory.",
             profile_digest="",
         )
-    effect, refusal = _objection(tool, arguments, profile, workspace=workspace) or ("allow", _NO_OBJECTION)
+    objection = _objection(tool, arguments, profile, workspace=workspace)
+    effect, refusal, recorded = objection or ("allow", _NO_OBJECTION, "")
     return Decision(
         effect=effect,
         rule=refusal.rule,
         reason=refusal.reason,
         hint=refusal.hint,
         profile_digest=profile_digest or digest(profile),
+        recorded=recorded,
     )
 
 
 def _objection(
     tool: Tool, arguments: Mapping[str, Any], profile: Profile, *, workspace: bool
-) -> tuple[Effect, Refusal] | None:
-    """The first rule that does not let the call through, and whether it denies or asks."""
+) -> tuple[Effect, Refusal, str] | None:
+    """Whether the first rule that does not let the call through denies or asks, why, and what of it is recorded."""
     wall = profile.limits.wall_seconds
     timeout = arguments.get("timeout_seconds")
     if timeout is not None and timeout > wall:
@@ -68,16 +71,26 @@ def _objection(
     if arguments.get("inputs") and not profile.files.inputs:
         return _deny("files.inputs", "This tool's profile takes no artifacts as inputs.", "Call it without inputs.")
     if lacking := _lacking(tool, profile, workspace=workspace):
-        return "deny", lacking
+        return "deny", lacking, ""
     if tool.request is not None:
-        egress = decide_url(*tool.request(arguments), profile.network.allow)
+        method, url = tool.request(arguments)
+        egress = decide_url(method, url, profile.network.allow)
         if egress.effect == "deny":
-            return _deny("network.allow", egress.reason, egress.hint)
+            recorded = f"No rule allows what was asked of {_place(method, url)} ({egress.rule})."
+            return _deny("network.allow", egress.reason, egress.hint, recorded)
     if profile.approval == "ask":
         asking = named("approval", "ask")
         reason = f"This tool's profile wants a person to approve each call; {asking.reason}."
-        return "ask", Refusal(rule="approval.ask", reason=reason, hint=asking.instead)
+        return "ask", Refusal(rule="approval.ask", reason=reason, hint=asking.instead), ""
     return None
+
+
+def _place(method: str, url: str) -> str:
+    try:
+        target = parse_url(method, url)
+    except InvalidTarget:
+        return "an address that cannot be read"
+    return f"{target.host} port {target.port}"
 
 
 def _lacking(tool: Tool, profile: Profile, *, workspace: bool) -> Refusal | None:
@@ -89,5 +102,5 @@ def _lacking(tool: Tool, profile: Profile, *, workspace: bool) -> Refusal | None
     return NOT_SERVED if "workspace" in tool.needs and not workspace else None
 
 
-def _deny(rule: str, reason: str, hint: str) -> tuple[Effect, Refusal]:
-    return "deny", Refusal(rule=rule, reason=reason, hint=hint)
+def _deny(rule: str, reason: str, hint: str, recorded: str = "") -> tuple[Effect, Refusal, str]:
+    return "deny", Refusal(rule=rule, reason=reason, hint=hint), recorded

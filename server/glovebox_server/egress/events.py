@@ -16,9 +16,9 @@ class EgressAttempt:
     kind: Literal["request", "connect"]
     decision: EgressDecision = _UNDECIDED
     target: EgressTarget | None = None
-    """None when what was asked could not be read; ``asked`` then says what it was."""
+    """None when what was asked could not be read."""
     asked: str
-    """The start of the URL or authority as the sandbox wrote it, made printable."""
+    """The URL or authority as the sandbox wrote it: hostile, and perhaps with a secret in it. For a digest alone."""
     addresses: tuple[str, ...] = ()
     """Every address the name resolved to, in the order of dialling; empty when nothing was resolved."""
     hop: int = 0

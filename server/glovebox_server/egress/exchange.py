@@ -74,7 +74,7 @@ class _Request:
     async def hop(self) -> bool:
         """Ask one server; return whether it redirected to a place that is to be asked next."""
         gate = self.gate
-        attempt = EgressAttempt(kind="request", asked=quoted(self.url), hop=len(self.hops))
+        attempt = EgressAttempt(kind="request", asked=self.url, hop=len(self.hops))
         try:
             target = parse_url(self.method, self.url)
             attempt = replace(attempt, target=target)

@@ -28,7 +28,7 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
     Raises:
         Exception: Only what ``gate``'s ``on_decision`` or ``send`` raise.
     """
-    attempt = EgressAttempt(kind="connect", asked=quoted(authority))
+    attempt = EgressAttempt(kind="connect", asked=authority)
     try:
         try:
             target = parse_connect(authority)

@@ -1,0 +1,128 @@
+"""What a call asked for is in the record by host, port and digest: a URL often is a secret, or carries one."""
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.model import Network, Profile
+from glovebox_server.app import check_example
+from glovebox_server.audit.events import CallDecided, CallEvent, draft
+from glovebox_server.broker.network import gate_for
+from glovebox_server.broker.policy import decide
+from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.egress.events import RequestEvent, TunnelEvent
+from glovebox_server.egress.exchange import request
+from glovebox_server.egress.tunnel import connect
+from glovebox_server.tools import TOOLS
+
+SECRET = "s3cret-k3y"  # noqa: S105 - nobody's
+#: With the host as it is recorded.
+URLS = {
+    f"https://hooks.example/services/{SECRET}": "hooks.example",
+    f"https://docs.example/private/{SECRET}": "docs.example",
+    f"https://docs.example/a/..%3b/{SECRET}": "docs.example",
+    f"https://docs.example/a/../{SECRET}": "unreadable",
+    f"https://hooks.example/?token={SECRET}": "hooks.example",
+    f"https://hooks.example/#{SECRET}": "hooks.example",
+    f"https://user:{SECRET}@docs.example/": "unreadable",
+    f"https://{SECRET}@docs.example/": "unreadable",
+    f"https://docs.example:{SECRET}/": "unreadable",
+    f"https:/{SECRET}": "unreadable",
+    f"{SECRET}://docs.example/": "unreadable",
+    f"https://docs.example/{SECRET} x": "unreadable",
+    f"https://docs.example/{SECRET}%zz": "unreadable",
+    f"https://docs.example\\{SECRET}/": "unreadable",
+    f"http://docs.example/{SECRET}": "docs.example",
+}
+AUTHORITIES = (f"user:{SECRET}@docs.example:443", f"docs.example:{SECRET}", f"docs.example/{SECRET}", SECRET)
+
+
+def narrow() -> Profile:
+    """``fetch_url`` with one folder of one host."""
+    found = load([SHIPPED], check_example=check_example).get("fetch_url")
+    assert found is not None
+    rule = EgressRule(host="docs.example", paths=frozenset({"/a/*"}))
+    return found.model_copy(update={"network": Network(mode="egress", allow=(rule,))})
+
+
+def call_of(url: str) -> ToolCall:
+    """A call that fetches it."""
+    return ToolCall(
+        id="c_1", principal=Principal(id="local:1", transport="cli"), session=None, tool="fetch_url",
+        arguments={"url": url, "method": "GET", "max_chars": 100}, received=datetime.now(UTC),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_the_record_of_a_refusal_repeats_no_part_of_a_url_but_its_host(url: str) -> None:
+    """The caller's sentence may, and that is the control: it is shown to nobody who does not know it."""
+    call = call_of(url)
+    decision = decide(TOOLS["fetch_url"], call.arguments, narrow())
+    assert (decision.effect, decision.rule) == ("deny", "network.allow")
+    event = CallDecided.of(call, decision, keep_arguments=False)
+    assert SECRET.encode() not in draft(event).encoded
+    host = URLS[url]
+    assert ("an address that cannot be read" if host == "unreadable" else f"{host} port ") in event.reason
+    assert "(egress." in event.reason
+    if "/private/" in url:
+        assert SECRET in decision.reason
+
+
+def test_what_was_decided_in_other_words_is_recorded_as_it_was_told() -> None:
+    """Rules that do not look at a URL repeat nothing of one."""
+    call = call_of("https://docs.example/a/b")
+    closed = narrow().model_copy(update={"network": Network()})
+    for profile in (closed, narrow()):
+        decision = decide(TOOLS["fetch_url"], call.arguments, profile)
+        assert CallDecided.of(call, decision, keep_arguments=False).reason == decision.reason
+
+
+class Recorder:
+    """Keeps what would be written."""
+
+    def __init__(self) -> None:
+        self.events: list[CallEvent] = []
+
+    async def record(self, event: CallEvent) -> None:
+        """Keep one."""
+        self.events.append(event)
+
+
+async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
+    """The record of one attempt of a program's, which is refused."""
+    recorder: Any = Recorder()
+    gate = gate_for(narrow(), recorder, call_of(""))
+    assert gate is not None
+
+    async def ended(_: RequestEvent | TunnelEvent) -> None:
+        """What the program hears is not recorded."""
+
+    if tunnel:
+        stream: Any = None
+        await connect(gate, what, stream, send=ended)
+    else:
+        await request(gate, "GET", what, send=ended)
+    (event,) = recorder.events
+    item = draft(event)
+    assert SECRET.encode() not in item.encoded
+    return dict(item.data)
+
+
+@pytest.mark.parametrize("url", URLS)
+async def test_a_programs_request_is_recorded_by_host_and_digest(url: str) -> None:
+    """What was asked can be told from the digest by whoever knows it, and from nothing else."""
+    found = await asked(url, tunnel=False)
+    assert (found["effect"], found["host"]) == ("deny", URLS[url])
+    assert found["asked_digest"] == "sha256:" + hashlib.sha256(url.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("authority", AUTHORITIES)
+async def test_a_programs_tunnel_is_recorded_by_host_and_digest(authority: str) -> None:
+    """The same of CONNECT."""
+    found = await asked(authority, tunnel=True)
+    assert (found["effect"], found["host"], found["port"]) == ("deny", "unreadable", 0)
+    assert found["asked_digest"] == "sha256:" + hashlib.sha256(authority.encode()).hexdigest()
