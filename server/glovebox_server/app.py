@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
+from glovebox_profiles.load.loader import SHIPPED, ProfileSet, absent, load
 from glovebox_profiles.model import Effect, Profile
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
@@ -95,7 +96,14 @@ def load_profiles(settings: Settings) -> ProfileSet:
     Raises:
         ProfileError: one is wrong, or the directory that was set does not exist.
     """
-    return load([SHIPPED, settings.profiles_dir], check_example=check_example)
+    return load(profile_directories(settings), check_example=check_example, tools=TOOLS)
+
+
+def profile_directories(settings: Settings) -> list[Path]:
+    """Where profiles are loaded from; the operator's own directory may be missing where nobody named it."""
+    own = settings.profiles_dir
+    unused = "profiles_dir" not in settings.model_fields_set and absent(own)
+    return [SHIPPED] if unused else [SHIPPED, own]
 
 
 @asynccontextmanager
@@ -113,7 +121,8 @@ async def opened(
     Raises:
         ProfileError: a profile is wrong; nothing was started.
         WorkspaceRefused: nor where the workspace that was named holds the server's own files.
-        AuditUnavailable: the state directory cannot be written.
+        StateUnusable: others could read or change the state directory, or it cannot be made.
+        AuditUnavailable: the log in it cannot be written.
         ArtifactsUnavailable: nor can the artifacts'.
         KeyUnusable: others could read the key that signs receipts.
     """
@@ -131,12 +140,6 @@ async def opened(
         max_bytes_total=settings.artifact_total_mib * 2**20,
         parts=ARTIFACT_PARTS if shared else 1,
     )
-    try:
-        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        reason = f"{settings.state_dir} cannot be made: {problem.strerror}"
-        fix = "Name another with --state-dir or GLOVEBOX_STATE_DIR."
-        raise AuditUnavailable("Opening the state directory", reason, fix) from problem
     signer = Signer.load(settings.state_dir)
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.host import permissions
+from glovebox_sandboxes.host.identity import changes_user
 
 
 class SecretUnusable(Diagnosed):
@@ -24,6 +26,39 @@ class SecretUnusable(Diagnosed):
         """Say which path, what is wrong with it, and the command that repairs it."""
         super().__init__(f"{self.kind} {path}", reason, fix)
         self.path = path
+
+
+class StateUnusable(SecretUnusable):
+    """The state directory cannot be used safely, so nothing that keeps anything in it runs."""
+
+    kind = "state directory"
+
+
+def prepare_state(directory: Path) -> None:
+    """Make a state directory (0700) where it is missing; refuse one that others could read, change or exchange.
+
+    Raises:
+        StateUnusable: it belongs to another user, root's server included, or is open to others, or root's lies where
+            somebody else can put another in its place, or it cannot be made.
+    """
+    other = "name another with --state-dir or GLOVEBOX_STATE_DIR"
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        reason = f"it cannot be made: {error.strerror}"
+        raise StateUnusable(directory, reason, f"Make room for it, or {other}.") from error
+    if found.st_uid != os.geteuid():
+        raise StateUnusable(directory, f"it belongs to user {found.st_uid}", f"Run Glovebox as that user, or {other}.")
+    if found.st_mode & 0o077:  # as of each file in it, whose own checks say what becomes of one that was read
+        reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
+        raise StateUnusable(directory, reason, f"Run `chmod 700 {directory}`, or {other}.")
+    for place in {directory.absolute(), directory.resolve()} if changes_user() else ():
+        if (flaw := permissions.flaw_above(place)) is not None:
+            above, problem, command = flaw
+            reason = f"{above} {problem}, who could put another in its place"
+            raise StateUnusable(directory, reason, f"Run `{command} {above}`, or {other}.")
 
 
 class SecretDirectory:
@@ -88,14 +123,16 @@ def opened(directory: Path, failure: type[SecretUnusable]) -> Iterator[SecretDir
     """Open a directory of secrets, made (0700) where it is missing.
 
     Args:
-        directory: a directory of its own, below the state directory.
+        directory: a directory of its own in the state directory, which is made and checked too.
         failure: what is raised.
 
     Raises:
         SecretUnusable: it is a link, belongs to another user, or is open to others.
+        StateUnusable: the state directory is.
     """
+    prepare_state(directory.parent)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise failure(directory, f"it is not a directory: {error.strerror}", "Remove it.") from error

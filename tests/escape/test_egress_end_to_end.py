@@ -461,7 +461,8 @@ async def test_a_connection_without_its_record_is_not_made(
 @pytest.mark.driver("bubblewrap")
 async def test_when_the_broker_is_gone_so_is_the_network(wires: Cable, tmp_path: Path) -> None:
     """E5: the server is killed while a program is downloading; the connection ends with it."""
-    (tmp_path / "profiles").mkdir()
+    for name in ("profiles", "workspace"):
+        (tmp_path / name).mkdir()
     (tmp_path / "profiles" / "run_python.toml").write_text(
         profile("run_python", "bubblewrap", f'{{ host = "{SITE}", schemes = ["http"] }}', max_bytes="64 MiB")
     )
@@ -480,7 +481,7 @@ async def test_when_the_broker_is_gone_so_is_the_network(wires: Cable, tmp_path:
 
     code = f"import urllib.request\nurllib.request.urlopen('http://{SITE}/').read()"
     command = [sys.executable, "-m", "glovebox_server", "call", "run_python", "--args", json.dumps({"code": code})]
-    settings = {"profiles": "PROFILES_DIR", "state": "STATE_DIR", ".": "WORKSPACE"}
+    settings = {"profiles": "PROFILES_DIR", "state": "STATE_DIR", "workspace": "WORKSPACE"}
     environment = {**os.environ, **{f"GLOVEBOX_{name}": str(tmp_path / path) for path, name in settings.items()}}
     async with internet(wires) as net:
         await net.serve(SITE, 80, endless)

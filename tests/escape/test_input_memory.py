@@ -54,6 +54,7 @@ async def test_six_calls_with_the_largest_input_do_not_swell_the_server(tmp_path
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     workspace.chmod(0o755)
+    (tmp_path / "none").mkdir()
     results: list[CallResult] = []
     settings = Settings(workspace=workspace, profiles_dir=tmp_path / "none", state_dir=tmp_path / "state")
     async with apps.opened(settings, "cli", prewarm=False) as app:

@@ -181,7 +181,7 @@ def made(built: Path, *, user: bool) -> Iterator[Place]:
     try:
         root.chmod(0o755)
         for name in ("home", "workspace", "state", "data"):
-            (root / name).mkdir()
+            (root / name).mkdir(mode=0o700 if name == "state" else 0o755)
         (root / "workspace/data.csv").write_text("a,b\n1,2\n")
         if not user:
             yield Place(root=root, data=built, become=())

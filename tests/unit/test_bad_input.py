@@ -344,7 +344,7 @@ def test_a_full_disk_refuses_calls_before_anything_runs(free: int, home: Home) -
         "--args",
         '{"code": "print(6 * 7)"}',
     ]
-    script = f'mount -t tmpfs -o size=48k none {state} && {fill}; exec "$@"'
+    script = f'mount -t tmpfs -o size=48k,mode=700 none {state} && {fill}; exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *call, *home.options],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,

@@ -53,7 +53,8 @@ def test_a_disk_that_takes_nothing_is_told(command: str, disk: str, tmp_path: Pa
 def test_tokens_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     """Exit 4, with the file; nothing listens."""
     tokens = tmp_path / "state/tokens"
-    tokens.mkdir(parents=True, mode=0o700)
+    tokens.parent.mkdir(mode=0o700)
+    tokens.mkdir(mode=0o700)
     (tokens / "default").mkdir()
     served = ["serve", "--transport", "http", "--port", "0", "--state-dir", str(tmp_path / "state")]
     code, told = ended(served, tmp_path)

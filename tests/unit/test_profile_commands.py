@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name
 
 from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_server.cli.main import main
 from glovebox_server.cli.profiles import check, diff_paths, explain_tool, list_profiles, show
+from glovebox_server.exits import OK, USAGE
 
 PROFILES = load([SHIPPED], check_example=None)
 
@@ -111,6 +114,38 @@ def test_check_of_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     code, text = run(lambda console: check([tmp_path / "absent"], console, check_example=None))
     assert code == 2
     assert "does not exist" in text
+
+
+def test_check_names_what_is_not_in_force(tmp_path: Path) -> None:
+    """A misspelt tool and a misspelt file are errors, all at once; what nobody could mean as a profile is listed."""
+    shipped = (SHIPPED / "run_python.toml").read_text()
+    (tmp_path / "run_pyhton.toml").write_text(shipped.replace('"run_python"', '"run_pyhton"'))
+    (tmp_path / "fetch_url.tml").write_text(shipped)
+    (tmp_path / "notes.txt").write_text("text")
+    code, text = run(lambda console: check([tmp_path], console, check_example=decide_by_name, tools=tuple(PROFILES)))
+    assert code == USAGE
+    assert f'{tmp_path}/run_pyhton.toml:3: tool: there is no tool "run_pyhton". The nearest is "run_python".' in text
+    assert f"{tmp_path}/fetch_url.tml: is not in force, and may be meant as the profile of fetch_url." in text
+    assert f"{tmp_path}/notes.txt: not read" in text
+    assert "1 profile checked, 2 errors." in text
+    _, value = run_json(lambda console: check([tmp_path], console, check_example=None, as_json=True))
+    assert value["ignored"] == [f"{tmp_path}/fetch_url.tml", f"{tmp_path}/notes.txt"]
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+@pytest.mark.parametrize("name", ["absent", "file"])
+@pytest.mark.parametrize("command", [("profiles", "check"), ("profiles", "list"), ("call", "x"), ("capabilities",)])
+def test_a_directory_that_was_named_must_be_one(command: tuple[str, ...], name: str, by: str, tmp_path: Path) -> None:
+    """Exit 2 with its name, whoever needs it; the control is the default one, which may be missing."""
+    (tmp_path / "file").touch()
+    place = str(tmp_path / name)
+    option = ["--profiles-dir", place] if by == "option" else []
+    environment = {"GLOVEBOX_PROFILES_DIR": place} if by == "environment" else {}
+    done = CliRunner().invoke(main, [*command, *option], env=environment)
+    assert done.exit_code == USAGE
+    assert place in done.output
+    own = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert CliRunner().invoke(main, ["profiles", "check"], env=own).exit_code == OK
 
 
 def test_diff_of_a_widening_exits_1_and_names_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import MAX_FILE, MAX_PROFILES, SHIPPED, load, parse, read
+from glovebox_profiles.load.loader import MAX_FILE, MAX_PROFILES, SHIPPED, absent, load, parse, read
 from glovebox_profiles.model import GIB, KIB, MIB, digest
 
 PATH = Path("probe.toml")
@@ -22,7 +22,7 @@ def refused(text: str | bytes) -> ProfileError:
 
 def write(directory: Path, name: str, text: str) -> Path:
     """Write one profile file."""
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     path = directory / name
     path.write_text(text)
     return path
@@ -167,7 +167,7 @@ def test_an_operator_file_replaces_the_shipped_one_whole(tmp_path: Path) -> None
     shipped, mine = tmp_path / "shipped", tmp_path / "mine"
     write(shipped, "probe.toml", MINIMAL + "approval = 'none'\n[files]\noutput = true\n")
     write(shipped, "other.toml", MINIMAL.replace("probe", "other"))
-    before = load([shipped, mine], check_example=None)
+    before = load([shipped], check_example=None)
     write(mine, "probe.toml", MINIMAL)
     after = load([shipped, mine], check_example=None)
     assert before["probe"].files.output
@@ -180,11 +180,21 @@ def test_an_operator_file_replaces_the_shipped_one_whole(tmp_path: Path) -> None
     assert after.digest_for("probe") == digest(after["probe"])
 
 
-def test_a_missing_or_empty_operator_directory_is_fine(tmp_path: Path) -> None:
-    """No configuration is a configuration: the shipped profiles."""
+def test_an_empty_operator_directory_is_fine_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+    """No configuration is a configuration, the shipped profiles; but whoever names a directory believes it has some."""
     shipped = load([SHIPPED], check_example=None).digest
-    assert load([SHIPPED, tmp_path / "absent"], check_example=None).digest == shipped
     assert load([SHIPPED, tmp_path], check_example=None).digest == shipped
+    with pytest.raises(ProfileError, match="absent: cannot be read: No such file or directory"):
+        load([SHIPPED, tmp_path / "absent"], check_example=None)
+
+
+def test_a_directory_is_absent_only_where_nobody_put_anything(tmp_path: Path) -> None:
+    """A link that leads nowhere, itself or above, a file and what lies below one: something was meant to be there."""
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    assert absent(tmp_path / "a/b")
+    for name in ("nowhere", "nowhere/profiles", "file", "file/profiles", "."):
+        assert not absent(tmp_path / name)
 
 
 def test_a_directory_that_cannot_be_one_is_an_error(tmp_path: Path) -> None:
@@ -254,12 +264,58 @@ def test_the_bounds_are_what_they_say() -> None:
             assert refused(f"{MINIMAL}[limits]\n{key} = {value}\n").key == f"limits.{key}"
 
 
+OTHERS = (
+    ".probe.toml", ".probe.toml.swp", "probe.toml~", "#probe.toml#", "probe.toml.bak", "probe.tml", "probe.TOML",
+    "probe", "Probe.yaml", "porbe.tml", "probe.toml.d/x", "old/probe.toml", "old/.probe.toml.swp",
+)  # fmt: skip
+
+
 def test_hidden_files_and_other_names_are_not_profiles(tmp_path: Path) -> None:
-    """An editor's swap file does not become policy."""
+    """An editor's swap file does not become policy, and beside the profile itself nobody takes it for one."""
     write(tmp_path, "probe.toml", MINIMAL)
-    for name in (".probe.toml", "probe.toml~", "README.md", ".toml"):
-        write(tmp_path, name, "not a profile")
-    assert list(load([tmp_path], check_example=None)) == ["probe"]
+    for name in (*OTHERS, "README.md", ".toml", "schema.json", ".git/probe.toml"):
+        write((tmp_path / name).parent, Path(name).name, "not a profile")
+    assert list(load([tmp_path], check_example=None, tools=["probe"])) == ["probe"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_may_be_meant_as_a_profile_and_is_none_is_an_error(name: str, tmp_path: Path) -> None:
+    """An operator would believe it to be in force, and the wider shipped one is. What means no tool is let lie."""
+    mine = tmp_path / "mine"
+    for harmless in ("README.md", "notes.txt", ".git/probe.toml", "old/README.md"):
+        write((mine / harmless).parent, Path(harmless).name, "text")
+    shipped = write(tmp_path / "shipped", "probe.toml", MINIMAL).parent
+    assert list(load([shipped, mine], check_example=None, tools=["probe", "other"])) == ["probe"]
+    write((mine / name).parent, Path(name).name, MINIMAL)
+    with pytest.raises(ProfileError) as caught:
+        load([shipped, mine], check_example=None, tools=["probe", "other"])
+    assert caught.value.path == mine / (name if "/" not in name or "old" in name else "probe.toml.d")
+    assert caught.value.reason == "is not in force, and may be meant as the profile of probe"
+    assert str(mine / "probe.toml") in caught.value.fix
+
+
+@pytest.mark.parametrize(("wrong", "hint"), [("prboe", 'The nearest is "probe".'), ("zzz", "There are: other, probe.")])
+def test_a_profile_of_a_tool_that_is_not_offered_is_an_error(wrong: str, hint: str, tmp_path: Path) -> None:
+    """With the line and the nearest tool, whatever the file is called; the control is the tool that is there."""
+    write(tmp_path, "probe.toml", MINIMAL)
+    assert list(load([tmp_path], check_example=None, tools=["probe", "other"])) == ["probe"]
+    for name in (f"{wrong}.toml", "probe.toml"):
+        (path,) = tmp_path.iterdir()
+        path.unlink()
+        write(tmp_path, name, MINIMAL.replace('"probe"', f'"{wrong}"'))
+        with pytest.raises(ProfileError) as caught:
+            load([tmp_path], check_example=None, tools=["probe", "other"])
+        assert (caught.value.path, caught.value.line, caught.value.key) == (tmp_path / name, 1, "tool")
+        assert caught.value.reason == f'there is no tool "{wrong}"'
+        assert caught.value.fix == hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every directory")
+def test_a_folder_that_cannot_be_looked_into_is_an_error(tmp_path: Path) -> None:
+    """A profile may lie in it."""
+    (tmp_path / "folder").mkdir(mode=0)
+    with pytest.raises(ProfileError, match="folder: cannot be read"):
+        load([tmp_path], check_example=None, tools=["probe"])
 
 
 def test_a_fifo_in_the_place_of_a_profile_does_not_hang(tmp_path: Path) -> None:

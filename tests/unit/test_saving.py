@@ -59,7 +59,7 @@ print(anyio.run(main))
 
 def artifact(directory: Path, uri: str, *options: str) -> list[str]:
     """The command's arguments."""
-    return ["artifact", uri, *options, "--workspace", str(directory), "--state-dir", str(directory / "state")]
+    return ["artifact", uri, *options, "--state-dir", str(directory / "state")]
 
 
 def test_an_artifact_is_saved_whole(uri: str, tmp_path: Path) -> None:

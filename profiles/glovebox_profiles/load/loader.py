@@ -4,11 +4,12 @@ A later directory replaces whole files of an earlier one, by tool name: nothing 
 Never import ``server``: how a call is decided comes in as a function.
 """
 
+import difflib
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from glovebox_profiles.load.mistakes import RULES, first_mistake
 from glovebox_profiles.load.positions import KeyPath, ScanError, dotted, scan
 from glovebox_profiles.model import Effect, Profile, digest, digest_of
 from glovebox_sandboxes.host import permissions
+from glovebox_sandboxes.host.identity import changes_user
 
 SHIPPED = Path(__file__).parent.parent / "data"
 """The profiles that come with the package."""
@@ -28,6 +30,9 @@ MAX_FILE = 64 * 1024
 MAX_PROFILES = 256
 """Files in one directory: more is a wrong directory."""
 
+_PROFILE = re.compile(r"[^.].*\.toml")
+_ALIKE = 0.8
+"""From which ratio (``difflib``) on a name may be meant as a tool's: with two letters exchanged, or a hyphen."""
 _TOML = "See https://toml.io/en/v1.0.0."
 
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
@@ -67,41 +72,85 @@ class ProfileSet(Mapping[str, Profile]):
         return self._sources[tool]
 
 
-def load(directories: Sequence[Path], *, check_example: CheckExample | None) -> ProfileSet:
+def load(
+    directories: Sequence[Path], *, check_example: CheckExample | None, tools: Collection[str] | None = None
+) -> ProfileSet:
     """Load every ``TOOL.toml`` of the directories; a file in a later one replaces an earlier one of the same name.
 
     Args:
-        directories: The shipped directory first, then the operator's; one that does not exist counts as empty.
+        directories: The shipped directory first, then the operator's.
         check_example: Decides the examples. None leaves them unchecked: only for reading a profile, never for serving.
+        tools: The tools on offer. None for reading alone, as above: then no profile is one of a tool that is not there.
 
     Raises:
-        ProfileError: Any file is unsafe, unreadable, wrong, or has an example that is decided otherwise.
+        ProfileError: A directory is not there, any file is unsafe, unreadable, wrong, or has an example that is decided
+            otherwise, or something may be meant as a profile that is in force and is not.
     """
-    files = {path.stem: path for directory in directories for path in profile_files(directory)}
-    profiles = {tool: read(path, check_example=check_example) for tool, path in files.items()}
+    files: dict[str, Path] = {}
+    for directory in directories:
+        files |= {path.stem: path for path in profile_files(directory)}
+        if lost := lost_profiles(directory, tools or ()):
+            raise lost[0]
+    profiles = {tool: read(path, check_example=check_example, tools=tools) for tool, path in files.items()}
     return ProfileSet(profiles, files)
 
 
+def absent(directory: Path) -> bool:
+    """Whether nobody put anything there: not even a link that leads nowhere, or what cannot be looked at."""
+    try:
+        directory.stat()
+    except FileNotFoundError:
+        return not any(each.is_symlink() and not each.exists() for each in (directory, *directory.parents))
+    except OSError:
+        return False
+    return False
+
+
+def lost_profiles(directory: Path, tools: Collection[str]) -> tuple[ProfileError, ...]:
+    """Say of each name in a directory that may be meant as a tool's profile, and is none, that it is not in force.
+
+    An operator would believe in the narrower profile that it holds. Beside the tool's own file it is a copy.
+
+    Raises:
+        ProfileError: The directory, or a folder in it, cannot be listed.
+    """
+    present = {path.stem for path in profile_files(directory)}
+    return tuple(
+        ProfileError(
+            path, None, "", f"is not in force, and may be meant as the profile of {tool}",
+            f"Make it {directory / tool}.toml, or move it away.",
+        )
+        for path in ignored(directory)
+        if (tool := _meant(path.name, tools)) and tool not in present
+    )  # fmt: skip
+
+
+def ignored(directory: Path) -> tuple[Path, ...]:
+    """Return what lies in a directory of profiles, or in a folder there that is not hidden, and is never read.
+
+    Raises:
+        ProfileError: The directory, or a folder in it, cannot be listed.
+    """
+    others = {name: folder for name, folder in _entries(directory).items() if not _PROFILE.fullmatch(name)}
+    folders = [directory / name for name, folder in others.items() if folder and not name.startswith(".")]
+    inside = [folder / name for folder in folders for name in _entries(folder, owned=False)]
+    return (*(directory / name for name in others), *inside)
+
+
+def _meant(name: str, tools: Collection[str]) -> str:
+    """The tool whose profile a file of this name may be meant to be: ``run_python.toml.bak``, ``.run-python.tml``."""
+    base = name.strip(".~#").partition(".")[0].lower()
+    close = difflib.get_close_matches(base, tools, n=1, cutoff=_ALIKE)
+    return next((tool for tool in tools if base.startswith(tool)), close[0] if close else "")
+
+
 def profile_files(directory: Path) -> tuple[Path, ...]:
-    """Return the ``*.toml`` files of a directory by name; none when there is no such directory.
+    """Return the ``*.toml`` files of a directory by name.
 
     Raises:
         ProfileError: The directory cannot be listed, is writable by others, or holds more than MAX_PROFILES.
     """
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise _unreadable(directory, error) from None
-    try:
-        _check_owner(directory, os.fstat(handle))
-        with os.scandir(handle) as entries:
-            names = sorted(entry.name for entry in entries if re.fullmatch(r"[^.].*\.toml", entry.name))
-    except OSError as error:
-        raise _unreadable(directory, error) from None
-    finally:
-        os.close(handle)
+    names = [name for name in _entries(directory) if _PROFILE.fullmatch(name)]
     if len(names) > MAX_PROFILES:
         raise ProfileError(
             directory, None, "", f"holds {len(names)} profiles, more than {MAX_PROFILES}", "Name another directory."
@@ -109,13 +158,40 @@ def profile_files(directory: Path) -> tuple[Path, ...]:
     return tuple(directory / name for name in names)
 
 
-def read(path: Path, *, check_example: CheckExample | None, any_name: bool = False) -> Profile:
+def _entries(directory: Path, *, owned: bool = True) -> dict[str, bool]:
+    """Names in a directory that nobody else can have changed or exchanged, sorted, and whether each is a folder."""
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    try:
+        if owned:
+            _check_owner(directory, os.fstat(handle))
+            # As for the runtime: nor can root's server be led to a directory that somebody else can exchange.
+            above = permissions.flaw_above(directory.absolute()) if changes_user() and directory != SHIPPED else None
+            if above is not None:
+                raise _changeable(*above)
+        with os.scandir(handle) as entries:
+            return dict(sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries))
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    finally:
+        os.close(handle)
+
+
+def read(
+    path: Path, *, check_example: CheckExample | None, tools: Collection[str] | None = None, any_name: bool = False
+) -> Profile:
     """Read one profile file; its name must be the tool's with ``.toml``, unless ``any_name`` (to compare versions).
 
     Raises:
         ProfileError: As for ``load``.
     """
     profile, lines = _parse(_read_bytes(path), path)
+    if tools is not None and profile.tool not in tools:
+        close = difflib.get_close_matches(profile.tool, tools, n=1)
+        hint = f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(sorted(tools))}."
+        raise ProfileError(path, lines.get(("tool",)), "tool", f'there is no tool "{profile.tool}"', hint)
     if profile.tool != path.stem and not any_name:
         raise ProfileError(
             path, lines.get(("tool",)), "tool", f'is "{profile.tool}" in a file named {path.name}',
@@ -214,9 +290,12 @@ def _read_bytes(path: Path) -> bytes:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     found = permissions.flaw(status)
     if found is not None:
-        problem, command = found
-        hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
-        raise ProfileError(path, None, "", problem, hint)
+        raise _changeable(path, *found)
+
+
+def _changeable(path: Path, problem: str, command: str) -> ProfileError:
+    hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
+    return ProfileError(path, None, "", problem, hint)
 
 
 def _unreadable(path: Path, error: OSError) -> ProfileError:

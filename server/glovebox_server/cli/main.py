@@ -265,13 +265,12 @@ def profiles_explain(settings: Settings, tool: str, as_json: bool) -> None:
 @_directories
 def profiles_check(settings: Settings, paths: tuple[Path, ...], as_json: bool) -> None:
     """Load profiles and run their examples: yours and the shipped ones, or the given files and directories."""
-    from glovebox_profiles.load.loader import SHIPPED  # noqa: PLC0415 - see the module's header
-    from glovebox_server.app import check_example  # noqa: PLC0415 - see the module's header
+    from glovebox_server.app import check_example, profile_directories  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli import profiles as commands  # noqa: PLC0415 - see the module's header
+    from glovebox_server.tools import TOOLS  # noqa: PLC0415 - see the module's header
 
-    own = [settings.profiles_dir] if settings.profiles_dir.exists() else []
-    checked = list(paths) or [SHIPPED, *own]
-    sys.exit(commands.check(checked, _out, check_example=check_example, as_json=as_json))
+    checked = list(paths) or profile_directories(settings)
+    sys.exit(commands.check(checked, _out, check_example=check_example, tools=TOOLS, as_json=as_json))
 
 
 @profiles.command("diff")

@@ -5,7 +5,7 @@ Everything from a file is printed as plain text, never as terminal markup.
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,16 @@ from rich.text import Text
 from glovebox_profiles.diff import Change, diff, diff_sets
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.explain import explain, render
-from glovebox_profiles.load.loader import SHIPPED, CheckExample, ProfileSet, load, profile_files, read
+from glovebox_profiles.load.loader import (
+    SHIPPED,
+    CheckExample,
+    ProfileSet,
+    ignored,
+    load,
+    lost_profiles,
+    profile_files,
+    read,
+)  # fmt: skip
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.terminal import print_json
@@ -79,25 +88,44 @@ def explain_tool(profiles: ProfileSet, tool: str, console: Console, *, as_json: 
     return OK
 
 
-def check(paths: Sequence[Path], console: Console, *, check_example: CheckExample | None, as_json: bool = False) -> int:
-    """Load each file, and each file of each directory; print ``path:line`` and the problem of every one that fails."""
+def check(
+    paths: Sequence[Path],
+    console: Console,
+    *,
+    check_example: CheckExample | None,
+    tools: Collection[str] | None = None,
+    as_json: bool = False,
+) -> int:
+    """Load each file, and each file of each directory; print ``path:line`` and the problem of every one that fails.
+
+    What lies in a directory and is no profile is named: what may be meant as one, as an error.
+    """
     checked: list[Path] = []
     errors: list[ProfileError] = []
+    others: list[Path] = []
     for path in paths:
         try:
             files = _existing(path)
+            if path.is_dir() and path != SHIPPED:
+                errors += lost_profiles(path, tools or ())
+                others += ignored(path)
         except ProfileError as error:
             errors.append(error)
             continue
         for file in files:
             checked.append(file)
             try:
-                read(file, check_example=check_example)
+                read(file, check_example=check_example, tools=tools)
             except ProfileError as error:
                 errors.append(error)
     if as_json:
-        _json(console, {"checked": [str(path) for path in checked], "errors": [_described(each) for each in errors]})
+        paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
+        _json(console, {**paths_of, "errors": [_described(each) for each in errors]})
         return USAGE if errors else OK
+    lost = {each.path for each in errors}
+    for path in others:
+        if path not in lost:
+            _say(console, f"{path}: not read, since it is not named TOOL.toml in the directory itself", "dim")
     for each in errors:
         _say(console, str(each), "red")
     _say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
