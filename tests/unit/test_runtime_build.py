@@ -127,3 +127,18 @@ async def test_no_worker_of_a_program_outlives_its_interruption(tmp_path: Path) 
 
 def _of(place: Path) -> list[psutil.Process]:
     return [each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [""])[-1] == str(place)]
+
+
+@pytest.mark.usefixtures("short")
+async def test_the_digest_is_what_the_manifest_declares_and_setup_measures(tmp_path: Path) -> None:
+    """A file that was changed changes no digest that is signed, hence its name; the control is the next set-up."""
+    built = await runtime.build(tmp_path, lambda _: None)
+    changed = built.root / "etc/passwd"
+    changed.write_text("sandbox:x:0:0::/tmp:/nonexistent\n")
+    declared = runtime.find(tmp_path)
+    assert declared is not None
+    assert declared.digest == built.digest
+    told: list[str] = []
+    await runtime.build(tmp_path, told.append)
+    assert any("changed or removed" in each for each in told)
+    assert (tmp_path / "runtime/root/etc/passwd").read_text().startswith("sandbox:x:65532:")

@@ -195,7 +195,7 @@ class SandboxStarted(CallEvent):
     fields: tuple[Mapping[str, Any], ...] = ()
     """Field by field what was planned, measured ``inside``, seen from ``outside``, and the ``verdict``."""
     host: Mapping[str, str] | None = None
-    """Versions and digests of what the isolation is made with, as the host sees them."""
+    """Versions and digests of what the isolation is made with; receipt-fields.csv says who observed each."""
     verified: bool
     """Whether no field differs; where one does, no job was given to it."""
 

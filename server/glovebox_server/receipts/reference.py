@@ -27,6 +27,7 @@ _WHERE: Mapping[type[BaseModel], str] = {
 _SEEN_BY: Mapping[str, str] = {
     "subject[]": "broker, from the bytes that came",
     "predicate.isolation": "broker",
+    "predicate.isolation host": "see its keys",
     "predicate.isolation.fields[] inside": "guest",
     "predicate.isolation.fields[] outside": "host's kernel, or Engine",
     "predicate.outcome ended": "guest; host's kernel for memory, and broker where the guest said nothing in time",
@@ -35,6 +36,23 @@ _SEEN_BY: Mapping[str, str] = {
     "predicate.outcome usage": "see its keys",
 }
 """Part, or part and field → from whose observation it is; the broker's where nothing is said."""
+
+HOST = (
+    ("kernel", "Release of the host's kernel.", "host's kernel"),
+    (
+        "mechanism",
+        "Version of bwrap, of the Engine and runc, or of runsc.",
+        "that program, asked when the server started",
+    ),
+    (
+        "runtime_declared",
+        "Digest of the Python tree and the guest, as they were when they were built. Before, it was called `runtime`.",
+        "nobody since: the runtime's own manifest declares it",
+    ),
+    ("image", "Id of the image.", "the Engine, which derives it from the image's configuration"),
+    ("seccomp", "Digest of the policy that the filter is made of.", "broker"),
+)
+"""Keys of ``isolation.host``."""
 
 _USAGE = (
     (
@@ -64,5 +82,6 @@ def table() -> str:
                 meaning = nested.__doc__
             by = _SEEN_BY.get(f"{where} {name}") or _SEEN_BY.get(where, "broker")
             lines.writerow([where, field.alias or name, " ".join((meaning or "").replace("``", "`").split()), by])
+    lines.writerows(("predicate.isolation.host", *row) for row in HOST)
     lines.writerows(("predicate.outcome.usage", *row) for row in _USAGE)
     return text.getvalue()

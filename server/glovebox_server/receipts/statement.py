@@ -108,7 +108,7 @@ class IsolationFound(_Part):
     fields: Annotated[tuple[IsolationField, ...], _Many]
     """Field by field."""
     host: dict[str, str] = Field(default_factory=dict)
-    """Versions and digests of what the isolation is made with, as the host sees them."""
+    """Versions and digests of what the isolation is made with."""
 
 
 class Connection(_Part):
