@@ -208,11 +208,15 @@ async def _on_record(audit: AuditLog, started: ServerStarted, ended: list[str]) 
             await audit.append(ServerStopped(reason=reason, longest_stall_ms=event_loop.longest_stall_ms()))
 
 
-def rotation(settings: Settings, signer: Signs) -> Rotation:
-    """How the audit log rotates, and what of it may be removed: nothing unless a setting says so."""
+def retention(settings: Settings) -> Retention:
+    """What of the audit log may be removed: nothing unless a setting says so."""
     days, mib = settings.audit_keep_days, settings.audit_keep_mib
-    keep = Retention(seconds=None if days is None else days * 86400, bytes=None if mib is None else mib * 2**20)
-    return Rotation(signer=signer, retention=keep)
+    return Retention(seconds=None if days is None else days * 86400, bytes=None if mib is None else mib * 2**20)
+
+
+def rotation(settings: Settings, signer: Signs) -> Rotation:
+    """How the audit log rotates."""
+    return Rotation(signer=signer, retention=retention(settings))
 
 
 async def _sweep(store: ArtifactStore) -> None:

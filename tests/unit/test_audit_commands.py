@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_lines
 
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
 from glovebox_server.audit.file import LOG_NAME, LogFile
+from glovebox_server.audit.segments.rotation import Rotation
 from glovebox_server.cli import audit
 from glovebox_server.cli.main import main
 from glovebox_server.exits import UNAVAILABLE
+from glovebox_server.receipts.keys import Signer
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
 
@@ -216,3 +219,100 @@ def test_without_a_log_every_command_says_so(tmp_path: Path, command: str) -> No
     done = CliRunner().invoke(main, [*asked, "--json"])
     assert done.exit_code == UNAVAILABLE
     assert json.loads(done.stdout)["error"]["kind"] == "AuditUnavailable"
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> tuple[Path, Path]:
+    """A state directory whose log has sealed segments, and its public key."""
+    signer = Signer.load(tmp_path)
+    rotates = Rotation(signer=signer, segment_bytes=segments.SMALL)
+    file = LogFile(tmp_path / "audit", "s_1", rotates)
+    for number in range(8):
+        file.commit([draft(decided(f"c_{number}"))])
+        file.commit([draft(finished(f"c_{number}"))])
+    file.commit([draft(decided("c_new"))])
+    file.commit([draft(finished("c_new"))])
+    file.close()
+    key = tmp_path / "key.pem"
+    key.write_text(signer.public_pem())
+    return tmp_path, key
+
+
+def said(*asked: str | Path) -> tuple[int, str, str]:
+    """Run a command: exit code, standard output, and standard error on one line."""
+    done = CliRunner().invoke(main, [str(each) for each in asked])
+    return done.exit_code, done.stdout, " ".join(done.stderr.split())
+
+
+def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[Path, Path], tmp_path: Path) -> None:
+    """The whole way; with another key, a changed byte or another call it does not hold."""
+    state, key = sealed
+    code, _, words = said("audit", "prove", "c_new", "--state-dir", state)
+    assert (code, "`glovebox audit seal` seals it now" in words) == (1, True)
+    assert "Sealed segment" in said("audit", "seal", "--state-dir", state)[1]
+    assert "nothing to seal" in said("audit", "seal", "--state-dir", state)[1]
+    code, proof, _ = said("audit", "prove", "c_new", "--state-dir", state)
+    assert code == 0
+    file = tmp_path / "proof.json"
+    file.write_text(proof)
+    check = ("audit", "verify", "--proof", file, "--key", key, "--state-dir", tmp_path / "elsewhere")
+    code, text, _ = said(*check)
+    assert (code, "2 records of c_new lie in segment" in text) == (0, True)
+    told = json.loads(said(*check, "--json")[1])
+    assert (told["ok"], [each["kind"] for each in told["records"]]) == (True, ["call.decided", "call.finished"])
+    file.write_text(proof.replace("12.5", "99.5"))
+    code, text, _ = said(*check)
+    assert (code, "The proof does not hold: record 2 of segment" in text) == (1, True)
+    assert json.loads(said(*check, "--json")[1])["ok"] is False
+    other = tmp_path / "other.pem"
+    other.write_text(Signer.load(tmp_path / "other").public_pem())
+    file.write_text(proof)
+    code, text, _ = said("audit", "verify", "--proof", file, "--key", other)
+    assert (code, "signed with another key" in text) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        (("audit", "prove", "c_none"), 1, "No record of call c_none"),
+        (("audit", "prove", "not an id"), 2, "is not the id of a call"),
+        (("audit", "verify", "--proof", "proof.json"), 2, "--proof takes one --key"),
+        (("audit", "verify", "--proof", "proof.json", "--key", "k", "--all"), 2, "--proof takes one --key"),
+        (("audit", "verify", "--key", "/nowhere.pem"), 2, "The key /nowhere.pem cannot be used"),
+    ],
+)
+def test_what_cannot_be_proved_is_said(
+    sealed: tuple[Path, Path], asked: tuple[str, ...], code: int, words: str
+) -> None:
+    """With the exit code of each."""
+    found, out, err = said(*asked, "--state-dir", sealed[0])
+    assert (found, words in out + err) == (code, True)
+
+
+def test_verify_checks_seals_with_a_key_and_reads_what_is_new(sealed: tuple[Path, Path]) -> None:
+    """The report says which of it was done; --all reads everything again."""
+    state, key = sealed
+    verify = ("audit", "verify", "--state-dir", state)
+    assert "signatures not checked without --key" in said(*verify)[1]
+    assert "of them found whole before" in said(*verify)[1]
+    text = said(*verify, "--all")[1]
+    assert "of them found whole before" not in text
+    text = said(*verify, "--key", key)[1]
+    assert "signatures checked" in text
+    assert "of them found whole before" not in text  # not with this key
+    assert "of them found whole before" in said(*verify, "--key", key)[1]
+    other = state / "other.pem"
+    other.write_text(Signer.load(state / "other").public_pem())
+    code, text, _ = said(*verify, "--key", other)
+    assert code == 1
+    assert "segments/000001.jsonl line" in text
+    assert "signed with another key" in text
+    assert said(*verify, "--key", other, "--key", key)[0] == 0
+
+
+def test_a_missing_segment_is_named(sealed: tuple[Path, Path]) -> None:
+    """As a file, which has no line."""
+    state, _ = sealed
+    (state / "audit" / "segments" / "000001.jsonl").unlink()
+    code, text, _ = said("audit", "verify", "--state-dir", state)
+    assert (code, "segments/000001.jsonl: missing:" in text) == (1, True)

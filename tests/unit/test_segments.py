@@ -62,7 +62,7 @@ def test_the_tree_is_that_of_certificate_transparency() -> None:
         tree.add(leaf)
         assert tree.root().hex() == root
         for index in range(size):
-            way = merkle.path(hashes[:size], index)
+            way = merkle.path(merkle.levels(hashes[:size]), index)
             assert merkle.root_of(hashes[index], index, size, way) == tree.root()
             for wrong in range(-1, size + 1):
                 if wrong != index:

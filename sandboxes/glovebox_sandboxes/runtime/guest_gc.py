@@ -42,25 +42,42 @@ def remove(data: Path, current: Path) -> int:
         data: the data directory.
         current: the guest of this version, which stays.
     """
-    found = [path for pattern in _PATTERNS for path in data.glob(pattern) if path != current]
-    return sum(_remove(path) for path in found)
+    return sum(_remove(path) for path in _others(data, current))
+
+
+def removable(data: Path, current: Path) -> list[Path]:
+    """What ``remove`` would remove now; nothing is changed."""
+    found = []
+    for path in _others(data, current):
+        with suppress(OSError), _unused(path):
+            found.append(path)
+    return found
+
+
+def _others(data: Path, current: Path) -> list[Path]:
+    return sorted(path for pattern in _PATTERNS for path in data.glob(pattern) if path != current)
+
+
+@contextmanager
+def _unused(path: Path) -> Iterator[None]:
+    """Hold what nobody uses and what is old; raises OSError for anything else."""
+    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if time.time() - os.fstat(place).st_mtime < _OLD_SECONDS:
+            raise BlockingIOError
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(place)
 
 
 def _remove(path: Path) -> bool:
     try:
-        place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with _unused(path):
+            # Away from its name first: whoever finds a guest takes it to be whole.
+            going = path.with_name(f".building-{secrets.token_hex(8)}")
+            path.rename(going)
+            shutil.rmtree(going)
     except OSError:
-        return False  # no directory, or gone
-    try:
-        if time.time() - os.fstat(place).st_mtime < _OLD_SECONDS:
-            return False
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Away from its name first: whoever finds a guest takes it to be whole.
-        going = path.with_name(f".building-{secrets.token_hex(8)}")
-        path.rename(going)
-        shutil.rmtree(going)
-    except OSError:
-        return False  # in use, or not ours
-    finally:
-        os.close(place)
+        return False  # in use, young, not ours, or no directory
     return True

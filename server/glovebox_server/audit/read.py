@@ -223,14 +223,14 @@ def records_of(directory: Path, call_id: str) -> Iterator[Record]:
     """
     with opened(directory) as snapshot:
         for log, size in _since_call(snapshot, call_id):
-            yield from (record for record in _records_in(log, size, call_id))
+            yield from (record for record in records_in(log, size, call_id))
 
 
 def _since_call(snapshot: Snapshot, call_id: str) -> Iterator[tuple[BinaryIO, int]]:
     """The files from that in which a call begins, or else the first that knows it, to the newest."""
     first = 0
     for back, (log, size) in enumerate(snapshot.newest_first()):
-        kinds = {record.kind for record in _records_in(log, size, call_id)}
+        kinds = {record.kind for record in records_in(log, size, call_id)}
         if kinds:
             first = back + 1
         if CallDecided.kind in kinds:
@@ -247,7 +247,8 @@ def _last(numbers: Sequence[int], count: int) -> Sequence[int]:
     return numbers[len(numbers) - count :]
 
 
-def _records_in(log: BinaryIO, size: int, call_id: str) -> Iterator[Record]:
+def records_in(log: BinaryIO, size: int, call_id: str) -> Iterator[Record]:
+    """The records of a call in one file."""
     needle, start = call_id.encode(), 0
     log.seek(0)
     # Lines are parsed only where the id appears at all: parsing is what costs.

@@ -1,27 +1,31 @@
-"""What ``glovebox audit tail | show | verify | head`` do: from a directory to a console and an exit code.
+"""What the commands of ``glovebox audit`` do: from a directory to a console and an exit code.
 
 Argument parsing is the command line's business. Text from records is shown with every control and direction character
 escaped: a record may quote a hostile program, and a terminal obeys what it prints.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import anyio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.console import Console
 from rich.text import Text
 
 from glovebox_sandboxes.plural import counted
 from glovebox_server.audit import chain, read
+from glovebox_server.audit.file import LOG_NAME, LogFile
 from glovebox_server.audit.read import Line
+from glovebox_server.audit.segments import proof
 from glovebox_server.audit.verify import VerifyReport
 from glovebox_server.audit.verify import verify as verify_log
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
+from glovebox_server.receipts import dsse, keys
 
 #: Longest line of ``tail``; ``show`` has everything.
 _LINE = 400
@@ -63,7 +67,7 @@ def _any(_: Line) -> bool:
 def _of_a_call(line: Line) -> bool:
     """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
     kind = line.record.kind if line.record else ""
-    return not kind.startswith(("server.", "profile.", "pool."))
+    return not kind.startswith(("server.", "profile.", "pool.", "segment."))
 
 
 def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
@@ -100,19 +104,107 @@ def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> i
     return OK if found else FAILED
 
 
-def verify(directory: Path, console: Console, *, anchor: str | None, as_json: bool) -> int:
-    """Check the whole log, against ``SEQ:HASH`` too if given; 1 when it is not what was written."""
+def verify(
+    directory: Path,
+    console: Console,
+    *,
+    anchor: str | None,
+    key_files: Sequence[Path] = (),
+    everything: bool = False,
+    as_json: bool,
+) -> int:
+    """Check the log, against ``SEQ:HASH`` and public keys too if given; 1 when it is not what was written.
+
+    Segments that were found whole before, and are the same files, are read again only where ``everything`` is wanted.
+    """
     try:
         known = None if anchor is None else chain.parse_anchor(anchor)
-        report = verify_log(directory, known)
+        given = [_public_key(path) for path in key_files]
+        report = verify_log(directory, known, keys={dsse.key_id(key): key for key in given}, new=not everything)
     except ValueError as error:
         console.print(Text(str(error)))
         return USAGE
     if as_json:
         print_json(console.file, asdict(report), indent=None)
     else:
-        _show_report(console, report, anchored=known is not None)
+        _show_report(console, report, anchored=known is not None, signed=bool(given))
     return OK if report.ok else FAILED
+
+
+def verify_proof(file: Path, console: Console, *, public_key: Path, as_json: bool) -> int:
+    """Check an inclusion proof with a public key, and nothing else; 1 and the exact reason when it does not hold."""
+    try:
+        given = _public_key(public_key)
+    except ValueError as error:
+        console.print(Text(str(error)))
+        return USAGE
+    with file.open("rb") as opened:
+        content = opened.read(proof.MAX_BYTES + 1)
+    try:
+        proved = proof.verify(content, given, dsse.key_id(given))
+    except proof.NotAProof as problem:
+        if as_json:
+            print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
+        else:
+            console.print(Text(f"The proof does not hold: {problem}.", style="red"))
+        return FAILED
+    if as_json:
+        records = [json.loads(each.line) for each in proved.records]
+        seals = [asdict(each) for each in proved.seals]
+        told = {"ok": True, "call_id": proved.call_id, "key": proved.key_id, "records": records, "seals": seals}
+        print_json(console.file, told, indent=None)
+        return OK
+    for record in proved.records:
+        console.print(Text(f"{record.seq}  {record.time}  {record.kind}"))
+    where = ", ".join(f"{seal.segment} (sealed {seal.time})" for seal in proved.seals)
+    found = counted(len(proved.records), "record")
+    console.print(Text(f"{found} of {proved.call_id} lie in segment {where}.", style="green"))
+    console.print(Text(f"signed with key {proved.key_id}"))
+    return OK
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    """Read a public key; raises ValueError, with a sentence."""
+    try:
+        with path.open("rb") as file:
+            return keys.parse_public(file.read(keys.MAX_KEY_BYTES))
+    except (ValueError, OSError) as problem:
+        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+        raise ValueError(f"The key {path} cannot be used: {words}.") from None
+
+
+def prove(directory: Path, console: Console, err: Console, call_id: str) -> int:
+    """Print the inclusion proof of a call's records; 1 when there is none."""
+    if not chain.is_name(call_id):
+        err.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
+        return USAGE
+    try:
+        found = proof.prove(directory, call_id)
+    except proof.NotSealed:
+        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
+        err.print(Text(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"))
+        return FAILED
+    except proof.NotAProof as problem:
+        err.print(Text(f"There is no proof: {problem}."))
+        return FAILED
+    if found is None:
+        err.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
+        return FAILED
+    console.out(found.decode(), end="", highlight=False)
+    return OK
+
+
+def seal(directory: Path, console: Console, open_log: Callable[[], LogFile]) -> int:
+    """End the segment that is being written, so that what is in it can be proved."""
+    read.head(directory)  # where there is no log, none is made
+    log = open_log()
+    try:
+        number = log.seal()
+    finally:
+        log.close()
+    done = "There is nothing to seal: no record since the last seal." if number is None else f"Sealed segment {number}."
+    console.print(Text(done))
+    return OK
 
 
 def head(directory: Path, console: Console, *, as_json: bool) -> int:
@@ -177,14 +269,22 @@ def _item(value: object) -> str:
     return _cell(value)
 
 
-def _show_report(console: Console, report: VerifyReport, *, anchored: bool) -> None:
+def _show_report(console: Console, report: VerifyReport, *, anchored: bool, signed: bool) -> None:
     for problem in report.problems:
-        place = "head.json" if problem.line is None else f"line {problem.line}"
+        file = "" if problem.file == LOG_NAME and problem.line else problem.file
+        place = " ".join(filter(None, (file, f"line {problem.line}" if problem.line else "")))
         console.print(Text(f"{place}: {problem.kind}: {printable(problem.detail)}", style="red"))
     if report.omitted:
         console.print(Text(f"and {counted(report.omitted, 'more problem')}", style="red"))
     verdict = "whole" if report.ok else "NOT what was written"
     against = "with the anchor" if anchored else "without an anchor, so a log put back as a whole is not seen"
     found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
+    if report.known:
+        found += f", {report.known} of them found whole before (--all reads them again)"
+    if report.segments:
+        checked = "signatures checked" if signed else "signatures not checked without --key"
+        found += f", {counted(report.segments, 'sealed segment')} ({checked})"
+    if report.removed:
+        found += f", segments up to {report.removed} removed on record"
     console.print(Text(f"{found}, the log is {verdict} ({against})."))
     console.print(Text(f"head {report.head.seq}:{report.head.hash}"))

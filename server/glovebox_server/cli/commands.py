@@ -1,24 +1,30 @@
 """What the commands of the command line do, apart from words and options. Each returns an exit code."""
 
 import os
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import anyio
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text as Plain
 
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import guest_gc, runtime, trial
 from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
+from glovebox_server.audit.file import LogFile
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.printable import LAYOUT, printable
+from glovebox_server.receipts.keys import Signer
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import WorkspaceRefused
@@ -193,6 +199,35 @@ def client_config(settings: Settings, out: Console, *, transport: str, host: str
     )
     out.print(text, markup=False, highlight=False)
     return OK
+
+
+def clean(settings: Settings, out: Console, *, dry_run: bool, as_json: bool) -> int:
+    """Remove what is of no use any more, or only show it; see ``glovebox clean``."""
+    from glovebox_server.upkeep import clean as cleaning  # noqa: PLC0415 - only here
+
+    kept = apps.retention(settings)
+    items = cleaning.look(settings, kept) if dry_run else cleaning.clean(settings, kept, partial(audit_log, settings))
+    total = sum(item.bytes for item in items)
+    if as_json:
+        print_json(out.file, {"removed": not dry_run, "bytes": total, "items": [asdict(item) for item in items]})
+        return OK
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("kind", "name", "bytes", "why"):
+        table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
+    for item in items:
+        table.add_row(item.kind, Plain(item.name), str(item.bytes), item.why)
+    if items:
+        out.print(table)
+    words = "would be removed" if dry_run else "removed"
+    out.print(Plain(f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {words}."))
+    return OK
+
+
+def audit_log(settings: Settings) -> LogFile:
+    """The audit log, opened to write to it without serving anybody."""
+    owner = new_owner()
+    rotates = apps.rotation(settings, Signer.load(settings.state_dir))
+    return LogFile(settings.state_dir / "audit", f"g{owner.pid}-{owner.started}", rotates)
 
 
 def _given(settings: Settings, *names: str) -> list[str]:

@@ -132,6 +132,7 @@ class _Group(click.Group):
     group_class = type  # click: of the same class
 
 
+_file = click.Path(path_type=Path, dir_okay=False)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -224,6 +225,17 @@ def artifact(settings: Settings, uri: str, output: Path | None) -> None:
     from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.artifact(settings, _err, uri=uri, output=output))
+
+
+@main.command()
+@click.option("--dry-run", is_flag=True, help="Show it, and remove nothing.")
+@_json_option
+@_directories
+def clean(settings: Settings, dry_run: bool, as_json: bool) -> None:
+    """Remove what is of no use any more: expired artifacts, leftovers of killed servers, what retention gives up."""
+    from glovebox_server.cli import commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.clean(settings, _out, dry_run=dry_run, as_json=as_json))
 
 
 @main.group()
@@ -323,13 +335,49 @@ def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
 
 @audit.command("verify")
 @click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
+@click.option("--key", "keys", multiple=True, type=_file, help="A public key: check the signature of each seal too.")
+@click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
+@click.option("--proof", type=_file, help="Check this inclusion proof instead, with --key and nothing else.")
 @_json_option
 @_directories
-def audit_verify(settings: Settings, anchor: str | None, as_json: bool) -> None:
-    """Check every record; names the line where something was changed, removed, added or reordered."""
+def audit_verify(
+    settings: Settings,
+    *,
+    anchor: str | None,
+    keys: tuple[Path, ...],
+    everything: bool,
+    proof: Path | None,
+    as_json: bool,
+) -> None:
+    """Check the log; names the line where something was changed, removed, added or reordered."""
     from glovebox_server.cli import audit as commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.verify(_log(settings), _out, anchor=anchor, as_json=as_json))
+    if proof is not None:
+        if anchor is not None or everything or len(keys) != 1:
+            raise click.UsageError("--proof takes one --key, the server's public key, and neither --anchor nor --all.")
+        sys.exit(commands.verify_proof(proof, _out, public_key=keys[0], as_json=as_json))
+    log = _log(settings)
+    sys.exit(commands.verify(log, _out, anchor=anchor, key_files=keys, everything=everything, as_json=as_json))
+
+
+@audit.command("prove")
+@click.argument("call_id", metavar="CALL")
+@_directories
+def audit_prove(settings: Settings, call_id: str) -> None:
+    """Print the inclusion proof of one call: its records, and that they lie in a sealed segment, as JSON."""
+    from glovebox_server.cli import audit as commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.prove(_log(settings), _out, _err, call_id))
+
+
+@audit.command("seal")
+@_directories
+def audit_seal(settings: Settings) -> None:
+    """End the segment that is being written, so that its calls can be proved."""
+    from glovebox_server.cli import audit as commands  # noqa: PLC0415 - see the module's header
+    from glovebox_server.cli.commands import audit_log  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.seal(_log(settings), _out, lambda: audit_log(settings)))
 
 
 @audit.command("head")

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import Head
 from glovebox_server.audit.events import ReceiptSigned
+from glovebox_server.audit.segments.files import LOG_NAME
 from glovebox_server.audit.verify import verify as verify_log
 from glovebox_server.receipts import dsse, statement
 from glovebox_server.receipts.dsse import NotAReceipt
@@ -60,7 +61,9 @@ def _place(found: Statement, digest: str, audit: Path) -> None:
     position, call = found.predicate.audit, found.predicate.call
     report = verify_log(audit, Head(seq=position.seq, hash=position.hash))
     for problem in report.problems:
-        where = "head.json" if problem.line is None else f"line {problem.line}"
+        where = problem.file if problem.line is None else f"line {problem.line}"
+        if problem.line is not None and problem.file != LOG_NAME:
+            where = f"{problem.file} {where}"
         if problem.kind == "anchor":
             reason = f"its place in the audit log does not match: the log holds no record {position.seq} with its hash"
             raise NotAReceipt(f"{reason} ({where}: {problem.detail})")

@@ -7,9 +7,6 @@ can be given out as the other.
 import hashlib
 from collections.abc import Sequence
 
-#: Longest audit path: more leaves than any file holds.
-MAX_PATH = 64
-
 
 def leaf_hash(content: bytes) -> bytes:
     """The hash of one leaf."""
@@ -48,22 +45,25 @@ class Tree:
         return found
 
 
-def _root(leaves: Sequence[bytes]) -> bytes:
-    tree = Tree()
-    for leaf in leaves:
-        tree.add(leaf)
-    return tree.root()
+def levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """All nodes of a tree, from these leaves to its root: pairs become one, and what has no neighbour moves up."""
+    found = [list(leaves)]
+    while len(found[-1]) > 1:
+        below = found[-1]
+        above = [_node_hash(left, right) for left, right in zip(below[::2], below[1::2], strict=False)]
+        found.append(above + below[len(above) * 2 :])
+    return found
 
 
-def path(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """The audit path of one of these leaves, from its neighbour up."""
-    if len(leaves) == 1:
-        return []
-    # The largest power of two smaller than the number of leaves.
-    half = 1 << ((len(leaves) - 1).bit_length() - 1)
-    if index < half:
-        return [*path(leaves[:half], index), _root(leaves[half:])]
-    return [*path(leaves[half:], index - half), _root(leaves[:half])]
+def path(tree: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
+    """The audit path of one leaf in a tree as ``levels`` gives it, from its neighbour up."""
+    way = []
+    for level in tree[:-1]:
+        neighbour = index ^ 1
+        if neighbour < len(level):
+            way.append(level[neighbour])
+        index //= 2
+    return way
 
 
 def root_of(leaf: bytes, index: int, size: int, way: Sequence[bytes]) -> bytes | None:

@@ -1,0 +1,1 @@
+"""What ``glovebox clean`` removes from the state and data directories."""

@@ -1,0 +1,152 @@
+"""What lies in the state and data directories and is of no use any more, and its removal; what is in use is left alone.
+
+Each kind is found by looking, with the locks that its owner takes: nothing is changed by a look. Leftovers of sandboxes
+are not here: a killed server's janitor has removed them.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from glovebox_sandboxes.runtime import guest_gc, runtime
+from glovebox_server.artifacts import record
+from glovebox_server.artifacts.disk import Disk
+from glovebox_server.audit import writers
+from glovebox_server.audit.file import LogFile
+from glovebox_server.audit.segments import files, rotation
+from glovebox_server.audit.segments.rotation import Retention
+from glovebox_server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One thing that can go."""
+
+    kind: str
+    """``artifact``, ``upload``, ``server``, ``segment`` or ``guest``."""
+    name: str
+    """Its path, below the state directory or the data directory."""
+    bytes: int
+    why: str
+    """In a few words."""
+
+
+def look(settings: Settings, retention: Retention) -> list[Item]:
+    """Everything that can go now, by what it is and its name; changes nothing. Raises OSError."""
+    state, data = settings.state_dir, settings.data_dir
+    items = [*_artifacts(state / "artifacts"), *_servers(state / "audit"), *_segments(state / "audit", retention)]
+    found = runtime.find(data)
+    if found is not None:  # else nothing says which guest is this version's
+        why = "of another version, and not in use"
+        unused = guest_gc.removable(data, found.guest)
+        items += [Item(kind="guest", name=path.name, bytes=_size(path), why=why) for path in unused]
+    return items
+
+
+def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFile]) -> list[Item]:
+    """Remove what ``look`` finds, and return what is gone of it.
+
+    Args:
+        settings: where things are.
+        retention: what may go of the log.
+        open_log: opens the log, with that retention; only called where something in it is to be done.
+
+    Raises:
+        ArtifactsUnavailable, AuditUnavailable: a directory cannot be changed; what was removed before that is gone.
+    """
+    before = look(settings, retention)
+    kinds = {item.kind for item in before}
+    if kinds & {"artifact", "upload"}:
+        disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
+        try:
+            disk.start(datetime.now(UTC))  # a store that opens clears away what can go
+        finally:
+            disk.stop()
+    if kinds & {"server", "segment"}:
+        log = open_log()  # so does a log
+        try:
+            log.retain()
+        finally:
+            log.close()
+    found = runtime.find(settings.data_dir)
+    if found is not None:
+        guest_gc.remove(settings.data_dir, found.guest)
+    left = {(item.kind, item.name) for item in look(settings, retention)}
+    return [item for item in before if (item.kind, item.name) not in left]
+
+
+def _artifacts(root: Path) -> Iterator[Item]:
+    now = datetime.now(UTC)
+    for folder in _folders(root / "items"):
+        name, size = f"artifacts/items/{folder.name}", _size(folder)
+        try:
+            kept = record.decode((folder / "record.json").read_bytes()[: 1 << 16])
+        except (OSError, ValueError):
+            yield Item(kind="artifact", name=name, bytes=size, why="damaged")
+            continue
+        if record.expired(kept, now):
+            yield Item(kind="artifact", name=name, bytes=size, why="expired")
+    for folder in _folders(root / "incoming"):
+        if not _in_use(folder):
+            yield Item(kind="upload", name=f"artifacts/incoming/{folder.name}", bytes=_size(folder), why=_GONE)
+
+
+_GONE = "its server is gone"
+_NAMES = 2
+"""An artifact's content has a second name among the blobs, which goes with it; with more it is another's too."""
+
+
+def _servers(audit: Path) -> Iterator[Item]:
+    for path in sorted((audit / writers.DIRECTORY).glob("*.json")):
+        if not _in_use(path):
+            with contextlib.suppress(FileNotFoundError):
+                size = path.lstat().st_size
+                yield Item(kind="server", name=f"audit/{writers.DIRECTORY}/{path.name}", bytes=size, why=_GONE)
+
+
+def _segments(audit: Path, retention: Retention) -> Iterator[Item]:
+    try:
+        current = (audit / files.LOG_NAME).lstat().st_size
+    except FileNotFoundError:
+        current = 0
+    for each, reason in rotation.removable(audit, retention, current=current):
+        name = f"audit/{files.name(each.number)}"
+        why = "older than is kept" if reason == "age" else "the log is larger than is kept"
+        yield Item(kind="segment", name=name, bytes=each.size, why=why)
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+    except FileNotFoundError:
+        return []
+
+
+def _size(place: Path) -> int:
+    """Bytes that go with it: of a file with another name elsewhere, none."""
+    total = 0
+    for folder, _, names in os.walk(place):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = (Path(folder) / name).lstat()
+                total += found.st_size if found.st_nlink <= _NAMES else 0
+    return total
+
+
+def _in_use(place: Path) -> bool:
+    """Whether a living process holds its lock; a shared one, so that two who look do not see each other."""
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return True  # gone, or nothing of ours
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,75 @@
+"""Every byte of an inclusion proof counts, and no bytes crash its reader."""
+
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from tests.fixtures import segments
+
+from glovebox_server.audit.segments import merkle, proof
+from glovebox_server.audit.segments.proof import NotAProof
+from glovebox_server.receipts import dsse
+
+KEY_ID = dsse.key_id(segments.PUBLIC)
+
+
+def _made() -> bytes:
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place) / "audit"
+        segments.fill(directory, 8, size=4000)
+        content = proof.prove(directory, "c_1")
+    assert content is not None
+    return content
+
+
+PROOF = _made()
+
+
+def test_the_untouched_proof_holds() -> None:
+    """Control for everything below."""
+    assert len(proof.verify(PROOF, segments.PUBLIC, KEY_ID).records) == 2
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, len(PROOF) - 1), st.integers(1, 255))
+def test_any_changed_byte_is_found(place: int, change: int) -> None:
+    """In the records, the paths, the seal, and between them."""
+    content = PROOF[:place] + bytes([PROOF[place] ^ change]) + PROOF[place + 1 :]
+    with pytest.raises(NotAProof):
+        proof.verify(content, segments.PUBLIC, KEY_ID)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, len(PROOF)), st.binary(max_size=40), st.integers(0, 40))
+def test_any_other_bytes_are_found(place: int, content: bytes, gone: int) -> None:
+    """Put in, taken away, or both."""
+    other = PROOF[:place] + content + PROOF[place + gone :]
+    if other != PROOF:
+        with pytest.raises(NotAProof):
+            proof.verify(other, segments.PUBLIC, KEY_ID)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_no_proof(content: bytes) -> None:
+    """The reader has one way to refuse."""
+    with pytest.raises(NotAProof):
+        proof.verify(content, segments.PUBLIC, KEY_ID)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=4), min_size=1, max_size=70), st.data())
+def test_a_tree_that_grows_is_the_tree_of_its_leaves(contents: list[bytes], data: st.DataObject) -> None:
+    """Leaf by leaf or at once: one root; each path leads to it, and with another leaf to another one."""
+    leaves = [merkle.leaf_hash(content) for content in contents]
+    tree = merkle.Tree()
+    for leaf in leaves:
+        tree.add(leaf)
+    levels = merkle.levels(leaves)
+    assert levels[-1] == [tree.root()]
+    index = data.draw(st.integers(0, len(leaves) - 1))
+    way = merkle.path(levels, index)
+    assert merkle.root_of(leaves[index], index, len(leaves), way) == tree.root()
+    assert merkle.root_of(merkle.leaf_hash(b"another"), index, len(leaves), way) != tree.root()

@@ -1,0 +1,153 @@
+"""Inclusion proofs: one call's records were in the log, shown without anybody else's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.fixtures import segments
+from tests.fixtures.audit_logs import decided, finished
+
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.events import draft
+from glovebox_server.audit.file import LogFile
+from glovebox_server.audit.segments import proof
+from glovebox_server.audit.segments.proof import NotAProof, NotSealed
+from glovebox_server.receipts import dsse
+
+KEY, KEY_ID = segments.PUBLIC, dsse.key_id(segments.PUBLIC)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A log of several sealed segments, and a call that spans two of them."""
+    place = tmp_path / "audit"
+    file = LogFile(place, "s_1", segments.rotation())
+    file.commit([draft(decided("c_long", principal="token:ours"))])
+    segments.fill(place, 12)
+    file.commit([draft(finished("c_long"))])
+    segments.fill(place, 12, first=20)
+    file.close()
+    return place
+
+
+def made(directory: Path, call_id: str) -> bytes:
+    """The proof of a call."""
+    content = proof.prove(directory, call_id)
+    assert content is not None
+    return content
+
+
+def test_a_call_is_proved_by_the_proof_and_the_key_alone(directory: Path) -> None:
+    """Its records, byte for byte, and of others nothing but hashes; also where it lies in two segments."""
+    content = made(directory, "c_long")
+    found = proof.verify(content, KEY, KEY_ID)
+    assert [record.line for record in found.records] == [each.line for each in read.records_of(directory, "c_long")]
+    assert len(found.seals) == 2
+    assert b"c_1" not in content
+    assert b"local:0" not in content
+    assert b"token:ours" in content
+
+
+def test_every_call_of_a_sealed_segment_can_be_proved(directory: Path) -> None:
+    """Whatever its place in the tree; a call that is not there has no proof."""
+    for number in range(8):
+        assert len(proof.verify(made(directory, f"c_{number}"), KEY, KEY_ID).records) == 2
+    assert proof.prove(directory, "c_none") is None
+
+
+def test_what_is_not_sealed_yet_cannot_be_proved(directory: Path) -> None:
+    """Nobody has signed it; once it is sealed it can (the control)."""
+    segments.fill(directory, 1, first=99, size=10**9)
+    with pytest.raises(NotSealed):
+        proof.prove(directory, "c_99")
+    file = LogFile(directory, "s_2", segments.rotation(10**9))
+    assert file.seal() is not None
+    file.close()
+    assert proof.verify(made(directory, "c_99"), KEY, KEY_ID).call_id == "c_99"
+
+
+def test_a_segment_that_was_changed_gives_no_proof(directory: Path) -> None:
+    """The root is not the one that was signed; the other segments do (the control)."""
+    path = directory / "segments" / "000001.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], lines[1].replace(b"run_python", b"run_pythom"), *lines[2:]]))
+    with pytest.raises(NotAProof, match="segment 1 is not what was sealed"):
+        proof.prove(directory, "c_long")
+    assert made(directory, "c_20")
+
+
+def test_another_key_proves_nothing(directory: Path) -> None:
+    """Said with both ids."""
+    other = Ed25519PrivateKey.from_private_bytes(b"\1" * 32).public_key()
+    with pytest.raises(NotAProof, match="seal 1: it was signed with another key"):
+        proof.verify(made(directory, "c_1"), other, dsse.key_id(other))
+
+
+def changed(content: bytes, change: Any) -> bytes:
+    """A proof in canonical form, with one thing in it that is not so."""
+    fields = json.loads(content)
+    change(fields)
+    return chain.canonical(fields) + b"\n"
+
+
+def record(fields: Any, place: int = 0) -> Any:
+    """One of the records in a proof."""
+    return fields["segments"][0]["records"][place]
+
+
+def swap(fields: Any) -> None:
+    """Put the records in another order."""
+    fields["segments"][0]["records"].reverse()
+
+
+LIES: dict[str, tuple[Any, str]] = {
+    "another call": (lambda x: x.update(call_id="c_2"), "record 1 of segment 1: it is another call's"),
+    "another place": (lambda x: record(x).update(index=record(x)["index"] + 1), "record 1 of segment 1: its path does"),
+    "a place beyond": (lambda x: record(x).update(index=1000), "record 1 of segment 1: its path does not lead"),
+    "a negative place": (lambda x: record(x).update(index=-1), "record 1 of segment 1: its path does not lead"),
+    "a shorter path": (lambda x: record(x)["path"].pop(), "record 1 of segment 1: its path does not lead"),
+    "a longer path": (lambda x: record(x)["path"].append("00" * 32), "record 1 of segment 1: its path does not lead"),
+    "a short node": (lambda x: record(x)["path"].__setitem__(0, "00"), "record 1 of segment 1: its path does not lead"),
+    "a node in capitals": (
+        lambda x: record(x)["path"].__setitem__(0, record(x)["path"][0].upper()),
+        "record 1 of segment 1: its path does not lead",
+    ),
+    "another record": (
+        lambda x: record(x, 1).update(record=record(x, 1)["record"].replace("12.5", "99.5")),
+        "record 2 of segment 1: its path does not lead",
+    ),
+    "no record": (lambda x: x["segments"][0].update(records=[]), "it does not have the fields"),
+    "no segment": (lambda x: x.update(segments=[]), "it does not have the fields"),
+    "a key more": (lambda x: x.update(more=1), "it does not have the fields"),
+    "a wrong index": (lambda x: record(x).update(index=True), "it does not have the fields of a record"),
+    "a record twice": (lambda x: x["segments"][0]["records"].append(record(x)), "not in the order of the log"),
+    "another order": (swap, "not in the order of the log"),
+    "a segment twice": (lambda x: x["segments"].append(x["segments"][0]), "not in the order of the log"),
+    "no seal": (lambda x: x["segments"][0].update(seal=None), "seal 1: it is not a DSSE envelope"),
+    "another type": (lambda x: x.update(type="x"), "it does not have the fields"),
+    "a newer type": (lambda x: x.update(type=proof.TYPE[:-1] + "2"), "made by a newer Glovebox"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_proof_that_lies_is_refused_with_the_place(directory: Path, name: str) -> None:
+    """Each with its reason; the proof as it was holds (the control)."""
+    content = made(directory, "c_0")
+    assert proof.verify(content, KEY, KEY_ID)
+    change, reason = LIES[name]
+    with pytest.raises(NotAProof) as caught:
+        proof.verify(changed(content, change), KEY, KEY_ID)
+    assert reason in str(caught.value)
+
+
+def test_a_receipt_is_no_seal(directory: Path) -> None:
+    """What the key signed as something else proves no segment, and neither does a removal."""
+    content = made(directory, "c_1")
+    envelope = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/call/v1"}))
+    with pytest.raises(NotAProof, match="seal 1: its statement is not https://glovebox"):
+        proof.verify(changed(content, lambda x: x["segments"][0].update(seal=envelope)), KEY, KEY_ID)
+    newer = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/segment/v2"}))
+    with pytest.raises(NotAProof, match="seal 1: made by a newer Glovebox"):
+        proof.verify(changed(content, lambda x: x["segments"][0].update(seal=newer)), KEY, KEY_ID)
