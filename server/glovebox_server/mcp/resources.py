@@ -46,6 +46,9 @@ MAX_RECORDS = 500
 #: Reads of the audit log at one time: each may scan the whole file.
 READERS = 2
 
+#: Artifacts being read at one time: each passes through memory whole, twice.
+ARTIFACT_READERS = 4
+
 #: Long-lived requests of one principal at a time; each holds a stream open.
 MAX_LISTENERS = 32
 
@@ -147,6 +150,7 @@ class Resources:
         self._stores = stores
         self._stopping = stopping
         self._readers = anyio.CapacityLimiter(READERS)
+        self._artifacts = anyio.CapacityLimiter(ARTIFACT_READERS)
         self._listeners: dict[str, int] = {}
 
     async def read(self, principal: Principal, uri: str) -> types.ReadResourceResult:
@@ -171,7 +175,7 @@ class Resources:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
-        async with self._stores.artifacts.open(uri, principal) as reader:
+        async with self._artifacts, self._stores.artifacts.open(uri, principal) as reader:
             artifact, content = reader.artifact, await reader.read(MAX_RESOURCE_BYTES)
         return types.ReadResourceResult(contents=[_contents(artifact, content)])
 
