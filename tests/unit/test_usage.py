@@ -1,5 +1,8 @@
 """What a call has spent: told as exactly as the kernel counts it, and not at all where it does not."""
 
+import errno
+import os
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from glovebox_sandboxes.contract.base import SandboxStats
+from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy, detect
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session import run as running
@@ -115,6 +119,42 @@ def test_a_control_group_tells_processor_time_where_it_counts_it(
         (tmp_path / "s1" / file).write_text(content)
     (tmp_path / "s1" / "memory.events").write_text("oom_kill 0\n")
     assert group.stats() == SandboxStats(cpu_seconds=seconds)
+
+
+async def test_a_count_that_cannot_be_read_for_a_while_is_watched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the server has no descriptor left for a moment: the limit holds after it."""
+
+    class Unread(Counted):
+        def cpu_seconds(self) -> float | None:
+            found = super().cpu_seconds()
+            if found == -1:
+                raise SandboxUnavailable("Reading cpu.stat", "Too many open files", "")
+            return found
+
+    monkeypatch.setattr(running, "LOOK_SECONDS", 0.0)
+    link = Told()
+    with watch(Unread(1.0, -1.0, -1.0, 4.0), link):
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+    assert link.stopped == ["processor"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV, errno.EACCES, errno.EIO, errno.EMFILE])
+def test_only_what_is_not_there_counts_as_missing(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count that cannot be read is no count of nothing: a limit would go unnoticed, and the record misstate."""
+    group = Cgroup(Hierarchy(version=2, parents=(tmp_path,)), "s1", {})
+
+    def refuse(path: str, flags: int) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    if number in (errno.ENOENT, errno.ENODEV):
+        assert group.cpu_seconds() is None
+        assert group.stats() == SandboxStats()
+    else:
+        for reading in (group.cpu_seconds, group.stats):
+            with pytest.raises(SandboxUnavailable, match=re.escape(os.strerror(number))):
+                reading()
 
 
 def test_one_is_counted_as_one() -> None:

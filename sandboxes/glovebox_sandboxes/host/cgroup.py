@@ -4,6 +4,7 @@ A group exists before its sandbox and is gone after it. Groups whose server died
 See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1/memory.html.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Mapping
@@ -354,15 +355,23 @@ def processor_seconds(group: str) -> float | None:
 
 
 def text(path: str) -> str | None:
-    """What a small file of a group says; None where there is no such file, or no group any more."""
+    """What a small file of a group says; None where there is no such file, or no group any more.
+
+    Raises:
+        SandboxUnavailable: it is there and cannot be read, so what it limits or counts is not known.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, _STATISTIC_BYTES).decode().strip()
         finally:
             os.close(descriptor)
-    except OSError:
-        return None
+    except OSError as problem:
+        if problem.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: of a group that was removed while it was open
+            return None
+        words = problem.strerror or str(problem)
+        fix = "Let the server read it, or run it where control groups are not mounted."
+        raise SandboxUnavailable(f"Reading {path}", words, fix) from problem
 
 
 def fields(path: str) -> dict[str, int]:

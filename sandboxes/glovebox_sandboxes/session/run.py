@@ -190,7 +190,11 @@ class _Processor:
         self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        found = self._sandbox.cpu_seconds()
+        try:
+            found = self._sandbox.cpu_seconds()
+        except SandboxUnavailable:
+            self._again()  # where it still cannot be read at the end, the call ends in that
+            return
         if found is None or self._before is None:
             return
         self._last = found
