@@ -66,10 +66,12 @@ def list_profiles(profiles: ProfileSet, console: Console, *, as_json: bool = Fal
 
 
 def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = False) -> int:
-    """Print the effective profile, every default filled in: as TOML that loads to the same digest, or as JSON."""
-    profile = _find(profiles, tool, console, as_json=as_json)
-    if profile is None:
-        return USAGE
+    """Print the effective profile, every default filled in: as TOML that loads to the same digest, or as JSON.
+
+    Raises:
+        ProfileError: there is none for this tool.
+    """
+    profile = _find(profiles, tool)
     if as_json:
         described = {"digest": profiles.digest_for(tool), "source": str(profiles.source(tool))}
         return _json(console, {**described, "profile": effective(profile)})
@@ -78,10 +80,12 @@ def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = F
 
 
 def explain_tool(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = False) -> int:
-    """Print in plain words what one tool may do."""
-    profile = _find(profiles, tool, console, as_json=as_json)
-    if profile is None:
-        return USAGE
+    """Print in plain words what one tool may do.
+
+    Raises:
+        ProfileError: there is no profile for it.
+    """
+    profile = _find(profiles, tool)
     if as_json:
         return _json(console, {"tool": tool, "sections": [asdict(section) for section in explain(profile)]})
     _say(console, render(profile))
@@ -137,12 +141,11 @@ def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, a
 
     Directories are compared as they would be in force, over the shipped profiles: taking a narrow file out of one
     brings the shipped one back, and that can be a widening.
+
+    Raises:
+        ProfileError: one does not load, or they cannot be compared.
     """
-    try:
-        changes = _changes(a, b, shipped)
-    except ProfileError as error:
-        _fail(console, error, as_json=as_json)
-        return USAGE
+    changes = _changes(a, b, shipped)
     widened = any(change.direction == "widening" for found in changes.values() for change in found)
     if as_json:
         tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
@@ -211,24 +214,12 @@ def _existing(path: Path) -> tuple[Path, ...]:
     return (path,)
 
 
-def _find(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool) -> Profile | None:
+def _find(profiles: ProfileSet, tool: str) -> Profile:
     if tool in profiles:
         return profiles[tool]
     close = difflib.get_close_matches(tool, profiles, n=1)
     hint = f'Did you mean "{close[0]}"?' if close else f"There are: {', '.join(profiles)}."
-    error = {"tool": tool, "problem": "there is no profile for this tool, so every call of it is refused", "hint": hint}
-    if as_json:
-        _json(console, {"errors": [error]})
-    else:
-        _say(console, f"{tool}: {error['problem']}. {hint}", "red")
-    return None
-
-
-def _fail(console: Console, error: ProfileError, *, as_json: bool) -> None:
-    if as_json:
-        _json(console, {"errors": [_described(error)]})
-    else:
-        _say(console, str(error), "red")
+    raise ProfileError(tool, None, "", "there is no profile for this tool, so every call of it is refused", hint)
 
 
 def _described(error: ProfileError) -> dict[str, Any]:
