@@ -218,8 +218,8 @@ def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def fake_app(directory: Path) -> AsyncIterator[FakeApp]:
-    """Open an app on an audit log in ``directory``."""
+async def fake_app(directory: Path, *, shared: bool = False) -> AsyncIterator[FakeApp]:
+    """Open an app on an audit log in ``directory``; ``shared`` as the real one over HTTP."""
     async with AuditLog.open(directory / "audit", "s_test") as audit:
         store = ArtifactStore(
             directory / "artifacts",
@@ -230,7 +230,7 @@ async def fake_app(directory: Path) -> AsyncIterator[FakeApp]:
         )
         async with store:
             yield FakeApp(
-                broker=WaitingBroker(audit=audit, artifacts=store),
+                broker=WaitingBroker(audit=audit, artifacts=store, admission=Admission(shared=shared)),
                 audit=audit,
                 settings=Places(state_dir=directory),
                 artifacts=store,
