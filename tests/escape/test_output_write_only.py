@@ -135,7 +135,7 @@ ALLOWED = {
     ),
     "shared memory": "open('/dev/shm/x', 'w+').write('x'); os.unlink('/dev/shm/x')",
     "run programs": "subprocess.run(['/bin/true'], check=True)",
-    "database in scratch": "sqlite3.connect('/tmp/x.db').execute('create table t(a)')",
+    "database in scratch": "sqlite3.connect('file:/tmp/x.db?vfs=unix-dotfile', uri=True).execute('create table t(a)')",
     "signal a child": "os.kill(subprocess.Popen(['/bin/sleep', '60']).pid, signal.SIGKILL); os.wait()",
     "signal itself": "os.kill(os.getpid(), 0)",
     "pipes": "os.read(0, 0); r, w = os.pipe(); open('/proc/self/fd/%d' % w, 'w')",
