@@ -3,16 +3,24 @@
 ``tests/fixtures/earlier_log`` was written before the packages had their names: a call that ran, one that was refused.
 """
 
+import base64
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.fixtures import segments
 
+from glovebox_server.audit import chain
 from glovebox_server.audit.events import ServerStopped
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.verify import verify
 from glovebox_server.receipts import verify as receipts
+from glovebox_server.receipts.dsse import NotAReceipt
 from glovebox_server.receipts.keys import parse_public
+from glovebox_server.receipts.names import PREDICATE_TYPE
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "earlier_log"
 
@@ -49,3 +57,26 @@ def test_an_earlier_receipt_verifies(audit: Path) -> None:
     key = parse_public((KEPT / "key.pub").read_bytes())
     found = receipts.verify((KEPT / "receipt.json").read_bytes(), key, audit)
     assert found.statement.predicate.outcome.kind == "call.finished"
+
+
+def signed(change: Callable[[dict[str, Any]], None]) -> bytes:
+    """The earlier receipt's statement with a change, signed with a key of our own."""
+    payload = json.loads(base64.b64decode(json.loads((KEPT / "receipt.json").read_bytes())["payload"]))
+    change(payload)
+    return chain.canonical(segments.SIGNER.sign(json.dumps(payload).encode()))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: x.update(predicateType=PREDICATE_TYPE[:-1] + "2"), r"made by a newer Glovebox \(https://glovebox"),
+        (lambda x: x["predicate"].update(later=1), "made by a newer Glovebox, that says predicate.later"),
+        (lambda x: x["predicate"].pop("call"), "cannot be read by this version: predicate.call"),
+        (lambda x: x.update(predicateType=PREDICATE_TYPE[:-1] + "0"), "cannot be read by this version: predicateType"),
+    ],
+)
+def test_a_receipt_of_a_later_version_is_refused_as_such(change: Callable[[Any], None], reason: str) -> None:
+    """A later type, or a field that is not known; as it was it holds (the control)."""
+    assert receipts.verify(signed(lambda _: None), segments.PUBLIC)
+    with pytest.raises(NotAReceipt, match=reason):
+        receipts.verify(signed(change), segments.PUBLIC)

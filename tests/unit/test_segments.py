@@ -290,6 +290,16 @@ def test_retention_by_size_removes_the_oldest_until_it_fits(directory: Path, mon
     assert retain(directory, bytes=20_000) == []
 
 
+def test_so_many_segments_go_at_once_and_the_others_next(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their records are one write, which a crash must not make too long to be told from tampering."""
+    monkeypatch.setattr("glovebox_server.audit.file._MAX_REMOVED_AT_ONCE", 3)
+    segments.fill(directory, 20)
+    make_old(monkeypatch)
+    assert retain(directory, seconds=1.0) == [1, 2, 3]
+    assert retain(directory, seconds=1.0) == [4, 5, 6]
+    assert verify(directory, keys=segments.KEYS).problems == ()
+
+
 def test_retention_leaves_what_is_young(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that began in it may be under way: not in the first hour, whatever the settings say."""
     segments.fill(directory, 20)

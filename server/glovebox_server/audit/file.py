@@ -48,6 +48,9 @@ MAX_TORN_BYTES = 8 << 20
 #: ``call.lost`` records in one write: far below ``MAX_TORN_BYTES``.
 _MAX_LOST_AT_ONCE = 256
 
+#: Segments that go at once, each with its record: far below ``MAX_TORN_BYTES`` too. Others go the next time.
+_MAX_REMOVED_AT_ONCE = 1024
+
 #: How much the log grows before a rotation that failed is tried again.
 _AGAIN_BYTES = 1 << 20
 
@@ -371,7 +374,8 @@ class LogFile:
             for writer in gone:
                 writer.close(remove=False)
         current = self._tail.size - self._start.before.size
-        going = rotation.removable(self._directory, self._rotation.retention, current=current, needed=needed)
+        wanted = rotation.removable(self._directory, self._rotation.retention, current=current, needed=needed)
+        going = wanted[:_MAX_REMOVED_AT_ONCE]
         if not going:
             return []
         said = [

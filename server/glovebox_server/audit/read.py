@@ -6,9 +6,10 @@ The log is its sealed segments and ``audit.jsonl``; one that retention removes w
 
 import contextlib
 import fcntl
+import itertools
 import os
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -217,34 +218,21 @@ def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
 
 
 def records_of(directory: Path, call_id: str) -> Iterator[Record]:
-    """Yield the records of one call, from the newest segment that holds its beginning on; raises like ``opened``.
+    """Yield the records of one call, looking from the newest segment back to its beginning; raises like ``opened``.
 
     The first is its ``call.decided``, which names the principal: whoever shows them to a client checks that first.
     """
     with opened(directory) as snapshot:
-        for log, size in _since_call(snapshot, call_id):
-            yield from (record for record in records_in(log, size, call_id))
-
-
-def _since_call(snapshot: Snapshot, call_id: str) -> Iterator[tuple[BinaryIO, int]]:
-    """The files from that in which a call begins, or else the first that knows it, to the newest."""
-    first = 0
-    for back, (log, size) in enumerate(snapshot.newest_first()):
-        kinds = {record.kind for record in records_in(log, size, call_id)}
-        if kinds:
-            first = back + 1
-        if CallDecided.kind in kinds:
-            break
-    if first > (snapshot.log is not None):
-        for number in _last(snapshot.sealed, first - (snapshot.log is not None)):
-            with contextlib.suppress(FileNotFoundError), snapshot.segment(number) as found:
-                yield found
-    if snapshot.log is not None and first > 0:
-        yield snapshot.log, snapshot.size
-
-
-def _last(numbers: Sequence[int], count: int) -> Sequence[int]:
-    return numbers[len(numbers) - count :]
+        holding: list[int] = []
+        for back, (log, size) in enumerate(snapshot.newest_first()):
+            kinds = {record.kind for record in records_in(log, size, call_id)}
+            if kinds:
+                holding.insert(0, back)
+            if CallDecided.kind in kinds:
+                break
+        for back in holding:
+            for log, size in itertools.islice(snapshot.newest_first(), back, back + 1):
+                yield from records_in(log, size, call_id)
 
 
 def records_in(log: BinaryIO, size: int, call_id: str) -> Iterator[Record]:

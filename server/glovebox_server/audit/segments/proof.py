@@ -20,6 +20,7 @@ from glovebox_server.audit.read import Snapshot
 from glovebox_server.audit.segments import merkle
 from glovebox_server.audit.segments.rotation import leaf
 from glovebox_server.audit.segments.statements import NotAStatement, Seal, signed
+from glovebox_server.receipts.names import is_newer
 
 TYPE = "https://glovebox.dev/inclusion-proof/v1"
 """A name: nothing is fetched from there. It changes when a field changes its meaning."""
@@ -144,8 +145,8 @@ def _fields(content: bytes) -> Mapping[str, Any]:
         kind = fields["type"]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise NotAProof("it is not an inclusion proof") from None
-    if isinstance(kind, str) and kind != TYPE and kind.startswith(TYPE.removesuffix("1")):
-        raise NotAProof(f"made by a newer Glovebox ({kind[:80]!a}): upgrade to check it")
+    if is_newer(kind, TYPE):
+        raise NotAProof(f"made by a newer Glovebox ({kind}): upgrade to check it")
     if not same:
         raise NotAProof("it is not in canonical form, so it was changed or written by something else")
     shaped = (

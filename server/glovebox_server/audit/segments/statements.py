@@ -15,7 +15,7 @@ from glovebox_server.audit import chain
 from glovebox_server.audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_server.receipts import dsse
 from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.names import STATEMENT_TYPE
+from glovebox_server.receipts.names import STATEMENT_TYPE, is_newer
 
 
 class Signs(Protocol):
@@ -72,9 +72,8 @@ class _Statement:
         try:
             fields = json.loads(payload)
             kind = fields["predicateType"]
-            family = cls.predicate_type.rpartition("/")[0] + "/v"
-            if isinstance(kind, str) and kind != cls.predicate_type and kind.startswith(family):
-                raise NotAStatement(f"made by a newer Glovebox ({ascii(kind)[1:80]}): upgrade to read it")
+            if is_newer(kind, cls.predicate_type):
+                raise NotAStatement(f"made by a newer Glovebox ({kind}): upgrade to read it")
             root = "sha256:" + fields["subject"][0]["digest"]["sha256"]
             told = fields["predicate"]
             typed = all(type(value) is (int if name in _NUMBERS else str) for name, value in told.items())
