@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-MAX_NODES = 32_768
-"""Values and keys of one text: reading it takes less than 20 ms, a fifth of which most take. A search's longest answer
-has 23,000; a program and a table in a text are one each."""
+MAX_NODES = 8_192
+"""Values and keys of one text. All that is made of it before somebody refuses it takes less than 20 ms; a request has
+some 20, a program or a table in a text is one."""
+MAX_LISTED = 32_768
+"""The same where sound texts are long lists: a search's longest answer has 23,000, a head full of headers 25,000."""
 MAX_DEPTH = 64
 """Arrays and objects inside each other. MCP requests need about eight; arguments of a tool a few more."""
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import struct
 
-from _glovebox_guest.jsontext import bound, dumps, loads
+from _glovebox_guest.jsontext import MAX_LISTED, MAX_NODES, bound, dumps, loads
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,6 +75,10 @@ class _Event:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
         return f"{type(self).__name__}({fields})"
+
+
+class Nothing(_Event):
+    """A frame that means nothing any more: of a stream that is over (rule 6)."""
 
 
 class Message(_Event):
@@ -148,7 +152,7 @@ class Window(_Event):
         self.credit = credit
 
 
-Event = Message | Open | Data | Accept | End | Reset | Window
+Event = Message | Open | Data | Accept | End | Reset | Window | Nothing
 
 # Who may say which message, and what the connection is then. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, Role, str], str] = {
@@ -284,9 +288,10 @@ class Wire:
     def receive(self, data: bytes) -> list[Event]:
         """Events in ``data`` and what was buffered before it; raises like ``event``, and those before are lost."""
         self.feed(data)
-        events = []
+        events: list[Event] = []
         while (event := self.event()) is not None:
-            events.append(event)
+            if not isinstance(event, Nothing):
+                events.append(event)
         return events
 
     def feed(self, data: bytes) -> None:
@@ -294,32 +299,31 @@ class Wire:
         self._buffer += data
 
     def event(self) -> Event | None:
-        """The next event in what was fed, None where there is no whole one: so a peer's many frames have pauses.
+        """What the next frame says, None where there is no whole one: between any two, whoever reads can pause.
 
         Raises:
             ProtocolError: a rule is broken.
         """
         buffer = self._buffer
-        while len(buffer) >= _HEADER.size:
-            kind, stream, length = _HEADER.unpack_from(buffer)
-            if kind not in _RECEIVERS:
-                raise ProtocolError(f"unknown frame type {kind}")
-            # Checked before the payload has come: a false length must not make us wait for, or hold, 4 GiB.
-            if length > self._longest[kind]:
-                raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
-            end = _HEADER.size + length
-            if len(buffer) < end:
-                break
-            with memoryview(buffer) as view:
-                payload = bytes(view[_HEADER.size : end])
-            del buffer[:end]  # moves nothing: the array begins later
+        if len(buffer) < _HEADER.size:
+            return None
+        kind, stream, length = _HEADER.unpack_from(buffer)
+        if kind not in _RECEIVERS:
+            raise ProtocolError(f"unknown frame type {kind}")
+        # Checked before the payload has come: a false length must not make us wait for, or hold, 4 GiB.
+        if length > self._longest[kind]:
+            raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
+        end = _HEADER.size + length
+        if len(buffer) < end:
+            return None
+        with memoryview(buffer) as view:
+            payload = bytes(view[_HEADER.size : end])
+        del buffer[:end]  # moves nothing: the array begins later
+        self._end_with_the_outcome()
+        event = _RECEIVERS[kind](self, stream, payload)
+        if buffer:
             self._end_with_the_outcome()
-            event = _RECEIVERS[kind](self, stream, payload)
-            if buffer:
-                self._end_with_the_outcome()
-            if event is not None:
-                return event
-        return None
+        return event
 
     def _end_with_the_outcome(self) -> None:
         if self._state == "done" and self._role == "host":
@@ -328,7 +332,7 @@ class Wire:
     def _on_message(self, stream: int, payload: bytes) -> Event:
         if stream != 0:
             raise ProtocolError("a message belongs to stream 0")
-        fields = self._decode(payload, {"kind": str, "body": dict})
+        fields = self._decode(payload, {"kind": str, "body": dict}, MAX_NODES)
         following = _MESSAGES.get((self._state, self._peer, fields["kind"]))
         if following is None:
             raise ProtocolError(f"{self._peer} may not say {fields['kind'][:40]!r} while {self._state}")
@@ -358,10 +362,10 @@ class Wire:
             raise ProtocolError(f"{self._peer} may not send on stream {stream}")
         return known
 
-    def _on_data(self, stream: int, payload: bytes) -> Event | None:
+    def _on_data(self, stream: int, payload: bytes) -> Event:
         known = self._receiving(stream)
         if known is None:
-            return None
+            return Nothing()
         if not payload:
             raise ProtocolError(f"no bytes on stream {stream}")
         if len(payload) > known.allowed:
@@ -369,32 +373,32 @@ class Wire:
         known.allowed -= len(payload)
         return Data(stream=stream, data=payload)
 
-    def _on_accept(self, stream: int, payload: bytes) -> Event | None:
+    def _on_accept(self, stream: int, payload: bytes) -> Event:
         body = self._decode(payload, {})
         known = self._receiving(stream)
         if known is None:
-            return None
+            return Nothing()
         if not known.ours or known.noted:
             raise ProtocolError(f"{self._peer} may not send a note on stream {stream}")
         known.noted = True
         return Accept(stream=stream, body=body)
 
-    def _on_end(self, stream: int, _payload: bytes) -> Event | None:
+    def _on_end(self, stream: int, _payload: bytes) -> Event:
         known = self._receiving(stream)
         if known is None:
-            return None
+            return Nothing()
         known.they_send = False
         self._forget_if_over(stream, known)
         return End(stream=stream)
 
-    def _on_reset(self, stream: int, payload: bytes) -> Event | None:
+    def _on_reset(self, stream: int, payload: bytes) -> Event:
         body = self._decode(payload, {})
         if self._streams.pop(stream, None) is not None:
             return Reset(stream=stream, body=body)
         self._was_open(stream)
-        return None
+        return Nothing()
 
-    def _on_window(self, stream: int, payload: bytes) -> Event | None:
+    def _on_window(self, stream: int, payload: bytes) -> Event:
         credit = self._decode(payload, {"credit": int})["credit"]
         # A peer can only give back what it has taken, so honest credit never exceeds one window.
         if not 0 < credit <= WINDOW:
@@ -402,16 +406,16 @@ class Wire:
         known = self._streams.get(stream)
         if known is None or not known.we_send:
             self._was_open(stream)
-            return None
+            return Nothing()
         known.credit += credit
         if known.credit > WINDOW:
             raise ProtocolError(f"more credit on stream {stream} than its window")
         return Window(stream=stream, credit=credit)
 
-    def _decode(self, payload: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
+    def _decode(self, payload: bytes, fields: Mapping[str, type], nodes: int = MAX_LISTED) -> dict[str, Any]:
         """Parse a JSON object whose keys are exactly ``fields`` (any keys when empty), each of exactly that type."""
         try:
-            self._nodes_left -= bound(payload)
+            self._nodes_left -= bound(payload, nodes)
             self._bytes_left -= len(payload)
             if self._nodes_left < 0 or self._bytes_left < 0:
                 raise ProtocolError(f"{self._peer} says more than {MAX_SAID_BYTES} bytes or {MAX_SAID_NODES} values")

@@ -201,3 +201,42 @@ async def test_a_modern_subscriber_is_told_of_updates(transport: Transport, tmp_
             async for event in events:
                 assert event == ResourceUpdated(uri=uri)
                 break
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
+async def test_a_listener_is_promised_only_what_it_will_be_sent(transport: Transport, tmp_path: Path) -> None:
+    """Modern era: no lists, which never change; no call that is over, another's or none; no other resource.
+
+    The control is the caller's own call under way, beside all of these.
+    """
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, "modern") as client,
+        anyio.create_task_group() as tasks,
+    ):
+        broker = server.app.broker
+        done = await client.call_tool("run_python", {"code": "1"})
+        over = f"audit://calls/{(done.structured_content or {})['call_id']}"
+        tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
+        await until(lambda: bool(broker.running))
+        own = f"audit://calls/{next(iter(broker.running))}"
+        asked = [over, "audit://calls/c_" + "0" * 26, "artifact://1", "glovebox://capabilities", own, own]
+        lists = {"tools_list_changed": True, "prompts_list_changed": True, "resources_list_changed": True}
+        async with client.listen(**lists, resource_subscriptions=asked) as events:
+            honored = events.honored
+            assert honored is not None
+            assert honored.model_dump(exclude_none=True) == {"resource_subscriptions": [own]}
+            broker.release.set()
+            async for event in events:
+                assert event == ResourceUpdated(uri=own)
+                break
+        if transport == "http":
+            async with server.client(transport, "modern", "bob") as other:
+                broker.release = anyio.Event()
+                tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
+                await until(lambda: bool(broker.running))
+                uri = f"audit://calls/{next(iter(broker.running))}"
+                async with other.listen(resource_subscriptions=[uri]) as events:
+                    assert events.honored is not None
+                    assert events.honored.resource_subscriptions is None
+                broker.release.set()

@@ -260,3 +260,14 @@ async def test_a_client_that_leaves_takes_its_calls_with_it(transport: Transport
                 leaving.cancel()
         await until(lambda: not broker.running, within=1.0)
         assert len(broker.cancelled) == 1
+
+
+@pairs
+async def test_a_cursor_that_nobody_gave_out_is_refused(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """Every list is one page: with a cursor it is an invalid parameter, without one the whole list (control)."""
+    async with served(tmp_path, transport) as server, server.client(transport, era) as client:
+        for listed in (client.list_tools, client.list_resources, client.list_resource_templates):
+            with pytest.raises(MCPError) as problem:
+                await listed(cursor="bogus", cache_mode="bypass")
+            assert problem.value.error.code == -32602
+            assert await listed(cache_mode="bypass")

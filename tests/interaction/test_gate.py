@@ -173,6 +173,7 @@ BAD_BODIES = [
     _sound(b'{"\\udfff":1}'),
     _sound(b"[" * 200 + b"]" * 200),
     b"[" * 500_000,
+    _sound(b"[" + b"[[[[]]]]," * 110_000 + b"0]"),
 ]
 
 
@@ -190,6 +191,23 @@ async def test_a_body_with_two_meanings_goes_no_further(path: str, tmp_path: Pat
         sound = json.dumps(INITIALIZE).encode()
         status, _ = await _status(server, _request(server, "POST", path, body=sound))
         assert status == (200 if path == "/mcp" else 404)
+
+
+@pytest.mark.parametrize("version", ["", "2025-11-25", "2026-07-28"])
+async def test_a_request_under_what_is_no_id_gets_an_error_without_one(version: str, tmp_path: Path) -> None:
+    """JSON-RPC 2.0, section 5: an answer with id null, as over stdio; a text and a number are ids (control)."""
+    async with served(tmp_path, "http") as server:
+        for identity in ("true", "1.5", "{}", "[]", "null", '"a"', "7"):
+            body = json.dumps({**INITIALIZE, "id": 0}).replace('"id": 0', f'"id": {identity}').encode()
+            headers = {"Mcp-Protocol-Version": version}
+            status, answer = await _status(server, _request(server, "POST", "/mcp", headers, body))
+            if identity in {'"a"', "7"}:
+                assert b"an id is" not in answer
+            else:
+                assert status == 400
+                told = json.loads(answer)
+                assert (told["id"], told["error"]["code"]) == (None, -32600)
+                assert "an id is a text or an integer" in told["error"]["message"]
 
 
 async def test_a_large_body_is_not_read(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from glovebox_server.transport.serve import serve_stdio
 
 ROOT = Path(__file__).parents[2]
 
+#: Not answered before: the SDK takes such a request for a notification.
+NO_IDS = (b"true", b"false", b"null", b"1.5", b"1.0", b"{}", b"[]", b"[1]")
+
 
 class Process:
     """A server process and the client's end of its pipes."""
@@ -88,6 +91,8 @@ def test_hostile_lines_are_answered_and_the_session_lives(tmp_path: Path) -> Non
         (b"[]", -32600),
         (b"null", -32600),
         (b'{"id":3}', -32600),
+        *((b'{"jsonrpc":"2.0","id":%s,"method":"ping"}' % identity, -32600) for identity in NO_IDS),
+        (b"[" + b"[]," * 300_000 + b"0]", -32700),
     ]
     with _process(tmp_path) as server:
         server.initialize()

@@ -1,6 +1,8 @@
 """Results within the size clients take."""
 
+import base64
 import json
+import time
 from typing import Any
 
 import mcp_types as types
@@ -65,3 +67,16 @@ def test_too_many_parts_are_an_error_the_model_can_act_on() -> None:
     assert _size(shown) <= MAX_MESSAGE_BYTES
     assert isinstance(shown.content[0], types.TextContent)
     assert "Ask for less" in shown.content[0].text
+
+
+def test_what_is_left_out_is_never_encoded() -> None:
+    """16 MiB of pictures and 1 MiB of short texts: a fraction of what it takes to encode them once (control)."""
+    pictures = [Image(data=bytes(8 << 20), media_type="image/png")] * 2
+    texts = {"lines": ["x" * 100] * 10_000, "more": "y" * 200_000}
+    began = time.thread_time()
+    shown = tool_result(_result(texts, Text(text="z" * 1_000_000), *pictures))
+    spent = time.thread_time() - began
+    assert _size(shown) <= MAX_MESSAGE_BYTES
+    began = time.thread_time()
+    json.dumps([base64.b64encode(each.data).decode() for each in pictures])
+    assert spent < (time.thread_time() - began) / 2

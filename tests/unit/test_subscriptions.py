@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.resources import MAX_SUBSCRIPTIONS, Resources, Watches
@@ -25,6 +26,7 @@ async def test_a_flood_of_subscriptions_ends_only_ones_own(monkeypatch: pytest.M
             await anyio.sleep_forever()
 
     monkeypatch.setattr(Resources, "_watch", watch)
+    monkeypatch.setattr(Resources, "_changes", lambda *_: True)
     resources = Resources(cast("Any", None), anyio.Event())
     async with anyio.create_task_group() as tasks:
         watches = Watches(tasks)
@@ -36,4 +38,18 @@ async def test_a_flood_of_subscriptions_ends_only_ones_own(monkeypatch: pytest.M
         assert not watches.scopes[ALICE.id, "a", uri(0)].cancel_called
         assert (BOB.id, "b0", uri(0)) not in watches.scopes
         assert len(watches.scopes) == 1 + MAX_SUBSCRIPTIONS
+        tasks.cancel_scope.cancel()
+
+
+async def test_nobody_subscribes_to_what_will_not_change() -> None:
+    """A call that is over, another's or none: refused, where it was promised and never sent."""
+    under_way = {uri(1).removeprefix("audit://calls/"): ALICE.id}
+    stores = cast("Any", SimpleNamespace(audit=SimpleNamespace(owner_of=under_way.get)))
+    resources = Resources(stores, anyio.Event())
+    async with anyio.create_task_group() as tasks:
+        ctx = cast("Any", SimpleNamespace(lifespan_context=Watches(tasks)))
+        for principal, address in ((ALICE, uri(2)), (BOB, uri(1))):
+            with pytest.raises(MCPError, match="no such call of yours under way"):
+                await resources.subscribe(ctx, principal, None, address)
+        assert resources._changes(ALICE, uri(1))  # the control
         tasks.cancel_scope.cancel()

@@ -136,7 +136,7 @@ def parse(body: Mapping[str, Any]) -> Measured:
     try:
         return Measured.model_validate(body)
     except ValidationError as problem:
-        first = problem.errors()[0]
+        first = problem.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SandboxUnavailable(
             "Reading the guest's measurement of its isolation",

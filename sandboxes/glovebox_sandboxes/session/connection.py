@@ -296,7 +296,7 @@ class GuestConnection:
         try:
             return GuestOutcome.model_validate(body)
         except ValidationError as problem:
-            raise _broken(f"its outcome is malformed: {problem.errors()[0]['msg']}") from None
+            raise _broken(f"its outcome is malformed: {_said(problem)}") from None
 
     def stop(self, reason: str) -> None:
         """Have the guest end the program, if it runs; ``reason`` is what it then says (``GuestOutcome.stopped``)."""
@@ -412,6 +412,10 @@ def _first(problems: BaseExceptionGroup) -> BaseException:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     return problem
+
+
+def _said(problem: ValidationError) -> str:
+    return str(problem.errors(include_url=False, include_context=False, include_input=False)[0]["msg"])
 
 
 def _broken(reason: str) -> SandboxUnavailable:

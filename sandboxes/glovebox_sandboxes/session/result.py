@@ -8,7 +8,7 @@ import json
 import math
 from typing import Any
 
-from _glovebox_guest.jsontext import bound
+from _glovebox_guest.jsontext import MAX_LISTED, bound
 from _glovebox_guest.program.emit import BLOB, HEADER, VALUE
 from glovebox_sandboxes.contract.outcome import Blob
 
@@ -86,7 +86,7 @@ class ResultReader:
     def _take_value(self, payload: bytes) -> None:
         self._valued = True
         try:
-            bound(payload)
+            bound(payload, MAX_LISTED)
             # Decoded here: `json` would take other encodings, and surrogates that are no UTF-8.
             value = json.loads(payload.decode(), parse_constant=_refuse, parse_float=_finite)
             if b"\\u" in payload:

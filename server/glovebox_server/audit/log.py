@@ -169,6 +169,10 @@ class AuditLog:
         if len(self._lost) < MAX_LOST:
             self._lost[call_id] = reason
 
+    def owner_of(self, call_id: str) -> str | None:
+        """The principal of a call under way in this process; None for any other, of which no record follows."""
+        return self._owners.of(call_id)
+
     @asynccontextmanager
     async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
         """Receive this process's records as they are written, filtered by call and by principal.

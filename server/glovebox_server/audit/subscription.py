@@ -94,6 +94,10 @@ class Owners:
         """Start with no call."""
         self._owners: dict[str, str] = {}
 
+    def of(self, call_id: str) -> str | None:
+        """The principal of a call that is under way; None for any other."""
+        return self._owners.get(call_id)
+
     def note(self, record: Record) -> str | None:
         """Take every record in order; return the principal of the call it belongs to, if it belongs to one."""
         if record.call_id is None:

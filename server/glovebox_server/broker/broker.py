@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile
@@ -135,7 +137,12 @@ class Broker:
                     )
                     outcome = await run(sandbox, tool.job(call.arguments), inputs=files, hooks=hooks)
                 delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
-            finished = call_finished(call, outcome, profile, gate)
+            # Digests of pictures take tens of milliseconds, in which nobody else would be served.
+            finished = (
+                await anyio.to_thread.run_sync(call_finished, call, outcome, profile, gate)
+                if outcome.blobs
+                else call_finished(call, outcome, profile, gate)
+            )
             receipt = await recorder.finish(finished)
         # After the block: the call has its end, and must not get a second one.
         return answered(

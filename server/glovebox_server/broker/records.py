@@ -57,11 +57,11 @@ def call_finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: Egre
         _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
         _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),
     ]
+    value = json.dumps(outcome.value)
     if outcome.value is not None:
-        value = json.dumps(outcome.value).encode()
-        outputs.append(_output("value", value, len(value)))
+        outputs.append(_output("value", value.encode(), len(value)))
     outputs += [_output(f"image:{n}", blob.data, len(blob.data)) for n, blob in enumerate(outcome.blobs)]
-    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": json.dumps(outcome.value)}
+    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": value}
     kept: dict[str, str] = {name: text[:MAX_KEPT] for name, text in texts.items() if name in profile.audit.keep}
     return CallFinished(
         call_id=call.id,

@@ -165,15 +165,21 @@ def serve(
             if app.workspace.path is None:
                 err.print(str(app.workspace), markup=False, highlight=False)
             if transport == "stdio":
+                event_loop.settled()
                 app.ended.append(await transports.serve_stdio(app))
             else:
                 options = _given(settings, "state_dir")
+
+                def ready(url: str) -> None:
+                    event_loop.settled()
+                    transports.announced(url, allowed_hosts, options)
+
                 served = transports.serve_http(
                     app,
                     host=host,
                     port=port,
                     allowed_hosts=allowed_hosts,
-                    on_ready=lambda url: transports.announced(url, allowed_hosts, options),
+                    on_ready=ready,
                 )
                 app.ended.append(await served)
         return OK

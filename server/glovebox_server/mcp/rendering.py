@@ -5,7 +5,7 @@ Only ``glovebox_server.mcp.server`` imports this.
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mcp_types as types
@@ -33,24 +33,27 @@ def tool_result(result: CallResult) -> types.CallToolResult:
     """Turn a broker's result into MCP's, within ``MAX_MESSAGE_BYTES``.
 
     What does not fit goes in this order: images (each is also an artifact, or can be asked for again), then the middle
-    of the longest texts, with the number of characters that were left out in their place.
+    of the longest texts, with the number of characters that were left out in their place. What cannot fit is told by
+    its length: nothing is encoded that is left out, for everybody waits meanwhile.
     """
-    blocks = [_block(item) for item in result.content]
+    items: Sequence[Content] = result.content
     structured: Any = dict(result.structured)
     meta = {CALL_META_KEY: dict(result.meta)} if result.meta else None
-    rendered = _assembled(blocks, structured, meta, failed=result.failed)
-    if _size(rendered) <= MAX_MESSAGE_BYTES:
-        return rendered
-    blocks = _without_images(blocks)
-    longest = MAX_MESSAGE_BYTES // 2
-    while True:
-        shorter = [_cut_block(block, longest) for block in blocks]
-        rendered = _assembled(shorter, _cut(structured, longest), meta, failed=result.failed)
-        if _size(rendered) <= MAX_MESSAGE_BYTES:
-            return rendered
-        if longest <= _LEAST_TEXT:
-            return _hopeless(meta)
+    if sum(map(_encoded, items)) > MAX_MESSAGE_BYTES:
+        items = _without_images(items)
+    longest = MAX_MESSAGE_BYTES
+    while longest > _LEAST_TEXT // 2:
+        if sum(min(length, longest) for length in _lengths([structured, items])) <= MAX_MESSAGE_BYTES:
+            blocks = [_block(item, longest) for item in items]
+            rendered = types.CallToolResult(
+                content=blocks, structured_content=_cut(structured, longest), is_error=result.failed, _meta=meta
+            )
+            if _size(rendered) <= MAX_MESSAGE_BYTES:
+                return rendered
+        if longest == MAX_MESSAGE_BYTES:
+            items = _without_images(items)
         longest //= 2
+    return _hopeless(meta)
 
 
 def failure(text: str, structured: Mapping[str, Any] | None = None) -> types.CallToolResult:
@@ -59,16 +62,10 @@ def failure(text: str, structured: Mapping[str, Any] | None = None) -> types.Cal
     return types.CallToolResult(content=content, structured_content=structured and dict(structured), is_error=True)
 
 
-def _assembled(
-    blocks: Sequence[types.ContentBlock], structured: Any, meta: dict[str, Any] | None, *, failed: bool
-) -> types.CallToolResult:
-    return types.CallToolResult(content=list(blocks), structured_content=structured, is_error=failed, _meta=meta)
-
-
-def _block(item: Content) -> types.ContentBlock:
+def _block(item: Content, longest: int) -> types.ContentBlock:
     match item:
         case Text():
-            return types.TextContent(text=item.text)
+            return types.TextContent(text=_cut(item.text, longest))
         case Image():
             return types.ImageContent(data=base64.b64encode(item.data).decode(), mime_type=item.media_type)
         case Link():
@@ -83,25 +80,41 @@ def risks_meta(risks: Sequence[str]) -> dict[str, Any]:
     return {RISKS_META_KEY: list(risks)} if risks else {}
 
 
+def _encoded(item: Content) -> int:
+    """Characters that an image takes in JSON; 0 for what is none."""
+    return (len(item.data) + 2) // 3 * 4 if isinstance(item, Image) else 0
+
+
+def _lengths(value: Any) -> Iterator[int]:
+    """Characters of every text, wherever it stands: each takes at least as many bytes."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text:
+                yield len(text)
+            case Text(text=text):
+                yield len(text)
+            case Mapping() as table:
+                waiting += table.values()
+            case list() | tuple() as row:
+                waiting += row
+
+
 def _size(result: types.CallToolResult) -> int:
     return len(json.dumps(result.model_dump(by_alias=True, mode="json", exclude_none=True)))
 
 
-def _without_images(blocks: Sequence[types.ContentBlock]) -> list[types.ContentBlock]:
+def _without_images(items: Sequence[Content]) -> list[Content]:
     """Leave out images, largest first, until the rest of them takes at most half of a message."""
-    kept: list[types.ContentBlock] = list(blocks)
-    sizes = sorted(((len(b.data), n) for n, b in enumerate(kept) if isinstance(b, types.ImageContent)), reverse=True)
+    kept = list(items)
+    sizes = sorted(((_encoded(item), n) for n, item in enumerate(kept) if isinstance(item, Image)), reverse=True)
     total = sum(size for size, _ in sizes)
     for size, place in sizes:
         if total <= MAX_MESSAGE_BYTES // 2:
             break
         total -= size
-        kept[place] = types.TextContent(text=f"[image of {size * 3 // 4} bytes left out: too large for one message]")
+        kept[place] = Text(text=f"[image of {size * 3 // 4} bytes left out: too large for one message]")
     return kept
-
-
-def _cut_block(block: types.ContentBlock, longest: int) -> types.ContentBlock:
-    return types.TextContent(text=_cut(block.text, longest)) if isinstance(block, types.TextContent) else block
 
 
 def _cut(value: Any, longest: int) -> Any:

@@ -29,6 +29,7 @@ from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record, canonical
 from glovebox_server.audit.events import CallDecided, ReceiptSigned
 from glovebox_server.audit.log import AuditLog
+from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditUnavailable, Refused
 from glovebox_server.mcp import delivery
@@ -213,6 +214,8 @@ class Resources:
             raise MCPError(
                 types.INVALID_PARAMS, "Only audit://calls/{call_id} changes over time.", {"uri": uri[:_MAX_URI]}
             )
+        if not self._changes(principal, uri):
+            raise MCPError(types.INVALID_PARAMS, "There is no such call of yours under way.", {"uri": uri[:_MAX_URI]})
         watches: Watches = ctx.lifespan_context
         key = (principal.id, session, uri)
         await self.unsubscribe(ctx, principal, session, uri)
@@ -238,21 +241,30 @@ class Resources:
     async def listen_resources(
         self, ctx: Context, principal: Principal, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve the modern era's ``subscriptions/listen``: updates of the principal's own calls."""
+        """Serve the modern era's ``subscriptions/listen``: updates of the principal's own calls under way.
+
+        Nothing else of ours changes, and of no other call a record follows: only these are acknowledged.
+        """
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus)
-        async with self._listening(principal), anyio.create_task_group() as tasks:
-            tasks.start_soon(self._feed, bus, principal)
+        async with (
+            self._listening(principal),
+            self._stores.audit.subscribe(principal=principal.id) as records,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(_feed, bus, records)
             tasks.start_soon(_close_when, self._stopping, handler)
-            result = await handler(ctx, params)
+            asked = params.notifications.resource_subscriptions or ()
+            told = [uri for uri in dict.fromkeys(asked) if self._changes(principal, uri)]
+            only = types.SubscriptionFilter(resource_subscriptions=told or None)
+            result = await handler(ctx, params.model_copy(update={"notifications": only}))
             tasks.cancel_scope.cancel()
         return result
 
-    async def _feed(self, bus: InMemorySubscriptionBus, principal: Principal) -> None:
-        async with self._stores.audit.subscribe(principal=principal.id) as records:
-            async for item in records:
-                if isinstance(item, Record):
-                    await bus.publish(ResourceUpdated(uri=f"audit://calls/{item.call_id}"))
+    def _changes(self, principal: Principal, uri: str) -> bool:
+        """Whether a record may still come that changes what this principal finds there."""
+        match = _CALL_URI.fullmatch(uri)
+        return match is not None and self._stores.audit.owner_of(match[1]) == principal.id
 
     async def listen_audit(self, ctx: Context, principal: Principal, gone: anyio.Event | None) -> ListenResult:
         """Serve ``dev.glovebox/audit/listen``: the principal's records as they are written, on this request's stream.
@@ -317,6 +329,12 @@ def _json_contents(uri: str, text: str) -> types.TextResourceContents:
 def _unknown() -> Refused:
     hint = "A call's id is in the _meta and the structured content of its result."
     return Refused("audit.unknown", "There is no such call of yours.", hint)
+
+
+async def _feed(bus: InMemorySubscriptionBus, records: Subscription) -> None:
+    async for item in records:
+        if isinstance(item, Record):
+            await bus.publish(ResourceUpdated(uri=f"audit://calls/{item.call_id}"))
 
 
 async def _close_when(event: anyio.Event, handler: ListenHandler) -> None:

@@ -124,7 +124,8 @@ class McpServer:
         """End every call and every listen stream under way; each still gets an answer. Idempotent."""
         self._stopping.set()
 
-    async def _list_tools(self, _ctx: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def _list_tools(self, _ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        _first_page(params)
         return types.ListToolsResult(tools=self._tools, _meta={DIGEST_META_KEY: self._digest})
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
@@ -158,14 +159,16 @@ class McpServer:
         return types.EmptyResult()
 
     async def _list_resources(
-        self, _ctx: Context, _params: types.PaginatedRequestParams | None
+        self, _ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
+        _first_page(params)
         # Addresses of artifacts and calls are given to the caller with each result; a list would only repeat them.
         return types.ListResourcesResult(resources=[resources.CAPABILITIES])
 
     async def _list_templates(
-        self, _ctx: Context, _params: types.PaginatedRequestParams | None
+        self, _ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
+        _first_page(params)
         return types.ListResourceTemplatesResult(resource_templates=list(TEMPLATES))
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
@@ -226,6 +229,12 @@ def session_of(ctx: Context) -> str | None:
 def gone(ctx: Context) -> anyio.Event | None:
     """Return the event that says that the client has closed the stream of this request, over HTTP."""
     return None if ctx.request is None else ctx.request.scope.get(GONE_SCOPE_KEY)
+
+
+def _first_page(params: types.PaginatedRequestParams | None) -> None:
+    """Refuse a cursor: each of our lists is one page, so none was ever given out."""
+    if params is not None and params.cursor is not None:
+        raise MCPError(types.INVALID_PARAMS, "There is no such cursor: the list is one page; ask without one.")
 
 
 def _failed(error: Exception, call_id: str) -> types.CallToolResult:

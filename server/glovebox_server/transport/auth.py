@@ -7,31 +7,31 @@ Rule 3  One Authorization header with a known token. The token's name is the cal
 Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further. So
         its length is said in one way: a proxy in front may believe the other one and see another request (RFC 9112,
         6.1).
-Rule 5  Each caller has its share of the connections, so that none of them can keep the others out.
+Rule 5  Each caller has its share of the connections, and of the time in which bodies are read, so that none of them can
+        keep the others out.
 Rule 6  Answers to what fails say nothing of the server but the rule.
 """
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
 import anyio
-import mcp_types as types
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from glovebox_sandboxes import strict_json
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import GONE_SCOPE_KEY
 from glovebox_server.transport import tokens
+from glovebox_server.transport.messages import Malformed
+from glovebox_server.transport.reading import Reading
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
 
-#: How long a client may take to send its body, in seconds.
+#: How long a client may take to send its body, and how long its body may wait to be read, in seconds.
 BODY_SECONDS: Final = 10.0
 
 #: Connections at a time, below the usual limit of 1,024 open files; the callers share them out evenly.
@@ -60,6 +60,7 @@ class AuthMiddleware:
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
         self._known = dict(known)
         self._open: Counter[str] = Counter()
+        self._reading = Reading()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through or answer it; anything but HTTP and the lifespan is closed."""
@@ -111,15 +112,21 @@ class AuthMiddleware:
                 body = await _body(scope, receive)
                 if body is None:
                     return
-                strict_json.check(body)
             except TimeoutError:
                 await Response("The body took too long", status_code=408)(scope, receive, send)
                 return
             except OverflowError:
                 await Response("The body is too large", status_code=413)(scope, receive, send)
                 return
-            except ValueError as error:
-                await _parse_error(str(error))(scope, receive, send)
+            try:
+                with anyio.fail_after(BODY_SECONDS):
+                    await self._reading.value_of(scope[PRINCIPAL_SCOPE_KEY].id, body)
+            except TimeoutError:
+                await Response("Too much of this caller waits to be read", status_code=429)(scope, receive, send)
+                return
+            except Malformed as error:
+                content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
+                await Response(content, status_code=400, media_type="application/json")(scope, receive, send)
                 return
 
         async def observed() -> Message:
@@ -163,9 +170,3 @@ async def _body(scope: Scope, receive: Receive) -> bytes | None:
 
 def _values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
-
-
-def _parse_error(reason: str) -> Response:
-    error = {"code": types.PARSE_ERROR, "message": f"Parse error: {reason}"}
-    content = json.dumps({"jsonrpc": "2.0", "id": None, "error": error})
-    return Response(content, status_code=400, media_type="application/json")

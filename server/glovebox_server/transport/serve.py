@@ -88,7 +88,6 @@ async def serve_stdio(app: App, wire: stdio.StdioFds | None = None) -> str:
         return Principal(id=uid, transport="stdio", client=client_of(ctx))
 
     surface, unanswered = build(app, identify), stdio.Unanswered()
-    event_loop.restart()
     with anyio.CancelScope() as scope:
 
         async def end() -> None:
@@ -134,12 +133,7 @@ async def serve_http(
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
         gate = AuthMiddleware(http_application(surface, callers=len(known)), hosts=names, known=known)
-
-        def ready() -> None:
-            event_loop.restart()
-            on_ready(f"http://{_bracketed(address)}:{bound}")
-
-        server = _Uvicorn(_configured(gate), ready)
+        server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         async def end() -> None:
             server.should_exit = True

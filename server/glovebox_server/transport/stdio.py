@@ -19,8 +19,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.transport import messages
+from glovebox_server.transport.messages import Malformed
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
 MAX_LINE_BYTES = 1 << 20
@@ -151,7 +152,7 @@ async def _read(
         async for line in _lines(fd):
             try:
                 message = _parse(line)
-            except _Malformed as error:
+            except Malformed as error:
                 await reply.send(SessionMessage(error.answer))
             else:
                 unanswered.read(message.message)
@@ -215,25 +216,12 @@ async def _write(
             unanswered.written(item.message)
 
 
-class _Malformed(Exception):  # noqa: N818 - it names what the line is
-    """A line is no message."""
-
-    def __init__(self, code: int, message: str, identity: str | int | None = None) -> None:
-        """Take the answer's code, text and id (JSON-RPC 2.0, section 5.1)."""
-        super().__init__(message)
-        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=types.ErrorData(code=code, message=message))
-
-
 def _parse(line: bytes | None) -> SessionMessage:
     if line is None:
-        raise _Malformed(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
-    try:
-        value = strict_json.check(line)
-    except ValueError as error:
-        raise _Malformed(types.PARSE_ERROR, f"Parse error: {error}") from None
+        raise Malformed(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
+    value = messages.value_of(line)
     try:
         return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
     except ValidationError:
-        identity = value.get("id") if isinstance(value, dict) else None
-        known = identity if isinstance(identity, str | int) and not isinstance(identity, bool) else None
-        raise _Malformed(types.INVALID_REQUEST, "Invalid request: not one JSON-RPC message", known) from None
+        text = "Invalid request: not one JSON-RPC message"
+        raise Malformed(types.INVALID_REQUEST, text, messages.known_id(value)) from None
