@@ -16,7 +16,7 @@ from glovebox_server.audit.chain import Head
 from glovebox_server.audit.events import ServerStopped, draft
 from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.segments import merkle, rotation, verified
+from glovebox_server.audit.segments import files, merkle, rotation, verified
 from glovebox_server.audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
 from glovebox_server.audit.underway import UnderWay
 from glovebox_server.audit.verify import verify
@@ -410,6 +410,43 @@ def test_what_is_remembered_is_not_believed_over_a_file_that_changed(directory: 
     (directory / verified.NAME).write_text(json.dumps(fields))
     assert verify(directory, new=True).ok  # the control: who writes the log may write this
     assert not verify(directory).ok
+
+
+def test_a_memory_that_is_wrong_accuses_nobody(directory: Path) -> None:
+    """It names another end of the chain: everything is read, and nothing is found."""
+    segments.fill(directory, 12)
+    assert verify(directory, new=True).ok
+    fields = json.loads((directory / verified.NAME).read_bytes())
+    end = chain.parse_head(fields["end"].encode())
+    fields["end"] = chain.encode_head(Head(seq=end.seq, hash="1" * 64, size=end.size)).decode()
+    (directory / verified.NAME).write_text(json.dumps(fields))
+    report = verify(directory, new=True)
+    assert (report.problems, report.known) == ((), 0)
+
+
+def test_a_folder_that_is_open_to_others_is_no_place_for_segments(directory: Path) -> None:
+    """Nothing is sealed, calls go on, and asked to seal it says how to repair that; then it is (the control)."""
+    segments.fill(directory, 1)
+    (directory / "segments").mkdir(mode=0o755)
+    made = segments.fill(directory, 4, first=1)
+    assert len(made) == 8
+    file = LogFile(directory, "s_1", segments.rotation())
+    with pytest.raises(AuditUnavailable, match="is open to other users"):
+        file.seal()
+    (directory / "segments").chmod(0o700)
+    assert file.seal() == 1
+    file.close()
+    assert verify(directory, keys=segments.KEYS).problems == ()
+
+
+@pytest.mark.parametrize("length", [10, 8191, 8192, 8193, 20_000, chain.MAX_LINE_BYTES])
+def test_the_last_line_of_a_file_is_found_whatever_its_length(tmp_path: Path, length: int) -> None:
+    """Shorter than what is read first, longer, and at the border; also where it is the only one."""
+    line = b"x" * (length - 1) + b"\n"
+    for before in (b"", b"\n", b"before\n"):
+        (tmp_path / "file").write_bytes(before + line)
+        with files.opened(tmp_path / "file") as descriptor:
+            assert files.line_before(descriptor, len(before) + length) == line
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b'{"last":1}', b"\xff", b"[" * 5000])

@@ -312,6 +312,7 @@ class LogFile:
                 # Another process was first, or there is nothing in it but its beginning.
                 if self._start is not start or self._tail.seq - start.before.seq <= (start.number > 1):
                     return None
+                self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
                 size = self._tail.size - start.before.size
                 rotation.grow(tree, file, size)
                 seal = Seal(

@@ -91,7 +91,9 @@ def verify(directory: Path, anchor: Head | None = None, *, keys: Keys | None = N
     """
     while True:
         try:
-            return _verify(directory, anchor, keys or {}, new=new)
+            report = _verify(directory, anchor, keys or {}, new=new)
+            # What is remembered may be what is wrong.
+            return report if report.ok or not report.known else _verify(directory, anchor, keys or {}, new=False)
         except FileNotFoundError:  # retention removed it in this moment: the next look does not find it
             continue
 

@@ -23,6 +23,9 @@ DIRECTORY = "segments"
 #: The file that is going to be ``audit.jsonl`` is made under this name, so that it never is there half written.
 NEXT_NAME = "audit.next"
 
+#: Longer than most lines: what is read of a file to find its last one.
+_MOST_LINES = 8192
+
 _NAME = re.compile(r"(\d{6,9})\.jsonl", re.ASCII)
 
 
@@ -108,9 +111,12 @@ def line_at(descriptor: int, offset: int) -> bytes:
 
 def line_before(descriptor: int, end: int) -> bytes:
     """The line that ends at this offset of the file."""
-    start = max(0, end - chain.MAX_LINE_BYTES - 1)
-    block = os.pread(descriptor, end - start, start)
-    return block[block.rfind(b"\n", 0, -1) + 1 :]
+    for length in (_MOST_LINES, chain.MAX_LINE_BYTES + 1):
+        start = max(0, end - length)
+        block = os.pread(descriptor, end - start, start)
+        if (before := block.rfind(b"\n", 0, -1)) >= 0:
+            return block[before + 1 :]
+    return block
 
 
 def length(descriptor: int) -> int:
