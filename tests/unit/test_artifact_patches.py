@@ -1,6 +1,7 @@
 """A patch is marked by the paths it touches, however it is cut, spelled or flooded; it is never applied."""
 
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,36 @@ def test_a_flood_of_one_kind_hides_no_other() -> None:
 def test_patches_that_a_program_wrote_itself_are_looked_at_too(patch: str, why: str) -> None:
     """In the spellings that ``git apply`` and ``patch`` take."""
     assert why in marks(patch.encode())
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+def test_a_line_without_an_end_takes_no_memory_and_hides_nothing_behind_it(size: int) -> None:
+    """Only its beginning is looked at, and the next line is a line again."""
+    assert marks(b"+++ b/" + b"x" * 100_000 + b"/.envrc\n+++ b/CLAUDE.md\n", size) == (
+        "it touches 'CLAUDE.md': agents read it as instructions"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "more"),
+    [
+        (b"+++ %06d\n", True),
+        (b"+++ b/%06d" + b'"\\' * 500 + b"\n", True),
+        (b"diff --git a/%06d" + b"/a" * 500 + b"\n", True),
+        (b"\n%06d", False),
+    ],
+)
+def test_a_patch_that_is_made_to_be_slow_costs_seconds_at_most_and_says_so(*, line: bytes, more: bool) -> None:
+    """32 MiB of the worst lines; a patch of 20,000 files of ours is looked at to its end (control)."""
+    count = 32 * 1024 * 1024 // len(line)
+    patch = b"".join(line % (number % 1_000_000) for number in range(count))
+    began = time.process_time()
+    said = marks(patch, 256 * 1024)
+    assert time.process_time() - began < 20
+    assert ("not all of its paths were looked at" in said) is more
+    names = (f"src/package/module_{number:05}.txt" for number in range(20_000))
+    ours = "".join(f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n" for name in names)
+    assert marks(ours.encode(), 256 * 1024) == ""
 
 
 def test_lines_of_files_are_no_paths() -> None:

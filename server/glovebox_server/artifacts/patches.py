@@ -12,15 +12,19 @@ ENDINGS: Final = (".patch", ".diff")
 """Of the names of patches, case-folded."""
 MAX_NAMES: Final = 5
 """Paths that are named for one reason; the rest are counted."""
-_LONGEST: Final = 8 * 1024
-"""Bytes of a line that are kept from one chunk to the next: two names of 255 bytes, each escaped, are far fewer."""
+_LONGEST: Final = 1200
+"""Bytes of a line that are looked at: two names of 255 bytes, with each of their characters escaped, are fewer."""
+_MOST: Final = 2 * 1024 * 1024
+"""Characters of paths that are looked at in all, about a second's work: 20,000 files of a patch of ours have fewer."""
+_LINE_COSTS: Final = 16
+_REST: Final = "not all of its paths were looked at"
 # At the start of a line stands a sign in front of every line of a file, and binary parts have no spaces.
 _LINE: Final = re.compile(
-    rb"^(?:diff --git (?P<both>.+)|(?:\+\+\+|---|rename (?:from|to)|copy to|Index:) (?P<one>.+)"
-    rb"|(?P<link>(?:new file|new) mode 1[26]0000))\r?$",
+    rb"^(?:diff --git (?P<both>.{1,1100})|(?:\+\+\+|---|rename (?:from|to)|copy to|Index:) (?P<one>.{1,1100})"
+    rb"|(?P<link>new (?:file )?mode 1[26]0000)\r?$)",
     re.MULTILINE,
 )
-_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"$')
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\([0-7]{1,3}|.)")
 _LINK: Final = "it makes a symbolic link or a submodule"
 
@@ -28,11 +32,12 @@ _LINK: Final = "it makes a symbolic link or a submodule"
 class PatchPaths:
     """The marked paths of one patch."""
 
-    __slots__ = ("_found", "_last", "_tail")
+    __slots__ = ("_found", "_last", "_left", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
         self._last = ""
+        self._left = _MOST
         self._found: dict[str, tuple[list[str], int]] = {}
 
     def feed(self, chunk: bytes) -> None:
@@ -47,10 +52,14 @@ class PatchPaths:
         """One sentence for each reason, after the last byte."""
         self._look(self._tail)
         self._tail = b""
-        return tuple(_sentence(reason, names, count) for reason, (names, count) in self._found.items())
+        marks = [_sentence(reason, names, count) for reason, (names, count) in self._found.items()]
+        return (*marks, *([_REST] if self._left < 0 else []))
 
     def _look(self, lines: bytes) -> None:
         for found in _LINE.finditer(lines):
+            self._left -= _LINE_COSTS
+            if self._left < 0:
+                return
             if found["link"]:
                 self._note(_LINK, self._last)
                 continue
@@ -58,6 +67,7 @@ class PatchPaths:
             if path in {self._last, "/dev/null"}:  # one file is named by up to three lines in turn
                 continue
             self._last = path
+            self._left -= len(path)
             for reason in reasons(path):
                 if reason != CODE:
                     self._note(reason, path)
@@ -75,11 +85,13 @@ def _sentence(reason: str, names: list[str], count: int) -> str:
 def _path(text: bytes, *, both: bool) -> str:
     """The path in such a line: the second of two, without quotes, time and the ``a/`` or ``b/`` in front."""
     named = text.decode("utf-8", "replace").partition("\t")[0].rstrip()
-    if escaped := _QUOTED.search(named):
+    if both:
+        half = len(named) // 2
+        same = named[:half].replace("a/", "b/", 1) == named[half + 1 :]
+        mark = ' "' if named.endswith('"') else " b/"
+        named = named[half + 1 :] if same else mark[1:] + named.rpartition(mark)[2]
+    if escaped := _QUOTED.match(named):
         named = _ESCAPED.sub(_character, escaped[1]).encode("latin-1", "replace").decode("utf-8", "replace")
-    elif both:
-        half = named[len(named) // 2 + 1 :]
-        named = half if named[: len(named) // 2][1:] == half[1:] else named.rpartition(" b/")[2]
     return named[2:] if named.startswith(("a/", "b/")) else named
 
 
