@@ -354,6 +354,15 @@ def test_a_program_that_leaves_no_memory_to_tell_of_it_has_failed_for_want_of_me
     assert value["error"]["type"] == "MemoryError"
 
 
+def test_a_fork_that_runs_to_its_end_hands_back_nothing() -> None:
+    """One value a job is believed, the first: it has to be the program's own."""
+    code = "import os\nif os.fork() == 0:\n    raise ValueError\nos.wait()[1] >> 8"
+    status, _, err, value = run(program, payload={"code": code})
+    assert status == 0
+    assert "ValueError" in err.decode()
+    assert (value["value"], value["error"]) == ("1", None)
+
+
 def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
     """As it goes on, in less than the 10 ms of other counts; 0 for one that is not there."""
     child = children.fork(nothing, refused)

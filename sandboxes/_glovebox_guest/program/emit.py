@@ -7,7 +7,7 @@ A frame is ``kind: u8, length: u32`` and the payload: ``J`` one JSON value, ``B`
 from __future__ import annotations
 
 import struct
-from os import write  # a program may put something else in its place
+from os import getpid, write  # a program may put something else in their places
 
 from _glovebox_guest.jsontext import dumps
 from _glovebox_guest.stdlib import TYPE_CHECKING
@@ -21,13 +21,14 @@ BLOB = ord("B")
 
 
 class Emit:
-    """Writes frames to a descriptor."""
+    """Writes frames to a descriptor, for the process that made it: a fork that runs to its end hands back nothing."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._process = getpid()
 
     def value(self, value: Any) -> None:
-        """Hand back one JSON-compatible value; the last one counts."""
+        """Hand back the job's one JSON-compatible value."""
         self._frame(VALUE, dumps(value))
 
     def blob(self, media_type: str, data: bytes) -> None:
@@ -35,6 +36,8 @@ class Emit:
         self._frame(BLOB, media_type.encode("ascii") + b"\0" + data)
 
     def _frame(self, kind: int, payload: bytes) -> None:
+        if getpid() != self._process:
+            return
         view = memoryview(HEADER.pack(kind, len(payload)) + payload)
         while view:
             view = view[write(self._descriptor, view) :]
