@@ -31,7 +31,7 @@ _TAKEN = 1 << 20
 
 
 class _Restarting(Setup):
-    """A server whose measure begins anew on SIGUSR1."""
+    """A server whose measure begins anew on SIGWINCH."""
 
     def command(self, *more: str) -> list[str]:
         """See ``Setup``."""
@@ -41,7 +41,7 @@ class _Restarting(Setup):
 
 def _server() -> None:
     sys.argv.remove("--server")
-    signal.signal(signal.SIGUSR1, lambda *_: event_loop.restart())
+    signal.signal(signal.SIGWINCH, lambda *_: event_loop.restart())
     serve_main()
 
 
@@ -72,7 +72,7 @@ async def _stall(server: Listening) -> float:
 
 async def _hostile(server: Listening, requests: list[bytes]) -> float:
     await anyio.sleep(0.5)  # what the input before left behind is no part of this one
-    os.kill(server.pid, signal.SIGUSR1)
+    os.kill(server.pid, signal.SIGWINCH)
     await _stall(server)
     with anyio.move_on_after(ANSWER_SECONDS):
         async with anyio.create_task_group() as tasks:
