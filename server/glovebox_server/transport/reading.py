@@ -20,7 +20,7 @@ SHARE = 0.25
 WHOLE = 4.0
 
 #: Seconds of the loop that a caller may be ahead of its share.
-AHEAD_SECONDS = 0.05
+AHEAD_SECONDS = 0.02
 
 
 @dataclass(slots=True)
