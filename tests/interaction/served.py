@@ -89,6 +89,7 @@ async def served(directory: Path, transport: Transport, *names: str) -> AsyncIte
 
     It is ended by SIGTERM, as a supervisor would.
     """
+    directory.mkdir(mode=0o700, exist_ok=True)
     async with fake_app(directory, shared=transport != "stdio") as app, anyio.create_task_group() as tasks:
         if transport == "stdio":
             yield Served(app=app, tasks=tasks, url="", tokens={})

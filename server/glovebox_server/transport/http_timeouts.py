@@ -16,8 +16,8 @@ from glovebox_server.transport import auth
 #: Seconds from the connection, or from the first byte of a later request, to the end of the request's head.
 HEAD_SECONDS = 10.0
 
-#: Bytes taken from a connection at once. asyncio's own 256 KiB, from a hundred connections in one turn of the event loop,
-#: are 50 ms in which nobody else is served.
+#: Bytes taken from a connection at once. asyncio's own 256 KiB, from a hundred connections in one turn of the event
+#: loop, are 50 ms in which nobody else is served.
 _READ_BYTES = 32 * 1024
 
 
