@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from glovebox_server.audit import chain
+from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import Head, NotARecord
 from glovebox_server.audit.events import CallLost
 from glovebox_server.audit.segments import files
@@ -49,9 +49,11 @@ class Log:
         for descriptor, base in self._files(start):
             at = max(start, base)
             with os.fdopen(os.dup(descriptor), "rb") as file:
+                gaps = read.gaps_in(file, at - base, min(files.length(descriptor), self._tail.size - base))
                 file.seek(at - base)
                 while at < self._tail.size and (line := file.readline(chain.MAX_LINE_BYTES)):
-                    yield at, line
+                    if not gaps.hold(at - base):
+                        yield at, line
                     at += len(line)
 
     def _files(self, start: int) -> Iterator[tuple[int, int]]:

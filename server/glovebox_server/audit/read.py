@@ -4,6 +4,7 @@ Works on a copy in another place and as another user, too. Reads of one line are
 The log is its sealed segments and ``audit.jsonl``; one that retention removes while it is read is not missed.
 """
 
+import bisect
 import contextlib
 import fcntl
 import itertools
@@ -19,7 +20,7 @@ import anyio.to_thread
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Head, NotARecord, Record
-from glovebox_server.audit.events import CallDecided
+from glovebox_server.audit.events import CallDecided, GapRecorded
 from glovebox_server.audit.segments import files
 from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_server.errors import AuditUnavailable
@@ -158,18 +159,71 @@ def head(directory: Path) -> Head:
 
 
 def lines(log: BinaryIO, start: int, end: int) -> Iterator[Line]:
-    """Yield the lines between two offsets; whatever the bytes are, nothing is raised for them."""
+    """Yield the lines between two offsets; whatever the bytes are, nothing is raised for them.
+
+    What lies in a recorded gap is no record, whatever it looks like: the chain goes past it.
+    """
+    gaps = gaps_in(log, start, end)
     log.seek(start)
     number, fresh = 0, True
     while start < end:
         raw = log.readline(min(chain.MAX_LINE_BYTES, end - start))
         if not raw:
             return
-        start += len(raw)
         number += fresh
         record, error = _parsed(raw) if fresh else (None, NotARecord("the line is too long"))
+        if record is not None and gaps.hold(start):
+            record, error = None, NotARecord("it lies in a recorded gap")
+        start += len(raw)
         yield Line(number=number, raw=raw, end=start, record=record, error=error)
         fresh = raw.endswith(b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The parts of a file that its ``log.gap`` records account for, in order, none in another."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def hold(self, offset: int) -> bool:
+        """Whether the line that begins there lies in one."""
+        place = bisect.bisect_right(self.starts, offset)
+        return place > 0 and offset < self.ends[place - 1]
+
+
+def gaps_in(log: BinaryIO, start: int, end: int) -> Gaps:
+    """The gaps that are recorded between two offsets where lines begin; each may begin before them."""
+    found: list[tuple[int, int]] = []
+    log.seek(start)
+    while start < end and (raw := log.readline(min(chain.MAX_LINE_BYTES, end - start))):
+        # Parsing is what costs.
+        if b'"kind":"log.gap"' in raw and (first := _gap_before(log.fileno(), start, raw)) is not None:
+            found.append((first, start))
+        start += len(raw)
+    kept: list[tuple[int, int]] = []
+    for each in reversed(found):  # what looks like the record of a gap may lie in one
+        if not kept or each[1] < kept[-1][0]:
+            kept.append(each)
+    kept.reverse()
+    return Gaps(tuple(first for first, _ in kept), tuple(last for _, last in kept))
+
+
+def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
+    """Where the bytes begin that a ``log.gap`` record at this offset accounts for; None where it is not so.
+
+    It is chained to the record before them, so that no record of the chain can be among them.
+    """
+    record, _ = _parsed(raw)
+    length = record.data.get("bytes") if record is not None and record.kind == GapRecorded.kind else None
+    if record is None or type(length) is not int or not 0 < length <= at:
+        return None
+    first = at - length
+    if first > 0:
+        before, _ = _parsed(files.line_before(descriptor, first))
+        if before is None or (before.seq + 1, before.hash) != (record.seq, record.prev):
+            return None
+    return first if _parsed(files.line_at(descriptor, first))[0] is None else None
 
 
 def _parsed(raw: bytes) -> tuple[Record | None, NotARecord | None]:
@@ -237,16 +291,16 @@ def records_of(directory: Path, call_id: str) -> Iterator[Record]:
 
 def records_in(log: BinaryIO, size: int, call_id: str) -> Iterator[Record]:
     """The records of a call in one file."""
-    needle, start = call_id.encode(), 0
+    needle, start, gaps = call_id.encode(), 0, gaps_in(log, 0, size)
     log.seek(0)
     # Lines are parsed only where the id appears at all: parsing is what costs.
     while start < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - start))):
-        start += len(raw)
-        if needle in raw:
+        if needle in raw and not gaps.hold(start):
             with contextlib.suppress(NotARecord):
                 record = chain.parse(raw)
                 if record.call_id == call_id:
                     yield record
+        start += len(raw)
 
 
 async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:

@@ -1,4 +1,4 @@
-"""Offline proof that a log is whole: reads it once, in bounded memory, and names the lines where it is not.
+"""Offline proof that a log is whole: reads it in bounded memory, and names the lines where it is not.
 
 Found: a changed byte, a removed, added, repeated or moved line, a cut end, a chain that was rewritten without
 ``head.json``, and any other bytes; and, in a whole chain, a record that does not fit its call, as a second end. Not
@@ -184,7 +184,7 @@ class _Verifier:
         # Lines since then that are no records: they may stand in for records, or a gap may account for them.
         self._unreadable = self._unreadable_bytes = 0
         self._unreadable_hash = hashlib.sha256()
-        self._unreadable_since = 0
+        self._unreadable_since = self._omitted_since = 0
         # Numbers that were jumped over, by the place of their problem: a later line may turn out to hold them.
         self._jumped: dict[int, tuple[int, int]] = {}
 
@@ -262,7 +262,9 @@ class _Verifier:
             record = line.record
             if fresh and line.number == 1:
                 self._first(record)
-            if record is not None and record.kind == SegmentSealed.kind and not self._has_seal:
+            # An older one is a replay, or lies among what a crash left.
+            seals = record is not None and record.kind == SegmentSealed.kind and record.seq > self._tail.seq
+            if record is not None and seals and not self._has_seal:
                 self._seal(line, record)
             elif self._has_seal:
                 self.note(line.number, record.seq if record else None, "foreign", "it stands behind the segment's seal")
@@ -275,7 +277,8 @@ class _Verifier:
                 self._no_record(line, fresh=fresh)
                 continue
             self._records += 1
-            self._record(line, record)
+            if not self._record(line, record):
+                continue
             self._compare(line, record)
             self._fit(line, record)
             if record.kind == SegmentRemoved.kind:
@@ -381,7 +384,7 @@ class _Verifier:
 
     def _no_record(self, line: Line, *, fresh: bool) -> None:
         if self._unreadable == 0:
-            self._unreadable_since = len(self._problems)
+            self._unreadable_since, self._omitted_since = len(self._problems), self._omitted
             self._unreadable_hash, self._unreadable_bytes = hashlib.sha256(), 0
         self._stands_before_gap(line)
         if not fresh:
@@ -401,12 +404,14 @@ class _Verifier:
         self._unreadable_hash.update(line.raw)
         self._unreadable_bytes += len(line.raw)
 
-    def _record(self, line: Line, record: Record) -> None:
+    def _record(self, line: Line, record: Record) -> bool:
+        """Go on with the chain; False for a record that is none of its own."""
         if self._tail.seq < 0:  # nothing before it can be known
             self._tail = Head(seq=record.seq - 1, hash=record.prev, size=self._base)
         seq, expected = record.seq, self._tail.seq + 1
         if self._accounts_for_gap(record):
             del self._problems[self._unreadable_since :]
+            self._omitted = self._omitted_since
             self._gaps += 1
             self._unreadable = 0
         elif record.kind == GapRecorded.kind and self._unreadable == 0:
@@ -414,8 +419,7 @@ class _Verifier:
         if seq < expected:
             # A gap accounts for all that stands before it: what was put there must not go with the bytes of a crash.
             self._stands_before_gap(line)
-            self._out_of_order(line, record)
-            return
+            return self._out_of_order(line, record)
         if seq - expected > self._unreadable:
             if len(self._problems) < MAX_PROBLEMS:
                 self._jumped[len(self._problems)] = (expected, seq - 1)
@@ -423,6 +427,7 @@ class _Verifier:
         elif seq == expected and record.prev != self._tail.hash and self._unreadable == 0:
             self._broken_link(line, record)
         self._move(line, record)
+        return True
 
     def _accounts_for_gap(self, record: Record) -> bool:
         return (
@@ -440,18 +445,19 @@ class _Verifier:
         detail = f"this is not the record that record {record.seq} on line {line.number} was chained to"
         self.note(self._line, record.seq - 1, "edited", detail, file=self._line_file)
 
-    def _out_of_order(self, line: Line, record: Record) -> None:
+    def _out_of_order(self, line: Line, record: Record) -> bool:
         for place, (first, last) in self._jumped.items():
             if first <= record.seq <= last:
                 detail = f"records {first} to {last} are not before this line; {record.seq} is on line {line.number}"
                 old = self._problems[place]
                 self._problems[place] = replace(old, kind="reordered", detail=detail)
-                return
+                return False
         if record.seq == self._tail.seq and record.prev == self._prev and record.hash != self._tail.hash:
             self.note(line.number, record.seq, "forked", f"lines {self._line} and {line.number} are both {record.seq}")
             self._move(line, record)
-            return
+            return True
         self.note(line.number, record.seq, "repeated", f"record {record.seq} was there before")
+        return False
 
     def _move(self, line: Line, record: Record) -> None:
         self._line, self._line_file, self._prev, self._unreadable = line.number, self._file, record.prev, 0
