@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ from glovebox_server.audit.chain import GENESIS, Head, Record
 from glovebox_server.audit.events import Event, GapRecorded, ServerStopped, draft
 from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.read import Gaps
+from glovebox_server.audit.segments import merkle, proof, rotation
 from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME
+from glovebox_server.audit.segments.rotation import leaf
 from glovebox_server.audit.verify import verify
+from glovebox_server.errors import AuditUnavailable
 
 NO_GAPS = Gaps((), ())
 
@@ -145,6 +149,74 @@ def test_a_seal_replayed_into_a_gap_accuses_nobody(tmp_path: Path) -> None:
 def log_lines_of(directory: Path, number: int) -> list[bytes]:
     """The lines of a sealed segment."""
     return (directory / "segments" / f"{number:06}.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def seal_after_a_gap(directory: Path) -> bytes:
+    """Let Glovebox record a gap with a call in it that never was, go on, and seal; the content of the segment."""
+    with (directory / LOG_NAME).open("ab") as log:
+        log.write(ghosts())
+    segments.fill(directory, 1, first=50, size=10**9)
+    file = LogFile(directory, "s_3", segments.rotation(10**9))
+    assert file.seal() == 1
+    file.close()
+    return (directory / "segments" / "000001.jsonl").read_bytes()
+
+
+def root_over_all_lines(content: bytes) -> str:
+    """The root of a tree in which what lies in a gap has leaves too."""
+    return "sha256:" + merkle.levels([leaf(line) for line in content.splitlines()[:-1]])[-1][0].hex()
+
+
+def test_a_call_in_a_gap_cannot_be_proved(directory: Path) -> None:
+    """Not by the command, and by no other path: the root that is signed has no leaf of it. Its neighbours can."""
+    content = seal_after_a_gap(directory)
+    assert verify(directory, keys=segments.KEYS).ok
+    assert proof.prove(directory, "c_ghost") is None
+    said = json.loads(content.splitlines()[-1])["data"]
+    assert (said["lines"], said["root"] == root_over_all_lines(content)) == (len(content.splitlines()) - 4, False)
+    for call in ("c_0", "c_50"):
+        assert (
+            len(proof.verify(proof.prove(directory, call) or b"", segments.PUBLIC, next(iter(segments.KEYS))).records)
+            == 2
+        )
+
+
+def test_a_segment_sealed_with_leaves_for_all_lines_verifies(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seals once were, and so is the control: the root that is signed has leaves of what lies in the gap."""
+
+    def earlier(tree: merkle.Tree, file: BufferedReader, end: Head, until: int) -> Head:
+        for line in file.read(until - file.tell()).splitlines(keepends=True):
+            tree.add(leaf(line))
+            end = chain.linked(line, end) or end
+        return end
+
+    monkeypatch.setattr(rotation, "grow", earlier)
+    content = seal_after_a_gap(directory)
+    assert json.loads(content.splitlines()[-1])["data"]["root"] == root_over_all_lines(content)
+    assert verify(directory, keys=segments.KEYS).ok
+    assert proof.prove(directory, "c_ghost") is None
+    for call in ("c_0", "c_50"):
+        assert (
+            len(proof.verify(proof.prove(directory, call) or b"", segments.PUBLIC, next(iter(segments.KEYS))).records)
+            == 2
+        )
+
+
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_a_record_that_was_changed_is_not_sealed(directory: Path, place: int) -> None:
+    """A seal is not signed over what never was in the chain; over what was, it is (the control)."""
+    kept, path = log_lines(directory), directory / LOG_NAME
+    changed = kept[place].replace(b'"tool":"run_', b'"tool":"ran_').replace(b'"exit_code":0', b'"exit_code":1')
+    file = LogFile(directory, "s_2", segments.rotation(10**9))
+    for content, sealed in ((changed, False), (kept[place], True)):
+        with path.open("r+b") as log:
+            log.write(b"".join([*kept[:place], content, *kept[place + 1 :]]))
+        if sealed:
+            assert file.seal() == 1
+        else:
+            with pytest.raises(AuditUnavailable, match="a record in it was changed, so it is not sealed"):
+                file.seal()
+    file.close()
 
 
 def test_a_gap_of_many_lines_is_one_gap(directory: Path) -> None:

@@ -42,6 +42,12 @@ _DELICATE = re.compile(r"[:,\[]-?(?:\d+(?:\.\d+)?[eE]|\d+\.0[,\]}]|\d{16})")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+# How a record ends, in at most so many bytes: what is before is its call and its data.
+_LINK = re.compile(
+    rb'(?P<field>"hash":"(?P<hash>[0-9a-f]{64})",)"kind":"[A-Za-z0-9._:@-]{1,128}","prev":"(?P<prev>[0-9a-f]{64})"'
+    rb',"seq":(?P<seq>[0-9]{1,16}),"server":"[A-Za-z0-9._:@-]{1,128}","time":"[0-9T:.Z-]{27}"}\n\Z'
+)
+_LINK_BYTES = 640
 _KEYS = frozenset({"seq", "time", "server", "kind", "call_id", "data", "prev", "hash"})
 
 
@@ -260,6 +266,21 @@ def parse(line: bytes) -> Record:
     if record.hash != claimed and record.line.replace(record.hash.encode(), claimed.encode()) == line:
         raise Edited(record.seq, claimed)
     raise NotARecord("the line is not in canonical form")
+
+
+def linked(line: bytes, before: Head) -> Head | None:
+    """The end of the chain with this line, where it goes on behind ``before``; None where it does not.
+
+    Ten times as fast as ``parse``, and it proves only that the line has the hash it claims.
+    """
+    found = _LINK.search(line, max(0, len(line) - _LINK_BYTES))
+    if found is None or (int(found["seq"]), found["prev"].decode()) != (before.seq + 1, before.hash):
+        return None
+    content = hashlib.sha256(line[: found.start()])
+    content.update(line[found.end("field") : -1])
+    if content.hexdigest() != found["hash"].decode():
+        return None
+    return Head(seq=before.seq + 1, hash=content.hexdigest(), size=before.size + len(line))
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:

@@ -393,9 +393,9 @@ class SegmentSealed(Event):
     segment: int
     """Number of the segment, from 1."""
     lines: int
-    """Lines before this record in its file: the leaves of the tree."""
+    """Records before this one in its file, without what lies in gaps: the leaves of the tree."""
     root: str
-    """Root of the Merkle tree (RFC 6962) over these lines, without their line feeds: digest."""
+    """Root of the Merkle tree (RFC 6962) over their lines, without the line feeds: digest."""
     key: str
     """Id of the key that signed it."""
     envelope: Mapping[str, Any]

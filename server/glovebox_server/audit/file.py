@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 
 from glovebox_server.audit import chain, place, writers
@@ -306,7 +307,7 @@ class LogFile:
         start, tree = self._start, merkle.Tree()
         with os.fdopen(os.dup(self._log_fd), "rb") as file:
             file.seek(0)
-            rotation.grow(tree, file, self._tail.size - start.before.size)
+            grown = self._grow(tree, file, start.before)
             with self._place.locked(self._head_fd):
                 self._catch_up()
                 # Another process was first, or there is nothing in it but its beginning.
@@ -314,7 +315,7 @@ class LogFile:
                     return None
                 self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
                 size = self._tail.size - start.before.size
-                rotation.grow(tree, file, size)
+                self._grow(tree, file, grown)
                 seal = Seal(
                     segment=start.number,
                     root="sha256:" + tree.root().hex(),
@@ -329,6 +330,13 @@ class LogFile:
                 self._go_on()
                 self._retain()
         return start.number
+
+    def _grow(self, tree: merkle.Tree, file: BufferedReader, end: Head) -> Head:
+        """Hash what is to be sealed up to the tail, if it is the chain that leads there: nothing else is signed."""
+        grown = rotation.grow(tree, file, end, self._tail.size - self._start.before.size)
+        if grown is None or (grown.seq, grown.hash) != (self._tail.seq, self._tail.hash):
+            raise self._place.tampered("a record in it was changed, so it is not sealed")
+        return grown
 
     def _go_on(self) -> None:
         """Put the file that ends with a seal away, unless that was done, and go on with the next."""

@@ -9,14 +9,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import Newer, NotARecord, Record
 from glovebox_server.audit.events import CallDecided, SegmentSealed
-from glovebox_server.audit.read import Snapshot
+from glovebox_server.audit.read import Gaps, Snapshot
 from glovebox_server.audit.segments import merkle
 from glovebox_server.audit.segments.rotation import leaf
 from glovebox_server.audit.segments.statements import NotAStatement, Seal, signed
@@ -76,20 +76,18 @@ def prove(directory: Path, call_id: str) -> bytes | None:
 
 def _part(snapshot: Snapshot, number: int, call_id: str) -> dict[str, Any]:
     """The records of a call in one segment, with their paths and the seal."""
-    leaves: list[bytes] = []
-    records: list[tuple[int, str]] = []
-    needle, last = call_id.encode(), b""
-    with snapshot.segment(number) as (log, _):
-        for last in log:
-            if needle in last and _of(last, call_id):
-                records.append((len(leaves), last.removesuffix(b"\n").decode()))
-            leaves.append(leaf(last))
-    try:
-        seal = chain.parse(last)
-        said = signed(seal.data, Seal, {})
-    except (NotARecord, NotAStatement) as problem:
-        raise NotAProof(f"segment {number} has no seal: {problem}") from None
-    tree = merkle.levels(leaves[:-1])
+    with snapshot.segment(number) as (log, size):
+        gaps = read.gaps_in(log, 0, size)
+        leaves, records, last = _leaves(log, call_id, gaps)
+        try:
+            seal = chain.parse(last)
+            said = signed(seal.data, Seal, {})
+        except (NotARecord, NotAStatement) as problem:
+            raise NotAProof(f"segment {number} has no seal: {problem}") from None
+        tree = merkle.levels(leaves[:-1])
+        if said.lines != len(tree[0]):  # sealed when what lay in a gap had leaves too
+            leaves, records, _ = _leaves(log, call_id, gaps, all_lines=True)
+            tree = merkle.levels(leaves[:-1])
     if seal.kind != SegmentSealed.kind or said.root != "sha256:" + tree[-1][0].hex():
         raise NotAProof(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
     return {
@@ -99,6 +97,24 @@ def _part(snapshot: Snapshot, number: int, call_id: str) -> dict[str, Any]:
             for index, text in records
         ],
     }
+
+
+def _leaves(
+    log: BinaryIO, call_id: str, gaps: Gaps, *, all_lines: bool = False
+) -> tuple[list[bytes], list[tuple[int, str]], bytes]:
+    """The leaves of a segment, the call's records with their places among them, and its last line."""
+    leaves: list[bytes] = []
+    records: list[tuple[int, str]] = []
+    needle, at, line = call_id.encode(), 0, b""
+    log.seek(0)
+    for line in log:
+        lost = gaps.hold(at)
+        at += len(line)
+        if not lost and needle in line and _of(line, call_id):
+            records.append((len(leaves), line.removesuffix(b"\n").decode()))
+        if all_lines or not lost:
+            leaves.append(leaf(line))
+    return leaves, records, line
 
 
 def _of(line: bytes, call_id: str) -> bool:

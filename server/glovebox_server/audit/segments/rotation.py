@@ -9,8 +9,8 @@ from datetime import datetime
 from io import BufferedReader
 from pathlib import Path
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import NotARecord
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.chain import Head, NotARecord
 from glovebox_server.audit.events import RemovalReason, SegmentSealed
 from glovebox_server.audit.segments import files, merkle
 from glovebox_server.audit.segments.statements import Signs
@@ -118,13 +118,31 @@ def removable(
 
 
 def leaf(line: bytes) -> bytes:
-    """The leaf of one line: a record, or what a crash left."""
+    """The leaf of one record."""
     return merkle.leaf_hash(line.removesuffix(b"\n"))
 
 
-def grow(tree: merkle.Tree, file: BufferedReader, until: int) -> None:
-    """Add the lines of a file from where it stands to an offset where a line ends."""
+def grow(tree: merkle.Tree, file: BufferedReader, end: Head, until: int) -> Head | None:
+    """Add the records of a file from where it stands to an offset where a line ends.
+
+    Args:
+        tree: over the records so far.
+        file: of the log.
+        end: of the chain where the file stands.
+        until: where to stop.
+
+    Returns:
+        The end of the chain there; None where what is signed would not be the chain.
+    """
     at = file.tell()
+    gaps = read.gaps_in(file, at, until)
+    file.seek(at)
     while at < until and (line := file.readline()):
-        tree.add(leaf(line))
+        if not gaps.hold(at):
+            further = chain.linked(line, end)
+            if further is None:
+                return None
+            end = further
+            tree.add(leaf(line))
         at += len(line)
+    return end

@@ -93,7 +93,7 @@ class Seal(_Statement):
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
 
     lines: int
-    """Leaves of the tree."""
+    """Leaves of the tree: records. What lies in a gap has none; the gap's own record holds its digest."""
     bytes: int
     """Length of the file up to the seal."""
     after: str
