@@ -8,12 +8,14 @@ import re
 #: What a program's output may have besides: lines, tabs, and blanks that are as wide as they look (Unicode's Zs).
 LAYOUT = "\n\t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
-# ``isprintable`` says no to controls (C0, DEL, C1), format characters (bidirectional, zero-width, tags), surrogates,
-# private use, unassigned and line ends. These it takes for visible, and they are not: what is left of Unicode's
-# Default_Ignorable_Code_Point (DerivedCoreProperties.txt), but for the two selectors that emoji are written with, and
-# the blank of Braille.
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0d\uffa0\U000e0100-\U000e01ef]"
+#: Marks, letters and symbols that show nothing, and that ``isprintable`` takes for visible; it says no to controls (C0,
+#: DEL, C1), format characters (bidirectional, zero-width, tags), surrogates, private use, unassigned and line ends.
+#: What is left of Default_Ignorable_Code_Point (https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt),
+#: but for the two selectors that emoji are written with; then the blank of Braille, the joiners of Tifinagh and of
+#: Brahmi's numbers, Khitan's filler, and the note without a head (NamesList.txt in the same place).
+UNSEEN = frozenset(
+    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, *range(0xFE00, 0xFE0E), 0xFFA0}
+    | {*range(0xE0100, 0xE01F0), 0x2800, 0x2D7F, 0x1107F, 0x16FE4, 0x1D159}
 )
 _SUSPECT = re.compile("[^ -~]")
 
@@ -28,7 +30,7 @@ def printable(text: str, kept: str = "") -> str:
 
     def shown(found: re.Match[str]) -> str:
         character = found[0]
-        if character in kept or (character.isprintable() and not _UNSEEN.match(character)):
+        if character in kept or (character.isprintable() and ord(character) not in UNSEEN):
             return character
         return character.encode("unicode_escape").decode()
 

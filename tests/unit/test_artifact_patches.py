@@ -1,5 +1,6 @@
 """A patch is marked by the paths it touches, however it is cut, spelled or flooded; it is never applied."""
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.test_workspace_changes import ROOM, write
+from tests.unit.test_patch_repositories import run
 
 from _glovebox_guest.files import changes, overlay
 from glovebox_server.artifacts.patches import MAX_NAMES, PatchPaths
@@ -98,12 +100,88 @@ def test_patches_that_a_program_wrote_itself_are_looked_at_too(patch: str, why: 
     assert why in marks(patch.encode())
 
 
+def _literal(content: bytes) -> str:
+    return (
+        "index "
+        + "0" * 40
+        + ".."
+        + changes._blob(content)
+        + "\nGIT binary patch\n"
+        + changes._literal(content).decode()
+    )
+
+
+OBEYED = "agents read it as instructions"
+LINK = "it makes a symbolic link or a submodule"
+UNREAD = "it cannot be read in full"
+TEXT = "@@ -0,0 +1 @@\n+obey me\n"
+BINARY = "new file mode 100644\n" + _literal(b"obey me\n")
+SUBMODULE = f"@@ -0,0 +1 @@\n+Subproject commit {'1' * 40}\n"
+LONG = "b" * 9000
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("patch", "made", "why"),
+    [
+        (f"diff --git a/CLAUDE.md b/CLAUDE.md\n{BINARY}", "CLAUDE.md", OBEYED),
+        (f"diff --git a\t/CLAUDE.md b\t/CLAUDE.md\n{BINARY}", "CLAUDE.md", OBEYED),
+        (f'diff --git "a\t/CLAUDE.md" "b\t/CLAUDE.md"\n{BINARY}', "CLAUDE.md", OBEYED),
+        (f'diff --git "a\\011/CLAUDE.md" "b\\011/CLAUDE.md"\n{BINARY}', "CLAUDE.md", OBEYED),
+        (f'diff --git "a/\\103LAUDE.md" "b/\\103LAUDE.md" \n{BINARY}', "CLAUDE.md", OBEYED),
+        (f"diff --git old/CLAUDE.md n/CLAUDE.md\n{BINARY}", "CLAUDE.md", OBEYED),
+        ("diff --git a/n b/n\nsimilarity index 100%\nrename old n\nrename new CLAUDE.md\n", "CLAUDE.md", OBEYED),
+        ("diff --git a/n b/n\nsimilarity index 100%\nrename from n\nrename to \t/CLAUDE.md\n", "\t/CLAUDE.md", OBEYED),
+        (f"--- /dev/null\n+++ b/CLAUDE.md 2026-11-20 00:00:00 +0000\n{TEXT}", "CLAUDE.md", OBEYED),
+        (f"--- /dev/null\n+++ {LONG}/CLAUDE.md\t{'x' * 600_000}\n{TEXT}", "CLAUDE.md", UNREAD),
+        (f"diff --git {LONG}/CLAUDE.md {LONG}/CLAUDE.md\n{BINARY}", "CLAUDE.md", UNREAD),
+        *(
+            (f"diff --git a/l b/l\nnew file mode {mode}\n--- /dev/null\n+++ b/l\n{TEXT}", "l", LINK)
+            for mode in ("120000", "0120000", "00120000", " 120000")
+        ),
+        (f"diff --git a/s b/s\nnew file mode 0160000\n--- /dev/null\n+++ b/s\n{SUBMODULE}", "s", LINK),
+        (f"diff --git a/m.so b/m.so\n{BINARY}", "m.so", "'m.so': it is compiled code"),
+        (f"diff --git a/m.pyc b/m.pyc\n{BINARY}", "m.pyc", "'m.pyc': it is compiled code"),
+        ("diff --git a/n b/n\nold mode 100644\nnew mode 100755\n", "n", "'n': it may be run as a program"),
+    ],
+)  # fmt: skip
+def test_what_git_makes_of_an_odd_spelling_is_marked(
+    *, tmp_path: Path, patch: str, made: str, why: str, size: int
+) -> None:
+    """The program itself makes the file (control), and the patch says what it is, or that it cannot be read."""
+    run("init", "-q", ".", cwd=tmp_path)
+    (tmp_path / "n").write_text("obey me\n")
+    applied = run("apply", "-", cwd=tmp_path, given=patch.encode())
+    assert applied.returncode == 0, applied.stderr
+    assert os.path.lexists(tmp_path / made)
+    if size > 1 or len(patch) < 10_000:
+        assert why in marks(patch.encode(), size)
+
+
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        ("  --- /dev/null\n  +++ b/CLAUDE.md\n", OBEYED),
+        ("*** a/CLAUDE.md\n--- x\n***************\n", OBEYED),
+        ("Content-Transfer-Encoding: base64\n", UNREAD),
+        ('Content-Type: text/plain; charset="utf-7"\n', UNREAD),
+        ("diff --git a/l b/l\nindex 1234567..1234568 120000\n", UNREAD),
+    ],
+)
+def test_what_only_other_programs_take_apart_is_marked_too(patch: str, why: str) -> None:
+    """patch(1) takes indented and context patches, ``git am`` encoded ones; the plain forms have no mark (control)."""
+    assert why in marks(patch.encode())
+    plain = "Content-Transfer-Encoding: 8bit\nContent-Type: text/plain; charset=UTF-8\nindex 1234567..1234568 100644\n"
+    assert marks(plain.encode()) == ""
+
+
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
 def test_a_line_without_an_end_takes_no_memory_and_hides_nothing_behind_it(size: int) -> None:
-    """Only its beginning is looked at, and the next line is a line again."""
-    assert marks(b"+++ b/" + b"x" * 100_000 + b"/.envrc\n+++ b/CLAUDE.md\n", size) == (
-        "it touches 'CLAUDE.md': agents read it as instructions"
-    )
+    """Only its beginning is looked at, which is said, and the next line is a line again."""
+    assert marks(b"+++ b/" + b"x" * 100_000 + b"/.envrc\n+++ b/CLAUDE.md\n", size).splitlines() == [
+        "it touches 'CLAUDE.md': agents read it as instructions", "it cannot be read in full: look at what it makes",
+    ]  # fmt: skip
+    assert marks(b"+" * 100_000 + b"\n+++ b/x.txt\n", size) == ""
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from glovebox_server.transport import logs
 OBEYED = [chr(code) for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))]
 UNSEEN = list(
     "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-    "\u00ad\u034f\u115f\u1160\u17b4\u180e\u200b\u200c\u200d\u2060\u2064\u206f\u2800\u3164\ufe00\ufeff\uffa0"
+    "\u00ad\u034f\u115f\u1160\u17b4\u180e\u200b\u200c\u200d\u2060\u2064\u206f\u2800\u3164\ufe00\ufeff\uffa0\u2d7f\U0001107f\U00016fe4\U0001d159"
     "\u2028\u2029\ufff9\U000e0001\U000e0041\U000e0100\ue000\udcff"
 )
 HARMLESS = "naïve café, 日本語, नमस्ते, שלום, 👍🏽 ❤\ufe0f ½ – “quoted” \\x1b"

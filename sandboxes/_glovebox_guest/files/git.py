@@ -36,6 +36,11 @@ _HARMLESS = frozenset(
     + b"export-ignore export-subst".split()
 )
 """Attributes that run nothing. Any other may be a driver, or a macro that names one: see gitattributes(5)."""
+_DRIVERS = frozenset((b"filter", b"diff", b"merge", b"binary"))
+"""Attributes that name programs, or keep others from it: ``binary`` is ``-diff -merge -text``."""
+_BLANKS = b" \t\r"
+_CONTROLS = frozenset((*range(0x20), 0x7F)) - frozenset(b"\t\r")
+"""In a line: no pattern needs them, and not every version of git may read them alike."""
 # Marks and letters that show nothing, beside those of category Cf.
 _INVISIBLE = frozenset((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F)) | frozenset(
     (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
@@ -102,18 +107,39 @@ def why_not(name: str, found: Mapping[str, set[str]]) -> str:
 
 
 def hands_to_programs(name: str, old: bytes, new: bytes) -> bool:
-    """Whether this is a ``.gitattributes`` that got a line which may have git run something on files."""
-    if folded(name).rpartition("/")[2] != _ATTRIBUTES:
+    """Whether this is a ``.gitattributes`` whose change may have git run something on files.
+
+    The last line that fits a file decides, so an order changed, or a line taken away, is as good as a line added. New
+    lines behind all others, or a file without drivers before and after, can be judged line by line.
+    """
+    if folded(name).rpartition("/")[2] != _ATTRIBUTES or old == new:
         return False
-    return any(not _runs_nothing(line) for line in set(_lines(new)) - set(_lines(old)))
+    before, after = _lines(old), _lines(new)
+    if before == after[: len(before)]:
+        macros = any(line.lstrip(_BLANKS).startswith(b"[attr]") for line in before)
+        return macros or not all(map(_runs_nothing, after[len(before) :]))
+    return not all(_runs_nothing(line) and _DRIVERS.isdisjoint(_attributes(line)) for line in (*before, *after))
 
 
 def _lines(content: bytes) -> list[bytes]:
-    return content.removeprefix(b"\xef\xbb\xbf").replace(b"\r", b"\n").split(b"\n")
+    # git ends a line at a line feed alone; to it a carriage return is a blank.
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _words(line: bytes) -> list[bytes]:
+    # Where bytes.split() and attr.c differ in what is a blank, _runs_nothing takes the line for a driver.
+    return line.split()
+
+
+def _attributes(line: bytes) -> set[bytes]:
+    return {word.lstrip(b"-!").partition(b"=")[0] for word in _words(line)[1:]}
 
 
 def _runs_nothing(line: bytes) -> bool:
-    words = line.split()
+    words = _words(line)
+    if _CONTROLS.intersection(line):
+        return False
     if not words or words[0].startswith(b"#"):
         return True
     # A quoted pattern may hold spaces, and [attr] defines a macro: neither is worth taking apart.

@@ -9,6 +9,7 @@ import unicodedata
 from typing import Final
 
 from glovebox_server.errors import Refused
+from glovebox_server.printable import UNSEEN
 
 MAX_NAME_BYTES: Final = 512
 """UTF-8 bytes of a whole name: an eighth of Linux's PATH_MAX, so a destination still fits before it."""
@@ -19,12 +20,8 @@ MAX_DEPTH: Final = 8
 MAX_QUOTED: Final = 60
 """Characters of a hostile name that an error message repeats."""
 
-# Letters and marks that show nothing: two names that look the same must be the same. All of category Cf is refused
-# anyway; these are categories Lo, Mn and So. https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt
-_INVISIBLE: Final = frozenset(
-    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0}
-    | {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
-)
+# Two names that look the same must be the same: nor may they have the selectors that emoji are written with.
+_INVISIBLE: Final = UNSEEN | {0xFE0E, 0xFE0F}
 _REFUSED_CATEGORIES: Final = {
     "Cc": "a control character",
     "Cf": "an invisible formatting or text-direction character",
@@ -46,6 +43,7 @@ def _who(reason: str, *names: str) -> dict[str, str]:
 
 CODE: Final = "it is code that a program may import or run"
 """Said of every source file: of a file that came alone, and not of one among those that a patch changes."""
+_COMPILED: Final = "it is compiled code, which nobody can read and a program may import or run"
 _AGENTS: Final = "agents start servers or take orders from it"
 _INSTRUCTIONS: Final = "agents read it as instructions"
 _BUILD: Final = "build tools run or obey it"
@@ -71,6 +69,7 @@ _LOADED_BY_NAME: Final = {
     **_who(_HOOK, "pre-auto-gc", "reference-transaction", "fsmonitor-watchman", "sendemail-validate"),
     **_who(_HOOK, ".pre-commit-config.yaml", ".pre-commit-hooks.yaml", "lefthook.yml", "lefthook.yaml"),
     **_who("version control runs or obeys what lies there", ".hg", ".hgrc", ".jj", ".sl", ".svn", ".bzr"),
+    **_who("version control runs or obeys what lies there", "_darcs", "cvs", ".fossil-settings"),
     **_who("editors run tasks and settings from it", ".vscode", ".idea", ".devcontainer", ".editorconfig", ".vim"),
     **_who("editors run tasks and settings from it", ".zed", ".fleet", ".dir-locals.el", ".exrc", ".nvim.lua"),
     **_who(_AGENTS, ".mcp.json", "mcp.json", ".claude", ".cursor", ".codex", ".gemini", ".windsurf", ".cursorrules"),
@@ -78,6 +77,7 @@ _LOADED_BY_NAME: Final = {
     **_who(_AGENTS, ".agents", ".aider.conf.yml", ".goosehints", ".opencode", "opencode.json", "crush.json"),
     **_who(_INSTRUCTIONS, "claude.md", "claude.local.md", "agents.md", "agents.override.md", "gemini.md", "qwen.md"),
     **_who(_INSTRUCTIONS, "copilot-instructions.md", "claude_desktop_config.json", "warp.md", "conventions.md"),
+    **_who(_INSTRUCTIONS, "agent.md"),
     **_who("the shell runs it on entering", ".envrc", ".bashrc", ".profile", ".zshrc", ".bash_profile", ".zshenv"),
     **_who("programs take their environment from it", ".env"),
     **_who("Python runs it at start", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "python311._pth"),
@@ -89,11 +89,19 @@ _LOADED_BY_NAME: Final = {
     **_who(_BUILD, "settings.gradle.kts", "pom.xml", "build.sbt", "mix.exs", "composer.json", "binding.gyp"),
     **_who(_BUILD, "deno.json", "bunfig.toml", ".npmrc", ".yarnrc.yml", ".pnpmfile.cjs", "pip.conf", "flake.nix"),
     **_who(_BUILD, "default.nix", "shell.nix", "build.bazel", "module.bazel", "workspace.bazel", "wscript"),
-    **_who(_BUILD, "snakefile", "earthfile", "tiltfile", "brewfile"),
+    **_who(_BUILD, "snakefile", "earthfile", "tiltfile", "brewfile", "requirements.txt", "pipfile", "uv.toml"),
+    **_who(_BUILD, "pnpm-workspace.yaml", "gradle.properties", "init.gradle", "directory.build.props"),
+    **_who(_BUILD, "directory.build.targets", "babel.config.json", "package.swift", "podfile", "go.work", "mise.toml"),
+    **_who(
+        _BUILD, ".mise.toml", ".tool-versions", "rust-toolchain", "rust-toolchain.toml", "makefile.am", "makefile.in"
+    ),
+    **_who(
+        _BUILD, "configure.ac", "ansible.cfg", "tsconfig.json", "nuget.config", "lerna.json", "nx.json", "turbo.json"
+    ),
     **_who(_CI, ".github", ".gitlab-ci.yml", ".gitlab", ".circleci", ".travis.yml", "jenkinsfile", ".drone.yml"),
     **_who(_CI, "azure-pipelines.yml", "azure-pipelines.yaml", "bitbucket-pipelines.yml", ".buildkite", ".gitea"),
     **_who(_CI, ".woodpecker", ".woodpecker.yml", ".forgejo", "appveyor.yml", ".appveyor.yml", "cloudbuild.yaml"),
-    **_who(_CI, "buildspec.yml", ".cirrus.yml", "netlify.toml", "vercel.json"),
+    **_who(_CI, "action.yml", "action.yaml", "buildspec.yml", ".cirrus.yml", "netlify.toml", "vercel.json"),
     **_who(_CONTAINER, "dockerfile", "containerfile", "vagrantfile", "docker-compose.yml", "docker-compose.yaml"),
     **_who(_CONTAINER, "compose.yml", "compose.yaml", "procfile"),
     **_who("it lets others in, or runs at set times", "authorized_keys", "crontab"),
@@ -102,7 +110,8 @@ _LOADED_BY_NAME: Final = {
 # Endings, case-folded, of names that some program runs, imports or installs.
 _RUN_BY_ENDING: Final = {
     **_who("Python runs lines of it at start", ".pth", "._pth"),
-    **_who(CODE, ".py", ".pyc", ".pyo", ".pyw", ".pyd", ".so", ".dylib", ".js", ".cjs", ".mjs", ".ts", ".rb", ".pl"),
+    **_who(_COMPILED, ".pyc", ".pyo", ".pyd", ".so", ".dylib", ".class", ".wasm", ".node"),
+    **_who(CODE, ".py", ".pyw", ".js", ".cjs", ".mjs", ".ts", ".rb", ".pl"),
     **_who(CODE, ".php", ".lua", ".sh", ".bash", ".zsh", ".fish", ".r", ".rprofile", ".mk"),
     **_who(_WINDOWS, ".exe", ".dll", ".com", ".scr", ".bat", ".cmd", ".ps1", ".psm1", ".vbs", ".vbe", ".hta"),
     **_who(_WINDOWS, ".msi", ".msp", ".msix", ".appx", ".application", ".reg", ".lnk", ".url", ".scf", ".wsf"),
@@ -111,12 +120,23 @@ _RUN_BY_ENDING: Final = {
     **_who(_DESKTOP, ".workflow", ".terminal", ".mobileconfig"),
     **_who(_INSTALLS, ".whl", ".egg", ".jar", ".war", ".deb", ".rpm", ".apk", ".dmg", ".pkg", ".vsix", ".run", ".gem"),
     **_who(_INSTALLS, ".nupkg", ".snap", ".flatpakref", ".crx", ".xpi"),
+    **_who("editors run tasks and settings from it", ".code-workspace"),
+    **_who(
+        _BUILD, ".kts", ".bzl", ".gemspec", ".cmake", ".tf", ".podspec", ".csproj", ".fsproj", ".vbproj", ".vcxproj"
+    ),
+    **_who(_INSTRUCTIONS, ".mdc"),
     **_who(_PICKLE, ".pkl", ".pickle", ".joblib", ".pt", ".ckpt", ".dill", ".rds", ".rdata"),
     **_who("it can hold macros", ".xlsm", ".xlsb", ".xltm", ".docm", ".dotm", ".pptm", ".xla", ".xlam", ".xll", ".odb"),
     **_who("it holds code and active output", ".ipynb"),
     **_who("a browser runs scripts in it", ".html", ".htm", ".xhtml", ".shtml", ".mht", ".mhtml", ".svg", ".svgz"),
 }
 _CONFIG_SCRIPT: Final = re.compile(r".+\.config\.(?:c|m)?(?:js|ts)")
+# As ``_LOADED_BY_NAME``, of last segments alone: folders are often called so too.
+_LOADED_AS_FILE: Final = (
+    (_CONFIG_SCRIPT, "JavaScript tools run *.config.js files"),
+    (re.compile(r".+\.(?:instructions|prompt|chatmode|agent)\.md"), _INSTRUCTIONS),
+    (re.compile(r"build|buck|workspace|requirements[-_.].*\.txt"), _BUILD),
+)
 _SHORT_NAME: Final = re.compile(r"[^.]{1,6}~[0-9]+(?:\..{0,3})?")
 _SHELL_CHARACTERS: Final = frozenset("$`;&!'{}[]#%^=")
 
@@ -209,8 +229,9 @@ def reasons(name: str) -> dict[str, str]:
     ending = "." + last.rsplit(".", 1)[-1] if "." in last else ""
     if reason := _RUN_BY_ENDING.get(ending):
         found.setdefault(reason, ending)
-    if _CONFIG_SCRIPT.fullmatch(last):
-        found.setdefault("JavaScript tools run *.config.js files", last)
+    for pattern, reason in _LOADED_AS_FILE:
+        if pattern.fullmatch(last):
+            found.setdefault(reason, last)
     if any(character in _SHELL_CHARACTERS for character in name):
         found.setdefault("its name contains characters that a shell interprets", last)
     return found

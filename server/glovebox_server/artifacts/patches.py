@@ -1,5 +1,7 @@
 """Finds the paths that a patch touches while it streams past, and marks them as ``names`` marks a file's own name.
 
+What git and patch may read in several ways is looked at in each, and what cannot be read is marked by itself.
+
 A patch is only looked at, never applied: ``git apply`` puts each path into a real folder. Pure: no I/O, bounded memory.
 """
 
@@ -18,26 +20,40 @@ _MOST: Final = 2 * 1024 * 1024
 """Characters of paths that are looked at in all, about a second's work: 20,000 files of a patch of ours have fewer."""
 _LINE_COSTS: Final = 16
 _REST: Final = "not all of its paths were looked at"
-# At the start of a line stands a sign in front of every line of a file, and binary parts have no spaces.
+_UNREAD: Final = "it cannot be read in full: look at what it makes"
+_LONGEST_NAMES: Final = 1100
+_INDENT: Final = b" \tX"
+"""Before a line's own beginning: patch(1) takes it away."""
+# At the start of a line of a file stands a sign, and binary parts have no spaces. git finds a mode by strtoul, so that
+# blanks and zeros may precede it, and git am takes a letter's encoding away.
 _LINE: Final = re.compile(
-    rb"^(?:diff --git (?P<both>.{1,1100})|(?:\+\+\+|---|rename (?:from|to)|copy to|Index:) (?P<one>.{1,1100})"
-    rb"|(?P<link>new (?:file )?mode 1[26]0000)\r?$)",
+    rb"^(?:[ \tX]|- )*(?:diff --git (?P<both>.+)"
+    rb"|(?:(?:\+\+\+|---|\*\*\*|rename (?:from|to|old|new)|copy (?:from|to)) |Index:[ \t]*)(?P<one>.+)"
+    rb"|(?:new|new file) mode (?P<mode>.*)|index \S{0,64}\.\.\S{0,64} (?P<kept>.*)"
+    rb"|(?P<packed>(?i:content-transfer-encoding:(?!\s*[78]bit\s*$)"
+    rb"|(?:content-type:.*)?charset=\"?(?!utf-8|us-ascii)).*))",
     re.MULTILINE,
 )
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\([0-7]{1,3}|.)")
+_BLANK: Final = re.compile(r"[ \t\r\f\v]+")
+_FILES: Final = (b"100644", b"100755")
 _LINK: Final = "it makes a symbolic link or a submodule"
+_RUNS: Final = "it may be run as a program"
 
 
 class PatchPaths:
     """The marked paths of one patch."""
 
-    __slots__ = ("_found", "_last", "_left", "_tail")
+    __slots__ = ("_found", "_last", "_left", "_noted", "_tail", "_unread")
 
     def __init__(self) -> None:
         self._tail = b""
         self._last = ""
         self._left = _MOST
+        self._noted = {CODE}
+        """What was said of the last path, and what is not said of any."""
+        self._unread = False
         self._found: dict[str, tuple[list[str], int]] = {}
 
     def feed(self, chunk: bytes) -> None:
@@ -45,7 +61,7 @@ class PatchPaths:
         window = self._tail + chunk
         whole, _, rest = window.rpartition(b"\n")
         # Its beginning is what tells what a line is: the rest of a long one is of no use.
-        self._tail = rest[:_LONGEST]
+        self._tail = rest.lstrip(_INDENT)[:_LONGEST]
         self._look(whole)
 
     def risks(self) -> tuple[str, ...]:
@@ -53,24 +69,45 @@ class PatchPaths:
         self._look(self._tail)
         self._tail = b""
         marks = [_sentence(reason, names, count) for reason, (names, count) in self._found.items()]
-        return (*marks, *([_REST] if self._left < 0 else []))
+        return (*marks, *([_UNREAD] if self._unread else []), *([_REST] if self._left < 0 else []))
 
     def _look(self, lines: bytes) -> None:
         for found in _LINE.finditer(lines):
             self._left -= _LINE_COSTS
             if self._left < 0:
                 return
-            if found["link"]:
-                self._note(_LINK, self._last)
-                continue
-            path = _path(found["both"] or found["one"], both=found["both"] is not None)
-            if path in {self._last, "/dev/null"}:  # one file is named by up to three lines in turn
-                continue
+            if (mode := found["mode"]) is not None:
+                self._mode(mode.rstrip(b"\r"))
+            elif (kept := found["kept"]) is not None:
+                self._unread |= kept.rstrip(b"\r") not in _FILES
+            elif found["packed"] is not None:
+                self._unread = True
+            else:
+                self._names(found["both"] or found["one"], both=found["both"] is not None)
+
+    def _mode(self, mode: bytes) -> None:
+        if mode not in _FILES:
+            self._note(_LINK, self._last)
+        elif mode == _FILES[1]:
+            self._note(_RUNS, self._last)
+
+    def _names(self, line: bytes, *, both: bool) -> None:
+        if len(line) > _LONGEST_NAMES:
+            self._unread = True
+            return
+        path, *others = _paths(line, both=both)
+        if path not in {self._last, "/dev/null"}:  # one file is named by up to three lines in turn
             self._last = path
-            self._left -= len(path)
-            for reason in reasons(path):
-                if reason != CODE:
-                    self._note(reason, path)
+            self._noted = {CODE}
+        elif not others:
+            return
+        for each in (path, *others):
+            self._left -= len(each)
+            if self._left < 0:
+                return
+            for reason in reasons(each).keys() - self._noted:
+                self._noted.add(reason)
+                self._note(reason, each)
 
     def _note(self, reason: str, path: str) -> None:
         names, count = self._found.get(reason, ([], 0))
@@ -82,17 +119,28 @@ def _sentence(reason: str, names: list[str], count: int) -> str:
     return f"it touches {', '.join(names)}{more}: {reason}"
 
 
-def _path(text: bytes, *, both: bool) -> str:
-    """The path in such a line: the second of two, without quotes, time and the ``a/`` or ``b/`` in front."""
-    named = text.decode("utf-8", "replace").partition("\t")[0].rstrip()
-    if both:
-        half = len(named) // 2
-        same = named[:half].replace("a/", "b/", 1) == named[half + 1 :]
-        mark = ' "' if named.endswith('"') else " b/"
-        named = named[half + 1 :] if same else mark[1:] + named.rpartition(mark)[2]
-    if escaped := _QUOTED.match(named):
-        named = _ESCAPED.sub(_character, escaped[1]).encode("latin-1", "replace").decode("utf-8", "replace")
-    return named[2:] if named.startswith(("a/", "b/")) else named
+def _paths(line: bytes, *, both: bool) -> list[str]:
+    """Every path that git or patch may read in such a line, the likeliest first; of two, the second is the one made.
+
+    Where two differ, all of it is one: the parts of the second, which are what counts, stand at its end.
+    """
+    named = line.decode("utf-8", "replace").rstrip()
+    half = len(named) // 2
+    same = both and named[:half].replace("a/", "b/", 1) == named[half + 1 :]
+    likeliest = named[half + 1 :] if same else named if both else named.partition("\t")[0].rstrip()
+    if '"' not in named and (both or not _BLANK.search(named)):
+        return [_stripped(likeliest)]
+    quoted_names = [_unescaped(each) for each in _QUOTED.findall(named)][::-1]
+    cut = [] if both else [named[: blank.start()] for blank in _BLANK.finditer(named)]
+    return list(dict.fromkeys(map(_stripped, (*quoted_names, likeliest, named, *cut))))
+
+
+def _stripped(name: str) -> str:
+    return name[2:] if name.startswith(("a/", "b/")) else name
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(_character, text).encode("latin-1", "replace").decode("utf-8", "replace")
 
 
 def _character(found: re.Match[str]) -> str:
