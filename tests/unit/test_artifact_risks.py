@@ -104,6 +104,36 @@ async def test_reading_an_artifact_gives_its_marks_too(tmp_path: Path) -> None:
             assert _contents(reader.artifact, b"x").meta == {RISKS_META_KEY: list(link.risks)}
 
 
+async def test_marks_without_number_cost_no_call_its_result(tmp_path: Path) -> None:
+    """64 patches of 30 kinds each: each is marked, what is cut is counted, and the record has all (control)."""
+    names = [
+        "CLAUDE.md", ".git/x", ".hg/x", ".vscode/x", ".mcp.json", ".envrc", ".env", "conftest.py", "sitecustomize.py",
+        "Makefile", ".github/x", "Dockerfile", "authorized_keys", "desktop.ini", "x.pth", "x.exe", "x.desktop", "x.whl",
+        "x.pkl", "x.xlsm", "x.ipynb", "x.html", "x.config.js", "$x", "GIT~1", "pre-commit", "head", "-x", "~x", ".hid",
+    ]  # fmt: skip
+    patch = "".join(f"+++ b/{'q' * 50}{n}/{x}\n" for x in names for n in range(6)).encode()
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder, output_files=64) as (collector, _):
+        for number in range(64):
+            await put(collector, f"{number}.patch", patch)
+        delivered = await collector.deliver(outcome(), keep_pictures=True)
+    result = answered(
+        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=1.0,
+        receipt=RECEIPT,
+    )  # fmt: skip
+    rendered = tool_result(result)
+    assert not rendered.is_error
+    links = [block for block in rendered.content if block.type == "resource_link"]
+    assert len(links) == 64
+    for link in links:
+        risks = (link.meta or {})[RISKS_META_KEY]
+        assert "it touches" in risks[0]
+        assert "more marks" in risks[-1]
+    recorded = [event for event in recorder.events if isinstance(event, ArtifactCollected)]
+    assert all(len(event.risks or ()) >= 29 for event in recorded)
+    assert sum(len(risk) for event in recorded for risk in event.risks or ()) > 256 * 1024
+
+
 async def test_every_file_of_the_largest_shipped_number_is_marked_within_one_message(tmp_path: Path) -> None:
     """64 marked files with long names: none loses its mark, and the result still fits."""
     recorder = Recorder()

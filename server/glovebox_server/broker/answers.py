@@ -1,7 +1,7 @@
 """From what came of a call to what its caller gets: complete as text and as structured data. Pure."""
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Final
 
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
@@ -10,6 +10,10 @@ from glovebox_server.broker.collector import Delivered
 from glovebox_server.calls import CallResult, Content, Decision, Link, Text, ToolCall
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Isolation, Tool
+
+MAX_MARKS: Final = 16 * 1024
+"""Characters of all files' marks in one result, which says them three times and must fit into one message. A file's
+record in the audit log and its artifact have them all."""
 
 
 def refused(call: ToolCall, decision: Decision, head: Head) -> CallResult:
@@ -37,6 +41,7 @@ def answered(
 ) -> CallResult:
     """The result of a call that ran."""
     answer = tool.answer(outcome)
+    delivered = _bounded(delivered)
     isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
     structured: dict[str, Any] = {
         "call_id": call.id,
@@ -62,6 +67,30 @@ def answered(
         failed=answer.failed,
         meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
     )
+
+
+def _bounded(delivered: Delivered) -> Delivered:
+    """The same files, with marks that fit into one message: each has a share of the room, what is cut is counted."""
+    marked = [link for link in (*delivered.figures, *delivered.artifacts) if link.risks]
+    if sum(len(risk) for link in marked for risk in link.risks) <= MAX_MARKS:
+        return delivered
+    share = MAX_MARKS // len(marked)
+    return replace(
+        delivered,
+        figures=tuple(_within(link, share) for link in delivered.figures),
+        artifacts=tuple(_within(link, share) for link in delivered.artifacts),
+    )
+
+
+def _within(link: Link, room: int) -> Link:
+    kept: list[str] = []
+    for number, risk in enumerate(link.risks):
+        if len(risk) > room:
+            more = f"{len(link.risks) - number} more marks, which reading the file gives in full"
+            return replace(link, risks=(*kept, *([] if kept else [risk[:room] + "…"]), more))
+        kept.append(risk)
+        room -= len(risk)
+    return link
 
 
 def _marks(links: tuple[Link, ...]) -> list[Text]:
