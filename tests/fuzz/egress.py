@@ -8,7 +8,14 @@ from tests.fuzz.harness import bounded, text
 from glovebox_profiles.egress import EgressRule, decide, decide_url, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.egress.hosts import parse_host
-from glovebox_profiles.egress.targets import METHODS, EgressTarget, normalise_path, parse_authority, parse_connect
+from glovebox_profiles.egress.targets import (
+    METHODS,
+    EgressTarget,
+    is_plain,
+    normalise_path,
+    parse_authority,
+    parse_connect,
+)
 
 _METHODS = sorted(METHODS)
 
@@ -18,9 +25,13 @@ def _named(rule: EgressRule, target: EgressTarget) -> bool:
     labels, wanted = target.host.split("."), rule.host.split(".")
     star = wanted[0] == "*"
     host = labels[-len(wanted) + 1 :] == wanted[1:] and len(labels) >= len(wanted) if star else labels == wanted
-    path = any(
-        target.path[: len(pattern) - 1] == pattern[:-1] if pattern[-2:] == "/*" else pattern == target.path
-        for pattern in rule.paths
+    # What is plain has properties of its own: tests/property/test_egress_properties.py.
+    path = "/*" in rule.paths or (
+        is_plain(target.path)
+        and any(
+            target.path[: len(pattern) - 1] == pattern[:-1] if pattern[-2:] == "/*" else pattern == target.path
+            for pattern in rule.paths
+        )
     )
     held = target.scheme in rule.schemes and target.port in rule.ports and target.method in rule.methods
     return host and held and (path or target.method == "CONNECT")

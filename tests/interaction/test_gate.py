@@ -244,6 +244,43 @@ async def test_a_slow_body_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         assert (await _status(server, slow + b"{"))[0] == 408
 
 
+async def test_a_head_has_so_many_fields_and_so_many_bytes(tmp_path: Path) -> None:
+    """Each field becomes objects before anybody knows who sends it; the control has as many as may be."""
+    async with served(tmp_path, "http") as server:
+        few = len(_request(server, "GET", "/health").splitlines()) - 2
+        for more, expected in ((http_timeouts.HEAD_FIELDS - few, 200), (http_timeouts.HEAD_FIELDS - few + 1, 400)):
+            fields = {f"A{number}": "1" for number in range(more)}
+            assert (await _status(server, _request(server, "GET", "/health", fields)))[0] == expected, more
+        # Bytes count while a head is not whole, so what one read brings may come beyond them.
+        long = {"A": "1" * (http_timeouts.HEAD_BYTES + http_timeouts._READ_BYTES)}
+        assert (await _status(server, _request(server, "GET", "/health", long)))[0] == 400
+
+
+@pytest.mark.parametrize("parts", [None, 1_000_000], ids=["shipped", "control"])
+async def test_a_body_of_tiny_chunks_leaves_the_others_their_turns(
+    parts: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any few of them others are served; the control reads all that came in one turn."""
+    if parts:
+        monkeypatch.setattr(http_timeouts, "_PARTS", parts)
+    read: list[int] = []
+    handle = http_timeouts.TimeoutProtocol.handle_events
+
+    def noted(self: http_timeouts.TimeoutProtocol) -> None:
+        handle(self)
+        read.append(http_timeouts._PARTS - self._parts.parts_left)
+
+    monkeypatch.setattr(http_timeouts.TimeoutProtocol, "handle_events", noted)
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}).encode().ljust(2000)
+    chunks = b"".join(b"1\r\n%c\r\n" % each for each in body) + b"0\r\n\r\n"
+    async with served(tmp_path, "http") as server:
+        head = _request(server, "POST", "/mcp", {"Transfer-Encoding": "chunked"})
+        status, _ = await _status(server, head + chunks)
+    assert status != 408
+    assert sum(read) > len(body)
+    assert (max(read) <= 4) is (parts is None)
+
+
 async def test_a_slow_head_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """M5: a connection without a request, one whose head never ends, and one whose second head does, are closed.
 

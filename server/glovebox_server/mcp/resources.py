@@ -23,6 +23,7 @@ import rfc8785
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
+from glovebox_sandboxes.sharing.limiter import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit import read
@@ -44,10 +45,13 @@ MAX_RESOURCE_BYTES = 512 * 1024
 #: Most records of one call in one answer; a call makes about ten, one per connection besides.
 MAX_RECORDS = 500
 
-#: Reads of the audit log at one time: each may scan the whole file.
+#: How long an answer about capabilities is given again: making one asks every driver.
+MANIFEST_SECONDS = 5.0
+
+#: Reads of the audit log at one time, in fair turns: each may scan the whole file.
 READERS = 2
 
-#: Artifacts being read at one time: each passes through memory whole, twice.
+#: Artifacts being read at one time, in fair turns: each passes through memory whole, twice.
 ARTIFACT_READERS = 4
 
 #: Long-lived requests of one principal at a time; each holds a stream open.
@@ -150,8 +154,11 @@ class Resources:
         """Take the stores, and the event that ends long-lived requests."""
         self._stores = stores
         self._stopping = stopping
-        self._readers = anyio.CapacityLimiter(READERS)
-        self._artifacts = anyio.CapacityLimiter(ARTIFACT_READERS)
+        self._readers = FairLimiter(READERS, shared=True)
+        self._artifacts = FairLimiter(ARTIFACT_READERS, shared=True)
+        self._making = anyio.Lock()
+        self._manifest = ""
+        self._made_anew_at = 0.0
         self._listeners: dict[str, int] = {}
 
     async def read(self, principal: Principal, uri: str) -> types.ReadResourceResult:
@@ -163,8 +170,7 @@ class Resources:
         """
         try:
             if uri == capabilities.URI:
-                text = json.dumps((await self._stores.manifest()).as_json())
-                return types.ReadResourceResult(contents=[_json_contents(uri, text)])
+                return types.ReadResourceResult(contents=[_json_contents(uri, await self._capabilities())])
             if uri.startswith("audit://"):
                 return await self._read_call(principal, uri)
             if uri.startswith("receipt://"):
@@ -175,8 +181,15 @@ class Resources:
         except (ArtifactsUnavailable, AuditUnavailable) as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 
+    async def _capabilities(self) -> str:
+        async with self._making:
+            if anyio.current_time() >= self._made_anew_at:
+                self._manifest = json.dumps((await self._stores.manifest()).as_json())
+                self._made_anew_at = anyio.current_time() + MANIFEST_SECONDS
+            return self._manifest
+
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
-        async with self._artifacts, self._stores.artifacts.open(uri, principal) as reader:
+        async with self._artifacts.turn(principal.id), self._stores.artifacts.open(uri, principal) as reader:
             artifact, content = reader.artifact, await reader.read(MAX_RESOURCE_BYTES)
         return types.ReadResourceResult(contents=[_contents(artifact, content)])
 
@@ -185,7 +198,8 @@ class Resources:
         if match is None:
             raise _unknown()
         find = partial(_records, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1])
-        records = await anyio.to_thread.run_sync(find, limiter=self._readers)
+        async with self._readers.turn(principal.id):
+            records = await anyio.to_thread.run_sync(find)
         # Only the first record names the principal, so it is the one that must be there.
         if not records or not _belongs(records[0], principal):
             raise _unknown()
@@ -200,7 +214,8 @@ class Resources:
         if match is None:
             raise _unknown()
         find = partial(_receipt, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1], principal)
-        receipt = await anyio.to_thread.run_sync(find, limiter=self._readers)
+        async with self._readers.turn(principal.id):
+            receipt = await anyio.to_thread.run_sync(find)
         if receipt is None:
             raise _unknown()
         return types.ReadResourceResult(

@@ -9,6 +9,7 @@ through. A flood of strangers so only ends itself.
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from glovebox_server.transport import auth
@@ -21,12 +22,42 @@ HEAD_SECONDS = 10.0
 _READ_BYTES = 32 * 1024
 
 
+#: Bytes of a request's head, and its fields: reading the most of them takes a millisecond. Proxies send about thirty.
+HEAD_BYTES = 16 * 1024
+HEAD_FIELDS = 100
+
+#: Parts of requests (a head, a piece or chunk of a body, an end) read of one connection in a turn of the event loop. A
+#: read can hold thousands of chunks of one byte each, and nobody has counted its sender yet.
+_PARTS = 4
+
+
+class _Connection(h11.Connection):
+    """Reads a few parts of requests, then has the others wait for the next turn."""
+
+    def __init__(self) -> None:
+        """See h11."""
+        super().__init__(h11.SERVER, HEAD_BYTES)
+        self.parts_left = _PARTS
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """See h11; ``NEED_DATA`` also where there is more for the next turn."""
+        if not self.parts_left:
+            return h11.NEED_DATA
+        self.parts_left -= 1
+        event = super().next_event()
+        if isinstance(event, h11.Request) and len(event.headers) > HEAD_FIELDS:
+            raise h11.RemoteProtocolError(f"more than {HEAD_FIELDS} fields", error_status_hint=431)
+        return event
+
+
 class TimeoutProtocol(H11Protocol):
     """Closes a connection whose request does not begin in time; from then on the gate counts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See uvicorn."""
         super().__init__(*args, **kwargs)
+        self.conn = self._parts = _Connection()
+        self._again: asyncio.Handle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self.since = self.loop.time()
 
@@ -45,6 +76,16 @@ class TimeoutProtocol(H11Protocol):
             self._stop()
         elif self._deadline is None:
             self._count()
+
+    def handle_events(self) -> None:
+        """Read a few parts of what has come, and the rest when others had their turn."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        self._parts.parts_left = _PARTS
+        super().handle_events()
+        if not self._parts.parts_left and not self.transport.is_closing():
+            self._again = self.loop.call_soon(self.handle_events)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting."""
