@@ -116,3 +116,39 @@ def test_two_files_of_one_repeated_line_take_bounded_work(tmp_path: Path) -> Non
     summary, patch = changes.compare(original, str(source), str(target), max_files=10, room=8 * ROOM)
     assert summary["counts"] == {"created": 0, "changed": 4, "deleted": 0}
     assert patch
+
+
+def test_what_changes_its_kind_is_left_behind_and_named_and_the_rest_applies(tmp_path: Path) -> None:
+    """A file or a link becomes a folder, a folder a file; git takes the patch whole. Control: a plain change."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    write(source, {"m": (b"x\n", False), "d/kept": (b"x\n", False), "n": (b"x\n", False)})
+    (source / "l").symlink_to("/etc")
+    (source / "d" / "link").symlink_to("/etc")
+    original = overlay.copy(str(source), str(target), max_files=10, max_bytes=ROOM)
+    for name in ("m", "l"):
+        (target / name).unlink()
+        (target / name / "sub").mkdir(parents=True)
+        (target / name / "sub" / "in").write_text("z\n")
+    shutil.rmtree(target / "d")
+    (target / "d").write_text("z\n")
+    (target / "Before").write_text("1\n")
+    (target / "n").unlink()
+    summary, patch = changes.compare(original, str(source), str(target), max_files=10, room=ROOM)
+    assert summary["created"] == ["Before"]
+    assert summary["deleted"] == ["d/kept", "n"]
+    skipped = summary["skipped"]
+    assert isinstance(skipped, list)
+    assert {each["name"]: each["reason"].partition(": ")[2] for each in skipped} == {
+        "m": "a folder stands in the place of a file",
+        "l": "a symbolic link",
+        "d": "it stands in the place of a folder",
+        "d/link": "a symbolic link",
+        "m/sub/in": "its folder stands in the place of a file or a link",
+        "l/sub/in": "its folder stands in the place of a file or a link",
+    }
+    git = [shutil.which("git") or "git", "apply", "--whitespace=nowarn", "-"]
+    done = subprocess.run(git, input=patch, cwd=source, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read(source) == {"Before": (b"1\n", False), "m": (b"x\n", False)}

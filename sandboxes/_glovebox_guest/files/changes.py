@@ -47,6 +47,7 @@ class Comparison:
         self._original = original
         self._source = source
         self._target = target
+        self._folders = {name for name in original.names if name not in original.files and name not in original.absent}
         self._left = max_files
         self._room = room
         self._steps = _STEPS
@@ -60,7 +61,7 @@ class Comparison:
 
     @property
     def patch(self) -> bytes:
-        """All of it; deletions first, so that a folder can stand where a file was."""
+        """All of it; deletions first, so that names that differ only in case do not meet."""
         return bytes(self._deletions + self._rest)
 
     def run(self) -> None:
@@ -81,7 +82,7 @@ class Comparison:
         # What lay there before counts although the program has taken it away: a patch may not carry that.
         self._layout = git.layout((*self._original.names, *found))
         for name, status in found.items():
-            if not stat.S_ISDIR(status.st_mode):
+            if not stat.S_ISDIR(status.st_mode) or name in self._original.files:
                 self._tried(name, status)
         if not unseen:  # else it may be there: nothing is called deleted
             for name in sorted(self._original.files.keys() - found.keys()):
@@ -151,6 +152,11 @@ class Comparison:
         """Refuse what no patch of ours carries."""
         if (before is not None and before[0] == "link") or (status is not None and stat.S_ISLNK(status.st_mode)):
             raise Unfit("a symbolic link")
+        # git dies half-way where what it cannot take away, or may not, lies in the way.
+        if status is not None and before is not None and stat.S_ISDIR(status.st_mode):
+            raise Unfit("a folder stands in the place of a file")
+        if before is None and name in self._folders:
+            raise Unfit("it stands in the place of a folder")
         if status is not None and not stat.S_ISREG(status.st_mode):
             raise Unfit("not a regular file")
         if not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME:
@@ -158,6 +164,8 @@ class Comparison:
         if forbidden := git.why_not(name, self._layout):
             raise Unfit(forbidden)
         parts = name.split("/")
+        if status is not None and any("/".join(parts[:end]) in self._original.files for end in range(1, len(parts))):
+            raise Unfit("its folder stands in the place of a file or a link")
         for end in range(1, len(parts) + 1):
             reason = self._original.absent.get("/".join(parts[:end]))
             if reason:
