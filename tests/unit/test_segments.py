@@ -299,17 +299,33 @@ def test_a_memory_that_is_wrong_accuses_nobody(directory: Path) -> None:
     assert (report.problems, report.known) == ((), 0)
 
 
-def test_a_folder_that_is_open_to_others_is_no_place_for_segments(directory: Path) -> None:
-    """Nothing is sealed, calls go on, and asked to seal it says how to repair that; then it is (the control)."""
-    segments.fill(directory, 1)
-    (directory / "segments").mkdir(mode=0o755)
-    made = segments.fill(directory, 4, first=1)
-    assert len(made) == 8
-    file = LogFile(directory, "s_1", segments.rotation())
-    with pytest.raises(AuditUnavailable, match="is open to other users"):
+def test_a_folder_that_is_open_to_others_is_no_place_for_segments(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused like the log itself. Opened under a server: not sealed, calls go on, and each try says so; then it is."""
+    file = LogFile(directory, "s_1", segments.rotation(1))
+    (directory / "segments").mkdir(mode=0o777)
+    for call in ("c_0", "c_1"):
+        file._due_size = 0
+        assert file.commit([draft(decided(call))])
+    assert caplog.text.count("segments is open to other users") == 2
+    with pytest.raises(AuditUnavailable, match="segments is open to other users"):
         file.seal()
+    with pytest.raises(AuditUnavailable, match="segments is open to other users"):
+        LogFile(directory, "s_2", segments.rotation())
     (directory / "segments").chmod(0o700)
     assert file.seal() == 1
+    LogFile(directory, "s_2", segments.rotation()).close()
+    file.commit([draft(decided("c_2"))])
+    file.close()
+    assert files.sealed(directory) == [1, 2]
+    (directory / files.name(1)).chmod(0o644)
+    file = LogFile(directory, "s_1", segments.rotation(10**9))
+    file.commit([draft(decided("c_3"))])
+    with pytest.raises(AuditUnavailable, match=r"000001\.jsonl is open to other users"):
+        file.seal()
+    (directory / files.name(1)).chmod(0o600)
+    assert file.seal() == 3
     file.close()
     assert verify(directory, keys=segments.KEYS).problems == ()
 
@@ -386,3 +402,65 @@ def test_a_segment_of_a_newer_format_is_refused(directory: Path) -> None:
     assert "newer" in {problem.kind for problem in verify(directory).problems}
     with pytest.raises(AuditUnavailable, match="made by a newer Glovebox"):
         LogFile(directory, "s_1")
+
+
+@pytest.mark.parametrize(
+    "name", ["0000001.jsonl", "000000.jsonl", "1.jsonl", "000001.jsonl.bak", "x\n.jsonl", "000900000.jsonl"]
+)
+def test_what_lies_among_the_segments_and_is_none_is_found(directory: Path, name: str) -> None:
+    """Under any name but exactly a segment's; without it the log is whole (the control)."""
+    segments.fill(directory, 6)
+    copy = directory / "segments" / name
+    shutil.copyfile(directory / files.name(1), copy)
+    for new in (True, False):
+        found = verify(directory, new=new).problems
+        assert [(each.file, each.kind) for each in found] == [(f"segments/{name}", "foreign")]
+    copy.unlink()
+    assert verify(directory, new=True).ok
+
+
+def test_a_hole_of_any_length_is_one_problem_at_once(directory: Path) -> None:
+    """A segment under the highest number there can be: its name costs no time."""
+    segments.fill(directory, 6)
+    last = files.sealed(directory)[-1]
+    shutil.copyfile(directory / files.name(last), directory / files.name(999_999_999))
+    missing = [each for each in verify(directory).problems if each.kind == "missing"]
+    assert missing[0].detail.startswith(f"segments {last + 1} to 999999998 are missing")
+
+
+def test_seals_that_were_known_and_are_gone_are_found(directory: Path) -> None:
+    """Everything rewritten as one file: what was found whole before says so; ``--all`` believes nothing (control)."""
+    segments.fill(directory, 12)
+    assert verify(directory, keys=segments.KEYS, new=True).ok
+    known = len(files.sealed(directory))
+    shutil.rmtree(directory / "segments")
+    made = [chain.seal(draft(decided()), seq=1, time="2026-01-01T00:00:00.000000Z", server="s", prev=chain.GENESIS)]
+    (directory / "audit.jsonl").write_bytes(made[0].line)
+    head = Head(seq=1, hash=made[0].hash, size=len(made[0].line))
+    (directory / "head.json").write_bytes(chain.encode_head(head))
+    for _ in range(2):
+        found = verify(directory, keys=segments.KEYS, new=True).problems
+        assert [(each.file, each.kind) for each in found] == [("segments/000001.jsonl", "missing")]
+        assert found[0].detail == f"{known} sealed segments found whole before: gone, and no record says so"
+    assert verify(directory, keys=segments.KEYS).ok
+
+
+@pytest.mark.parametrize(
+    "when", ["2026-13-45T99:99:99.000000Z", "0000-00-00T00:00:00.000000Z", "2026-02-30T00:00:00.000000Z"]
+)
+def test_a_time_that_cannot_be_is_no_records(directory: Path, when: str) -> None:
+    """Found by ``verify``, and nothing fails over it; with one that can be it is a record (the control)."""
+    segments.fill(directory, 1, size=10**9)
+    for time_said, whole in ((when, False), ("2026-01-01T00:00:00.000000Z", True)):
+        made, prev = b"", chain.GENESIS
+        for seq, event in enumerate((decided(), finished()), 1):
+            record = chain.seal(draft(event), seq=seq, time=time_said, server="s_1", prev=prev)
+            made, prev = made + record.line, record.hash
+        (directory / "audit.jsonl").write_bytes(made)
+        (directory / "head.json").write_bytes(chain.encode_head(Head(seq=2, hash=prev, size=len(made))))
+        assert verify(directory).ok is whole
+        assert files.start_of(made.splitlines(keepends=True)[0]).number == 1
+        if not whole:
+            assert {each.kind for each in verify(directory).problems} == {"foreign"}
+            with pytest.raises(AuditUnavailable, match="record 2 was changed"):
+                LogFile(directory, "s_1", segments.rotation())

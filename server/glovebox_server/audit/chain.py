@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, cast
 
 import rfc8785
@@ -246,7 +247,7 @@ def parse(line: bytes) -> Record:
         type(fields["seq"]) is int
         and 0 < fields["seq"] <= _MAX_INTEGER
         and isinstance(fields["data"], dict)
-        and _matches(_TIME, fields["time"])
+        and _is_time(fields["time"])
         and _matches(_NAME, fields["server"])
         and _matches(_NAME, fields["kind"])
         and ("call_id" not in fields or _matches(_NAME, fields["call_id"]))
@@ -285,6 +286,13 @@ def linked(line: bytes, before: Head) -> Head | None:
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return isinstance(value, str) and _matches(_TIME, value) and datetime.fromisoformat(value) is not None
+    except ValueError:  # a thirteenth month
+        return False
 
 
 def is_name(text: str) -> bool:

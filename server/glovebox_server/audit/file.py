@@ -18,6 +18,7 @@ Never to be called on the event loop: it waits for the lock and for the disk.
 
 import contextlib
 import hashlib
+import logging
 import math
 import os
 import sys
@@ -39,6 +40,8 @@ from glovebox_server.audit.segments.statements import Removal, Seal
 from glovebox_server.audit.underway import UnderWay
 from glovebox_server.audit.writers import Writer
 from glovebox_server.errors import AuditUnavailable
+
+_log = logging.getLogger(__name__)
 
 LOG_NAME = files.LOG_NAME
 HEAD_NAME = files.HEAD_NAME
@@ -88,6 +91,8 @@ class LogFile:
         self._sealed = False
         with contextlib.ExitStack() as stack, place.translated(directory, "open the audit log"):
             self._place = stack.enter_context(place.opened(directory))
+            if self._place.identity(files.DIRECTORY):
+                self._place.folder(files.DIRECTORY)
             self._head_fd = self._place.open(HEAD_NAME, 0)
             stack.callback(os.close, self._head_fd)
             stack.callback(self._close_file)
@@ -140,8 +145,10 @@ class LogFile:
         if self._tail.size >= self._due_size or time.time() >= self._due_time:
             # The records are on the disk, whatever becomes of this: what is begun of it the next commit finishes.
             self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
-            with contextlib.suppress(OSError, AuditUnavailable):
+            try:
                 self._rotate()
+            except (OSError, AuditUnavailable) as error:
+                _log.warning("The audit log goes on in one file, not sealed: %s", error)
         return records
 
     def seal(self) -> int | None:
@@ -314,6 +321,8 @@ class LogFile:
                 if self._start is not start or self._tail.seq - start.before.seq <= (start.number > 1):
                     return None
                 self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
+                for number in files.sealed(self._directory):
+                    self._place.check(files.name(number))
                 size = self._tail.size - start.before.size
                 self._grow(tree, file, grown)
                 seal = Seal(

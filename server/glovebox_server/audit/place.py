@@ -67,6 +67,14 @@ class Place:
             os.fsync(self.descriptor)
         self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFDIR, self.path / name)
 
+    def check(self, name: str) -> None:
+        """Look at a file without opening it.
+
+        Raises:
+            AuditUnavailable: it is not a file of our own alone.
+        """
+        self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFREG, self.path / name)
+
     def identity(self, name: str) -> tuple[int, int] | None:
         """Which file stands there; None where there is none."""
         try:

@@ -67,6 +67,8 @@ class Snapshot:
     """Its length in bytes."""
     sealed: tuple[int, ...]
     """Numbers of the sealed segments."""
+    strays: tuple[str, ...]
+    """What else lies among them."""
 
     @contextlib.contextmanager
     def segment(self, number: int) -> Iterator[tuple[BinaryIO, int]]:
@@ -99,7 +101,7 @@ def opened(directory: Path) -> Iterator[Snapshot]:
     with contextlib.ExitStack() as stack:
         with _translated(directory, missing=True):
             head = stack.enter_context(_locked(directory))
-            sealed = tuple(files.sealed(directory))
+            sealed, strays = tuple(files.sealed(directory)), tuple(files.strays(directory))
             log: BinaryIO | None = None
             try:
                 descriptor = stack.enter_context(files.opened(directory / LOG_NAME))
@@ -111,7 +113,7 @@ def opened(directory: Path) -> Iterator[Snapshot]:
             content = None if head is None else os.pread(head, chain.HEAD_BYTES + 1, 0)
             if head is not None:
                 fcntl.flock(head, fcntl.LOCK_UN)
-        yield Snapshot(directory=directory, head=content, log=log, size=size, sealed=sealed)
+        yield Snapshot(directory=directory, head=content, log=log, size=size, sealed=sealed, strays=strays)
 
 
 @contextlib.contextmanager

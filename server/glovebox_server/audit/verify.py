@@ -15,13 +15,14 @@ from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from glovebox_sandboxes.plural import counted
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import Edited, Head, Newer, NotARecord, Record
 from glovebox_server.audit.events import GapRecorded, SegmentRemoved, SegmentSealed
 from glovebox_server.audit.read import Line, Snapshot
 from glovebox_server.audit.segments import files, merkle, verified
 from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME, Start
-from glovebox_server.audit.segments.statements import NotAStatement, Removal, Seal, signed
+from glovebox_server.audit.segments.statements import NotAStatement, Removal, Seal, recorded
 from glovebox_server.audit.segments.verified import Verified
 from glovebox_server.audit.underway import UnderWay
 
@@ -108,11 +109,15 @@ def _verify(directory: Path, anchor: Head | None, keys: Keys, *, new: bool) -> V
         except NotARecord:
             how = "missing" if snapshot.head is None else "damaged"
             verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a cut end cannot be told", file=HEAD_NAME)
-        known = verified.load(directory, snapshot.sealed, keys) if new else None
-        if known is not None:
+        for stray in snapshot.strays:
+            verifier.note(None, None, "foreign", "it is no segment of the log", file=stray)
+        known = verified.load(directory) if new else None
+        if known is not None and verified.fits(known, directory, snapshot.sealed, keys):
             with snapshot.segment(snapshot.sealed[0]) as (log, _):
                 verifier.resume(known, files.start_of(files.line_at(log.fileno(), 0)))
         state = _read(verifier, snapshot)
+        if known is not None:
+            verifier.forgotten(set(known.stamps) - set(snapshot.sealed))
         report = verifier.report(snapshot.sealed)
         if new and report.ok and state is not None:
             verified.save(directory, state)
@@ -125,8 +130,8 @@ def _read(verifier: "_Verifier", snapshot: Snapshot) -> Verified | None:
     state: Verified | None = None
     expected = snapshot.sealed[0] if snapshot.sealed else 0
     for number in snapshot.sealed:
-        for hole in range(expected, number):
-            verifier.missing(hole)
+        if expected < number:
+            verifier.missing(expected, number)
         expected = number + 1
         if number <= verifier.last_known:
             continue
@@ -163,8 +168,7 @@ class _Verifier:
         self._files: dict[str, int] = {HEAD_NAME: -1}
         self._last_line = 0
         self._problems_before = 0
-        # What a seal says of it: the records (earlier seals: all lines), the last leaf so far as it was read, and the
-        # chain before the file.
+        # For its seal: the trees of records and (earlier seals) of all lines, the leaf so far, the chain before it.
         self._tree, self._all_lines, self._leaf = merkle.Tree(), merkle.Tree(), hashlib.sha256(b"\0")
         self._after = Head()
         self._has_seal = False
@@ -243,14 +247,20 @@ class _Verifier:
         self._after, self._has_seal = self._tail, False
         self._unreadable = 0
 
-    def missing(self, number: int) -> None:
-        """A segment is not there between two that are."""
-        name = files.name(number)
-        self._order += 1
+    def missing(self, first: int, following: int) -> None:
+        """Segments are missing between two that are there, from ``first`` on."""
+        name, self._order = files.name(first), self._order + 1
         self._files[name] = self._order
-        detail = f"segment {number} is missing, and younger than one that is there: retention removes the oldest first"
+        which = f"segment {first} is" if following - first == 1 else f"segments {first} to {following - 1} are"
+        detail = f"{which} missing, and younger than one that is there: retention removes the oldest first"
         self.note(None, None, "missing", detail, file=name)
         self._lose()
+
+    def forgotten(self, gone: set[int]) -> None:
+        """Sealed segments that were found whole before are not there; retention may have removed the oldest."""
+        if gone := {number for number in gone if self._owed is None or number > self._owed[0]}:
+            detail = f"{counted(len(gone), 'sealed segment')} found whole before: gone, and no record says so"
+            self.note(None, None, "missing", detail, file=files.name(min(gone)))
 
     def _lose(self) -> None:
         """Begin anew with the next record: what was before it is gone."""
@@ -298,8 +308,7 @@ class _Verifier:
             return
         number = start.number if start else 1
         if self._file == LOG_NAME and self._number is not None and number > self._number:
-            for hole in range(self._number, number):
-                self.missing(hole)
+            self.missing(self._number, number)
             self._order += 1
             self._files[self._file] = self._order
         elif self._number not in {None, number}:
@@ -330,28 +339,21 @@ class _Verifier:
         )
         if len(self._problems) + self._omitted > self._problems_before:
             return  # the file is not what was sealed, and that has been said
-        try:
-            said = signed(record.data, Seal, self._keys)
-        except NotAStatement as problem:
-            self.note(line.number, record.seq, "seal", f"the seal of segment {told.segment}: {problem}")
-            return
-        data = record.data
-        same = (data.get("segment"), data.get("lines"), data.get("root")) == (said.segment, said.lines, said.root)
         earlier = replace(told, root="sha256:" + self._all_lines.root().hex(), lines=self._all_lines.size)
-        if replace(said, time="") not in {told, earlier} or not same:
-            self.note(line.number, record.seq, "seal", f"the seal is not that of segment {told.segment} as it is here")
+        try:
+            same = replace(recorded(record.data, Seal, self._keys), time="") in {told, earlier}
+            wrong = "" if same else "it is not that of the segment as it is here"
+        except NotAStatement as problem:
+            wrong = str(problem)
+        if wrong:
+            self.note(line.number, record.seq, "seal", f"the seal of segment {told.segment}: {wrong}")
 
     def _removal(self, line: Line, record: Record) -> None:
         try:
-            said = signed(record.data, Removal, self._keys)
+            said = recorded(record.data, Removal, self._keys)
+            self._removed[said.segment] = said.seal
         except NotAStatement as problem:
             self.note(line.number, record.seq, "seal", f"the removal of a segment: {problem}")
-            return
-        data = record.data
-        if (data.get("segment"), data.get("seal"), data.get("root")) != (said.segment, said.seal, said.root):
-            self.note(line.number, record.seq, "seal", "the removal of a segment does not say what was signed")
-            return
-        self._removed[said.segment] = said.seal
 
     def end_sealed(self, number: int) -> None:
         """The end of a file that lies among the sealed ones."""
@@ -390,7 +392,8 @@ class _Verifier:
         if self._unreadable == 0:
             self._unreadable_since, self._omitted_since = len(self._problems), self._omitted
             self._unreadable_hash, self._unreadable_bytes = hashlib.sha256(), 0
-        self._stands_before_gap(line)
+        self._unreadable_hash.update(line.raw)
+        self._unreadable_bytes += len(line.raw)
         if not fresh:
             return
         self._unreadable += 1
@@ -403,10 +406,6 @@ class _Verifier:
             self.note(line.number, None, "torn", detail)
         else:
             self.note(line.number, None, "foreign", f"no record: {line.error}")
-
-    def _stands_before_gap(self, line: Line) -> None:
-        self._unreadable_hash.update(line.raw)
-        self._unreadable_bytes += len(line.raw)
 
     def _record(self, line: Line, record: Record) -> bool:
         """Go on with the chain; False for a record that is none of its own."""
@@ -422,7 +421,8 @@ class _Verifier:
             self.note(line.number, seq, "deleted", "the bytes that this gap describes are not before it")
         if seq < expected:
             # A gap accounts for all that stands before it: what was put there must not go with the bytes of a crash.
-            self._stands_before_gap(line)
+            self._unreadable_hash.update(line.raw)
+            self._unreadable_bytes += len(line.raw)
             return self._out_of_order(line, record)
         if seq - expected > self._unreadable:
             if len(self._problems) < MAX_PROBLEMS:
@@ -491,8 +491,10 @@ class _Verifier:
                 self.note(last + 1, reached + 1, "truncated" if claim.kind == "head" else "anchor", detail)
             elif seq == 0 and claim.head.hash != chain.GENESIS:
                 self.note(None, None, claim.kind, f"{named} describes no log", file=HEAD_NAME)
+            elif claim.line is None and self._owed and self._owed[1] == files.anchor(claim.head):
+                continue  # the oldest segment is chained to it
             elif claim.line is None and seq > 0 and not self._problems:
-                detail = f"{named} names record {seq}, which is not here: it lay in a segment that was removed"
+                detail = f"{named} names record {seq}, which lay in a segment removed on record: not compared"
                 self.note(None, seq, claim.kind, detail, file=HEAD_NAME)
             elif claim.kind == "head" and claim.head.size != claim.end and not self._problems:
                 self.note(None, seq, "head", f"{HEAD_NAME} has the wrong size for record {seq}", file=HEAD_NAME)

@@ -273,10 +273,12 @@ def _show_report(console: Console, report: VerifyReport, *, anchored: bool, sign
     for problem in report.problems:
         file = "" if problem.file == LOG_NAME and problem.line else problem.file
         place = " ".join(filter(None, (file, f"line {problem.line}" if problem.line else "")))
-        console.print(Text(f"{place}: {problem.kind}: {printable(problem.detail)}", style="red"))
+        console.print(Text(f"{printable(place)}: {problem.kind}: {printable(problem.detail)}", style="red"))
     if report.omitted:
         console.print(Text(f"and {counted(report.omitted, 'more problem')}", style="red"))
     verdict = "whole" if report.ok else "NOT what was written"
+    if report.problems and all(each.kind == "anchor" and each.line is None for each in report.problems):
+        verdict = "not compared with the anchor; nothing else is wrong"
     against = "with the anchor" if anchored else "without an anchor, so a log put back as a whole is not seen"
     found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
     if report.known:

@@ -64,6 +64,8 @@ def _place(found: Statement, digest: str, audit: Path) -> None:
         where = problem.file if problem.line is None else f"line {problem.line}"
         if problem.line is not None and problem.file != LOG_NAME:
             where = f"{problem.file} {where}"
+        if problem.kind == "anchor" and problem.line is None:
+            raise NotAReceipt(f"its place in the audit log cannot be checked: {problem.detail}")
         if problem.kind == "anchor":
             reason = f"its place in the audit log does not match: the log holds no record {position.seq} with its hash"
             raise NotAReceipt(f"{reason} ({where}: {problem.detail})")

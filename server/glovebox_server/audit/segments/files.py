@@ -36,12 +36,26 @@ def name(number: int) -> str:
 
 def sealed(directory: Path) -> list[int]:
     """Numbers of the sealed segments that are there, in order; raises OSError but for a folder that is missing."""
+    return sorted(number for each in _names(directory) if (number := _number(each)) is not None)
+
+
+def strays(directory: Path) -> list[str]:
+    """What else lies in the folder of the sealed segments, by its place; raises likewise."""
+    return sorted(f"{DIRECTORY}/{each}" for each in _names(directory) if _number(each) is None)
+
+
+def _names(directory: Path) -> list[str]:
     try:
-        names = os.listdir(directory / DIRECTORY)  # noqa: PTH208 - names, not paths
+        return os.listdir(directory / DIRECTORY)  # noqa: PTH208 - names, not paths
     except FileNotFoundError:
         return []
-    found = [int(match[1]) for each in names if (match := _NAME.fullmatch(each))]
-    return sorted(number for number in found if number > 0)
+
+
+def _number(found: str) -> int | None:
+    """The number of the segment that has exactly this name."""
+    match = _NAME.fullmatch(found)
+    number = int(match[1]) if match else 0
+    return number if number > 0 and name(number) == f"{DIRECTORY}/{found}" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,8 @@ class NotAStatement(Exception):  # noqa: N818 - it names what the bytes are
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Statement:
     predicate_type: ClassVar[str]
+    repeated: ClassVar[tuple[str, ...]]
+    """Fields that its record has too."""
 
     segment: int
     root: str
@@ -91,6 +93,7 @@ class Seal(_Statement):
     """What a segment holds, all in all."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
+    repeated: ClassVar[tuple[str, ...]] = ("segment", "lines", "root")
 
     lines: int
     """Leaves of the tree: records. What lies in a gap has none; the gap's own record holds its digest."""
@@ -114,6 +117,7 @@ class Removal(_Statement):
     """That retention removes a segment."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment-removed/v1"
+    repeated: ClassVar[tuple[str, ...]] = ("segment", "seal", "root")
 
     seal: str
     """The record that sealed it, as ``SEQ:HASH``."""
@@ -130,6 +134,14 @@ class Removal(_Statement):
             key=signer.key_id,
             envelope=envelope,
         )
+
+
+def recorded(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:
+    """Like ``signed``, of a record whose other fields have to say the same; raises likewise."""
+    found = signed(data, kind, keys)
+    if any(data.get(name) != getattr(found, name) for name in kind.repeated):
+        raise NotAStatement("its record does not say what was signed")
+    return found
 
 
 def signed(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:

@@ -50,12 +50,12 @@ def stamps(directory: Path, numbers: Iterable[int]) -> dict[int, tuple[int, int,
     return {number: (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for number, each in found.items()}
 
 
-def load(directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> Verified | None:
-    """What was verified before; None where it does not fit the segments that are there, or was not asked as much."""
+def load(directory: Path) -> Verified | None:
+    """What was verified before, if anything."""
     try:
         with files.opened(directory / NAME) as descriptor:
             fields = json.loads(os.pread(descriptor, _MAX_BYTES, 0))
-        found = Verified(
+        return Verified(
             last=int(fields["last"]),
             end=chain.parse_head(fields["end"].encode()),
             stamps={int(key): (value[0], value[1], value[2], value[3]) for key, value in fields["stamps"].items()},
@@ -66,18 +66,21 @@ def load(directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> Verifie
             gaps=int(fields["gaps"]),
             keys=tuple(map(str, fields["keys"])),
         )
-        there = [number for number in sealed if number <= found.last]
-        known = {number: found.stamps.get(number) for number in there}
-        if (
-            there
-            and there[-1] == found.last
-            and sorted(keys) in ([], sorted(found.keys))
-            and stamps(directory, there) == known
-        ):
-            return found
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, chain.NotARecord):
         return None
-    return None
+
+
+def fits(found: Verified, directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> bool:
+    """Whether these are the segments that were verified, and as much was asked."""
+    there = [number for number in sealed if number <= found.last]
+    known = {number: found.stamps.get(number) for number in there}
+    with contextlib.suppress(OSError):
+        return (
+            there[-1:] == [found.last]
+            and sorted(keys) in ([], sorted(found.keys))
+            and stamps(directory, there) == known
+        )
+    return False
 
 
 def save(directory: Path, found: Verified) -> None:
