@@ -266,14 +266,14 @@ def test_the_bounds_are_what_they_say() -> None:
 
 OTHERS = (
     ".probe.toml", ".probe.toml.swp", "probe.toml~", "#probe.toml#", "probe.toml.bak", "probe.tml", "probe.TOML",
-    "probe", "Probe.yaml", "porbe.tml", "probe.toml.d/x", "old/probe.toml", "old/.probe.toml.swp",
+    "probe", "Probe.yaml", "porbe.tml", "probe.toml.d/README", "old/probe.toml", "old/.probe.toml.swp",
 )  # fmt: skip
 
 
 def test_hidden_files_and_other_names_are_not_profiles(tmp_path: Path) -> None:
     """An editor's swap file does not become policy, and beside the profile itself nobody takes it for one."""
     write(tmp_path, "probe.toml", MINIMAL)
-    for name in (*OTHERS, "README.md", ".toml", "schema.json", ".git/probe.toml"):
+    for name in (*OTHERS, "README.md", "notes.txt", "schema.json", ".gitignore", ".git/probe.toml"):
         write((tmp_path / name).parent, Path(name).name, "not a profile")
     assert list(load([tmp_path], check_example=None, tools=["probe"])) == ["probe"]
 
@@ -292,6 +292,36 @@ def test_what_may_be_meant_as_a_profile_and_is_none_is_an_error(name: str, tmp_p
     assert caught.value.path == mine / (name if "/" not in name or "old" in name else "probe.toml.d")
     assert caught.value.reason == "is not in force, and may be meant as the profile of probe"
     assert str(mine / "probe.toml") in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".strict/x.toml", "a/b/x.toml", "local.probe.conf", "strict-probe.tml", "python/profile.toml", "profile.json"],
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_nobody_reads_is_an_error_whatever_it_is_called(*, name: str, beside: bool, tmp_path: Path) -> None:
+    """At any depth, hidden or not, also beside the tool's own file; notes and version control are let lie (control)."""
+    mine = tmp_path / "mine"
+    for harmless in ("README", "notes.txt", ".git/x.toml", "a/b/c/README.md"):
+        write((mine / harmless).parent, Path(harmless).name, "text")
+    shipped = write(tmp_path / "shipped", "probe.toml", MINIMAL).parent
+    if beside:
+        write(mine, "probe.toml", MINIMAL)
+    assert list(load([shipped, mine], check_example=None, tools=["probe"])) == ["probe"]
+    write((mine / name).parent, Path(name).name, MINIMAL)
+    with pytest.raises(ProfileError, match="is not in force, and may be meant as a profile") as caught:
+        load([shipped, mine], check_example=None, tools=["probe"])
+    assert caught.value.path == mine / name
+
+
+def test_a_linked_folder_is_not_read_and_is_an_error(tmp_path: Path) -> None:
+    """The control is the same folder, named itself."""
+    real = write(tmp_path / "real", "probe.toml", MINIMAL).parent
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/strict").symlink_to(real)
+    assert list(load([real], check_example=None, tools=["probe"])) == ["probe"]
+    with pytest.raises(ProfileError, match="strict: is not in force, and may be meant as a profile"):
+        load([tmp_path / "mine"], check_example=None, tools=["probe"])
 
 
 @pytest.mark.parametrize(("wrong", "hint"), [("prboe", 'The nearest is "probe".'), ("zzz", "There are: other, probe.")])

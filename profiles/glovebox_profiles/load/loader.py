@@ -30,9 +30,16 @@ MAX_FILE = 64 * 1024
 MAX_PROFILES = 256
 """Files in one directory: more is a wrong directory."""
 
+MAX_IGNORED = 1024
+"""Other entries in a directory and its folders: more is a wrong directory."""
+
 _PROFILE = re.compile(r"[^.].*\.toml")
 _ALIKE = 0.8
 """From which ratio (``difflib``) on a name may be meant as a tool's: with two letters exchanged, or a hyphen."""
+_HARMLESS = re.compile(
+    r"readme.*|licen[cs]e|.+\.(?:md|txt)|\.git|\.gitignore|\.gitattributes|\.gitkeep|\.ds_store|schema\.json"
+)
+"""Names, in lower case, that nobody gives to a profile."""
 _TOML = "See https://toml.io/en/v1.0.0."
 
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
@@ -107,34 +114,50 @@ def absent(directory: Path) -> bool:
 
 
 def lost_profiles(directory: Path, tools: Collection[str]) -> tuple[ProfileError, ...]:
-    """Say of each name in a directory that may be meant as a tool's profile, and is none, that it is not in force.
+    """Say of what lies in a directory and is no profile that it is not in force, but for notes and version control.
 
-    An operator would believe in the narrower profile that it holds. Beside the tool's own file it is a copy.
+    An operator would believe in the narrower profile that it holds. With a tool's name, beside its own file, it is a
+    copy. Without tools nothing is said: then profiles are only read.
 
     Raises:
         ProfileError: The directory, or a folder in it, cannot be listed.
     """
+    if not tools:
+        return ()
     present = {path.stem for path in profile_files(directory)}
-    return tuple(
-        ProfileError(
-            path, None, "", f"is not in force, and may be meant as the profile of {tool}",
-            f"Make it {directory / tool}.toml, or move it away.",
-        )
-        for path in ignored(directory)
-        if (tool := _meant(path.name, tools)) and tool not in present
-    )  # fmt: skip
+    found = []
+    for path in ignored(directory):
+        if tool := _meant(path.name, tools):
+            what, name, lost = f"the profile of {tool}", tool, tool not in present
+        else:
+            folder = path.is_dir() and not path.is_symlink()
+            what, name, lost = "a profile", "TOOL", not folder and not _HARMLESS.fullmatch(path.name.lower())
+        if lost:
+            reason = f"is not in force, and may be meant as {what}"
+            found.append(ProfileError(path, None, "", reason, f"Make it {directory / name}.toml, or move it away."))
+    return tuple(found)
 
 
 def ignored(directory: Path) -> tuple[Path, ...]:
-    """Return what lies in a directory of profiles, or in a folder there that is not hidden, and is never read.
+    """Return what lies in a directory of profiles, or in folders there, and is never read; git's own is not entered.
 
     Raises:
-        ProfileError: The directory, or a folder in it, cannot be listed.
+        ProfileError: The directory, or a folder in it, cannot be listed, or there is more than MAX_IGNORED.
     """
-    others = {name: folder for name, folder in _entries(directory).items() if not _PROFILE.fullmatch(name)}
-    folders = [directory / name for name, folder in others.items() if folder and not name.startswith(".")]
-    inside = [folder / name for folder in folders for name in _entries(folder, owned=False)]
-    return (*(directory / name for name in others), *inside)
+    found: list[Path] = []
+    waiting = [directory]
+    while waiting:
+        at = waiting.pop(0)
+        for name, folder in _entries(at, owned=at == directory).items():
+            if at == directory and _PROFILE.fullmatch(name):
+                continue
+            found.append(at / name)
+            if folder and name != ".git":
+                waiting.append(at / name)
+        if len(found) > MAX_IGNORED:
+            reason = f"holds more than {MAX_IGNORED} files that are no profiles"
+            raise ProfileError(directory, None, "", reason, "Name another directory.")
+    return tuple(found)
 
 
 def _meant(name: str, tools: Collection[str]) -> str:
