@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, ProfileSet, absent, load
 from glovebox_profiles.model import Effect, Profile
 from glovebox_sandboxes.drivers import registry
@@ -100,8 +101,15 @@ def load_profiles(settings: Settings) -> ProfileSet:
 
 
 def profile_directories(settings: Settings) -> list[Path]:
-    """Where profiles are loaded from; the operator's own directory may be missing where nobody named it."""
+    """Where profiles are loaded from; the operator's own directory may be missing where nobody named it.
+
+    Raises:
+        ProfileError: a profile lies beside that directory.
+    """
     own = settings.profiles_dir
+    for beside in (own.parent / f"{tool}.toml" for tool in TOOLS if own.name == "profiles"):
+        if os.path.lexists(beside):
+            raise ProfileError(beside, None, "", "is not in force: it lies one folder too high", f"Move it into {own}.")
     unused = "profiles_dir" not in settings.model_fields_set and absent(own)
     return [SHIPPED] if unused else [SHIPPED, own]
 

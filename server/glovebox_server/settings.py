@@ -3,13 +3,21 @@
 No setting here can widen a profile; profiles are the only place where a tool is allowed anything.
 """
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import platformdirs
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_NO_SETTINGS = frozenset(
+    f"GLOVEBOX_{name}"
+    for name in ("AUTHORIZATION", "CACHE", "CANARY", "CODE", "CONFORMANCE_CANARY", "CONTROL", "DOCKERD_LOG",
+                 "DOCKERD_ROOT", "MUST_RUN", "NODE_DIR", "WAITING_CODE")
+)  # fmt: skip
+"""Variables of the project's own that are no settings: of tests, scripts and client configurations."""
 
 
 class NoSuchPlace(Exception):  # noqa: N818 - as the design's other failures
@@ -60,3 +68,16 @@ class Settings(BaseSettings):
         if given == "":
             raise PydanticCustomError("directory_empty", "it is empty: name a directory, or leave it out")
         return given
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """What is wrong with each variable that looks like a setting and is none: whoever set it believes it in force.
+
+    Args:
+        environment: names of variables.
+    """
+    known = {f"GLOVEBOX_{name.upper()}" for name in Settings.model_fields}
+    found = sorted(name for name in environment if name.upper().startswith("GLOVEBOX_"))
+    wrong = [name for name in found if name.upper() not in known | _NO_SETTINGS]
+    nearest = {name: difflib.get_close_matches(name.upper(), sorted(known), n=1, cutoff=0) for name in wrong}
+    return [f"{name} is no setting. The nearest is {''.join(nearest[name])}; or unset it." for name in wrong]

@@ -139,6 +139,36 @@ def test_check_names_what_is_not_in_force(tmp_path: Path) -> None:
     assert value["ignored"] == [f"{tmp_path}/fetch_url.tml", f"{tmp_path}/notes.txt"]
 
 
+def test_a_variable_that_is_no_setting_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
+    """Else the narrower profiles it names would be in no force. Control: the right name."""
+    (tmp_path / "profiles").mkdir()
+    right = {"GLOVEBOX_PROFILES_DIR": str(tmp_path / "profiles"), "GLOVEBOX_MUST_RUN": "bubblewrap"}
+    assert CliRunner().invoke(main, ["profiles", "list"], env=right).exit_code == OK
+    done = CliRunner().invoke(main, ["profiles", "list"], env={**right, "GLOVEBOX_PROFILE_DIR": "x"})
+    assert done.exit_code == USAGE
+    assert "GLOVEBOX_PROFILE_DIR is no setting. The nearest is GLOVEBOX_PROFILES_DIR" in " ".join(done.output.split())
+
+
+def test_a_profile_one_folder_too_high_is_an_error(tmp_path: Path) -> None:
+    """It lies beside the directory, which need not be there. The control is a file of another name."""
+    (tmp_path / "profiles").mkdir()
+    words = ["profiles", "list", "--profiles-dir", str(tmp_path / "profiles")]
+    (tmp_path / "notes.toml").write_text("x")
+    assert CliRunner().invoke(main, words).exit_code == OK
+    (tmp_path / "run_python.toml").write_text((SHIPPED / "run_python.toml").read_text())
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == USAGE
+    assert "one folder too high" in " ".join(done.output.split())
+
+
+def test_a_name_with_a_line_feed_makes_no_line_of_its_own(tmp_path: Path) -> None:
+    """What check prints of somebody's directory is one line for each entry; the last is ours."""
+    (tmp_path / "q\n9 profiles checked, 0 errors.\nx").write_text("text")
+    _, text = run(lambda console: check([tmp_path], console, check_example=None))
+    assert "9 profiles checked" in text
+    assert not [line for line in text.splitlines() if line.startswith("9 profiles")]
+
+
 @pytest.mark.parametrize("by", ["option", "environment"])
 @pytest.mark.parametrize("name", ["absent", "file"])
 @pytest.mark.parametrize("command", [("profiles", "check"), ("profiles", "list"), ("call", "x"), ("capabilities",)])

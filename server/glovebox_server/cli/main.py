@@ -5,6 +5,7 @@ Heavy modules are imported by the command that needs them, so that ``glovebox --
 
 import functools
 import gc
+import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from pydantic import ValidationError
 
 from glovebox_server.cli.terminal import Terminal
 from glovebox_server.errors import OutputFailed, Unforeseen
-from glovebox_server.settings import NoSuchPlace, Settings
+from glovebox_server.printable import printable
+from glovebox_server.settings import NoSuchPlace, Settings, unknown_variables
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -71,6 +73,8 @@ def _directories(command: _Command) -> _Command:
             "data_dir": data_dir,
             "state_dir": state_dir,
         }
+        if unknown := unknown_variables(os.environ):
+            raise click.UsageError(printable(" ".join(unknown)))
         try:
             settings = Settings(**{key: value for key, value in given.items() if value is not None})
         except ValidationError as problem:

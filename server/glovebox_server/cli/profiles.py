@@ -31,6 +31,7 @@ from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.printable import printable
 
 _STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
 
@@ -129,7 +130,11 @@ def check(
     lost = {each.path for each in errors}
     for path in others:
         if path not in lost:
-            _say(console, f"{path}: not read, since it is not named TOOL.toml in the directory itself", "dim")
+            _say(
+                console,
+                f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself",
+                "dim",
+            )
     for each in errors:
         _say(console, str(each), "red")
     _say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
