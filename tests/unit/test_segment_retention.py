@@ -9,9 +9,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import Head
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.segments import rotation
+from glovebox_server.audit.segments import files, rotation
 from glovebox_server.audit.segments.statements import Removal
 from glovebox_server.audit.verify import verify
 from glovebox_server.receipts.keys import Signer
@@ -141,3 +143,31 @@ def test_a_removal_that_was_forged_is_found_with_the_key(directory: Path) -> Non
     assert [(each.file, each.kind) for each in found] == [
         ("segments/000001.jsonl", "missing"), ("audit.jsonl", "seal"),
     ]  # fmt: skip
+
+
+def test_an_anchor_in_what_was_removed_is_told_apart_from_a_false_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be compared; the seal that the oldest segment is chained to can be, and a false one there is false."""
+    segments.fill(directory, 20)
+    seals = {}
+    for number in (1, 2, 3):
+        last = (directory / files.name(number)).read_bytes().splitlines(keepends=True)[-1]
+        seals[number] = chain.parse(last)
+    make_old(monkeypatch)
+    size = sum(map(len, segments.all_lines(directory)))
+    gone = retain(directory, bytes=size - (directory / files.name(1)).stat().st_size - 1)
+    assert gone == [1, 2]
+    anchors = {number: Head(seq=each.seq, hash=each.hash) for number, each in seals.items()}
+    for new in (False, True):
+        assert verify(directory, anchors[3], keys=segments.KEYS, new=new).ok
+        assert verify(directory, anchors[2], keys=segments.KEYS, new=new).ok
+        (found,) = verify(directory, anchors[1], keys=segments.KEYS, new=new).problems
+        assert (found.kind, found.line) == ("anchor", None)
+        assert found.detail.endswith("which lay in a segment removed on record: not compared")
+        false = Head(seq=anchors[3].seq, hash="e" * 64)
+        (found,) = verify(directory, false, keys=segments.KEYS, new=new).problems
+        assert found.detail == f"the anchor names another record {false.seq}: the log was rewritten"
+        false = Head(seq=anchors[2].seq, hash="e" * 64)
+        (found,) = verify(directory, false, keys=segments.KEYS, new=new).problems
+        assert found.detail == f"the anchor names another record {false.seq}: the log was rewritten"

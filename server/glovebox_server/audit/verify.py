@@ -292,7 +292,7 @@ class _Verifier:
             self._records += 1
             if not self._record(line, record):
                 continue
-            self._compare(line, record)
+            self._compare(line.number, self._tail)
             self._fit(line, record)
             if record.kind == SegmentRemoved.kind:
                 self._removal(line, record)
@@ -319,6 +319,7 @@ class _Verifier:
         if self._order == 1 and self.last_known == 0 and number > 1:
             self._owed = (number - 1, files.anchor(start.before))
             self._lose()
+            self._compare(1, start.before)
         if self._tail.seq < 0:
             self._tail = start.before
         elif start.before.size != self._tail.size and start.before.seq == self._tail.seq:
@@ -381,7 +382,7 @@ class _Verifier:
             records=self._records,
             known=self._known,
             segments=len(sealed),
-            removed=self._owed[0] if self._owed else 0,
+            removed=self._owed[0] if self._owed and self._removed.get(self._owed[0]) == self._owed[1] else 0,
             gaps=self._gaps,
             head=self._tail,
             problems=tuple(self._problems),
@@ -467,12 +468,12 @@ class _Verifier:
         self._line, self._line_file, self._prev, self._unreadable = line.number, self._file, record.prev, 0
         self._tail = Head(seq=record.seq, hash=record.hash, size=self._base + line.end)
 
-    def _compare(self, line: Line, record: Record) -> None:
+    def _compare(self, line: int, end: Head) -> None:
+        """Only what the chain goes through meets a claim."""
         for claim in self._claims:
-            if record.seq == claim.head.seq:
-                claim.line, claim.file = line.number, self._file
-                claim.met = claim.met or record.hash == claim.head.hash
-                claim.end = self._base + line.end
+            if end.seq == claim.head.seq:
+                claim.line, claim.file, claim.end = line, self._file, end.size
+                claim.met = claim.met or end.hash == claim.head.hash
 
     def _fit(self, line: Line, record: Record) -> None:
         wrong = self._calls.note(record, Head())
@@ -491,8 +492,6 @@ class _Verifier:
                 self.note(last + 1, reached + 1, "truncated" if claim.kind == "head" else "anchor", detail)
             elif seq == 0 and claim.head.hash != chain.GENESIS:
                 self.note(None, None, claim.kind, f"{named} describes no log", file=HEAD_NAME)
-            elif claim.line is None and self._owed and self._owed[1] == files.anchor(claim.head):
-                continue  # the oldest segment is chained to it
             elif claim.line is None and seq > 0 and not self._problems:
                 detail = f"{named} names record {seq}, which lay in a segment removed on record: not compared"
                 self.note(None, seq, claim.kind, detail, file=HEAD_NAME)
