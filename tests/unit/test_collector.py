@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -16,7 +17,8 @@ from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_server.broker.collector import MAX_INLINE, MAX_INLINE_BYTES, MAX_REFUSED, Collector
-from glovebox_server.receipts.recorder import CallRecorder
+from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 
 NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
 
@@ -32,9 +34,10 @@ class Recorder:
         """Take one event."""
         self.events.append(event)
 
-    def published(self, uris: Iterable[str]) -> None:
+    def published(self, uris: Iterable[str], take_back: object) -> None:
         """Take what the caller can read."""
         self.readable = list(uris)
+        self.take_back: Any = take_back
 
     def refused(self) -> list[tuple[str, str]]:
         """Name and reason of every refusal."""
@@ -292,3 +295,47 @@ async def test_a_picture_that_was_read_is_shown_and_not_kept(tmp_path: Path) -> 
         )
     assert delivered.artifacts == delivered.figures == ()
     assert [image.data for image in delivered.shown] == [PNG]
+
+
+async def test_what_was_published_can_be_taken_back(tmp_path: Path) -> None:
+    """For a call whose last record cannot be written; the control is the file that was readable before."""
+    recorder = Recorder()
+    async with collecting(tmp_path, recorder) as (collector, store):
+        await put(collector, "a.txt", b"x")
+        (link,) = (await collector.deliver(outcome(), keep_pictures=True)).artifacts
+        async with store.open(link.uri, ALICE) as reader:
+            assert await reader.read(10) == b"x"
+        await recorder.take_back()
+        with pytest.raises(Refused) as caught:
+            async with store.open(link.uri, ALICE):
+                pass
+        assert caught.value.rule == "artifacts.unknown"
+    assert not list(tmp_path.rglob("content"))
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_a_call_whose_last_record_cannot_be_written_takes_its_files_back(*, full: bool) -> None:
+    """Where the log has room for its failure, they stay and the record names them (control)."""
+    done: list[str] = []
+
+    class Log:
+        head = None
+
+        async def append_all(self, *_: object) -> list[Any]:
+            if full:
+                raise AuditUnavailable("record call.failed", "No space left on device", "Free some.")
+            return []
+
+        def lose(self, *_: object) -> None:
+            done.append("lost")
+
+    async def take_back() -> None:
+        done.append("taken back")
+
+    recorder = CallRecorder(cast("ReceiptIssuer", SimpleNamespace(log=Log())), a_call(), None)
+    recorder._written = [cast("Any", SimpleNamespace(kind="call.decided"))]
+    recorder.published(["artifact://1"], take_back)
+    with pytest.raises(RuntimeError):
+        async with recorder.until_ended(lambda: "client"):
+            raise RuntimeError
+    assert done == (["lost", "taken back"] if full else [])

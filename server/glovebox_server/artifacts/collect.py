@@ -153,6 +153,7 @@ class Collection:
         self._attempts = 0
         self._bytes_left = limits.output_bytes
         self._sealed: list[Artifact] = []
+        self._published: tuple[Artifact, ...] = ()
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
@@ -233,7 +234,18 @@ class Collection:
                     await self.discard()
                     raise
                 self._sealed.clear()
+                self._published = artifacts
         return artifacts
+
+    async def withdraw(self) -> None:
+        """Remove what was published: nothing says that it was.
+
+        Raises:
+            ArtifactsUnavailable: The disk failed.
+        """
+        gone, self._published = self._published, ()
+        with CancelScope(shield=True):
+            await self.worker.run("taking back output files", partial(self._disk.withdraw, gone))
 
     async def discard(self) -> None:
         """Remove the received files that were not published."""

@@ -152,6 +152,12 @@ class Disk:
                         (self._items / identifier).rename(self._mine / identifier)
                 raise
 
+    def withdraw(self, artifacts: tuple[Artifact, ...]) -> None:
+        """Remove visible files again."""
+        with self._exclusive():
+            self._remove(artifact.id for artifact in artifacts)
+        self.drop((), [artifact.sha256 for artifact in artifacts])
+
     def load(self, identifier: str) -> Artifact | None:
         """Return the record of a visible artifact whose content is in place, else None."""
         folder = self._items / identifier

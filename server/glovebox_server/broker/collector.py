@@ -151,7 +151,7 @@ class Collector:
                 await self.refuse(artifact.name, refusal)
             return ()
         # Nothing may come between, or a call that is cancelled here would not know what it has given away.
-        self._recorder.published(artifact.uri for artifact in published)
+        self._recorder.published((artifact.uri for artifact in published), self._collection.withdraw)
         return published
 
     async def _record(self, name: str, reason: str, count: int | None) -> None:

@@ -5,8 +5,8 @@ So a receipt cannot say anything else than the log. Both are written by one disk
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import anyio
 
 from glovebox_profiles.explain import withheld
 from glovebox_profiles.model import Profile
+from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.audit.chain import Draft, Head, Record
 from glovebox_server.audit.events import (
     ArtifactCollected,
@@ -106,6 +107,7 @@ class CallRecorder:
         self._written: list[Record] = []
         self._held: list[Event | Draft] = []
         self._published: tuple[str, ...] = ()
+        self._take_back: Callable[[], Awaitable[None]] | None = None
 
     @property
     def head(self) -> Head:
@@ -126,9 +128,14 @@ class CallRecorder:
         else:
             await self._write([self._named(event)])
 
-    def published(self, uris: Iterable[str]) -> None:
-        """Note which files its caller can read from now on: the call's last record says it, and its receipt."""
-        self._published = tuple(uris)
+    def published(self, uris: Iterable[str], take_back: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Note which files its caller can read from now on: the call's last record says it, and its receipt.
+
+        Args:
+            uris: their addresses.
+            take_back: removes them, for when no last record can be written.
+        """
+        self._published, self._take_back = tuple(uris), take_back
 
     async def flush(self) -> None:
         """Write what has been held back, if anything.
@@ -186,6 +193,11 @@ class CallRecorder:
                 # The caller hears of it already, or is gone. The log says it is lost when it can, with no receipt.
                 reason = f"Its last record could not be written: {without_paths(problem.reason)[:200]}."
                 self._issuer.log.lose(self._call.id, reason)
+                if self._take_back is not None:
+                    with suppress(
+                        ArtifactsUnavailable
+                    ):  # the disk that failed may be this one: nothing more can be done
+                        await self._take_back()
 
     async def finish(self, last: TerminalEvent) -> Receipt:
         """Write the call's last record and its receipt, both or none.
