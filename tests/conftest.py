@@ -7,6 +7,7 @@ fixture: a skip that is raised inside of an event loop's portal would end the po
 
 import functools
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -26,7 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Refuse a name that nothing asks for: misspelt, it would forbid nothing."""
+    """Refuse a name that nothing asks for: misspelt, it would forbid nothing. Ignore no signal, whoever started us."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by `nohup`, or a shell's `&`: servers would inherit it
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     unknown = forbidden_to_skip() - NAMES - {ALL}
     if unknown:
         known = ", ".join(sorted(NAMES | {ALL}))
