@@ -72,7 +72,8 @@ async def test_a_block_per_driver_is_readable_at_80_columns(settings: Settings, 
     assert "bubblewrap: not usable" in lines
     assert "docker: usable" in lines
     assert "  limits by cgroup v2" in lines
-    assert [line for line in lines if len(line) > 80 and COMMAND not in line and URL not in line] == []
+    whole = (COMMAND, URL, str(settings.workspace))
+    assert [line for line in lines if len(line) > 80 and not any(each in line for each in whole)] == []
     assert sum(COMMAND in line for line in lines) == 1
     assert sum(URL in line for line in lines) == 1
 

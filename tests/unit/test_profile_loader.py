@@ -1,7 +1,9 @@
 """Profiles that load, and the errors of those that do not: file, line, key, problem and hint."""
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
@@ -340,10 +342,18 @@ def test_a_profile_of_a_tool_that_is_not_offered_is_an_error(wrong: str, hint: s
         assert caught.value.fix == hint
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every directory")
-def test_a_folder_that_cannot_be_looked_into_is_an_error(tmp_path: Path) -> None:
-    """A profile may lie in it."""
-    (tmp_path / "folder").mkdir(mode=0)
+def test_a_folder_that_cannot_be_looked_into_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile may lie in it. Root may list every directory, so the kernel's answer is made up."""
+    (tmp_path / "folder").mkdir()
+    load([tmp_path], check_example=None, tools=["probe"])
+    scandir, folder = os.scandir, (tmp_path / "folder").stat().st_ino
+
+    def refused(place: int) -> Any:
+        if os.fstat(place).st_ino == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(ProfileError, match="folder: cannot be read"):
         load([tmp_path], check_example=None, tools=["probe"])
 

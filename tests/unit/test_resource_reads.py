@@ -56,7 +56,8 @@ async def most_open(directory: Path) -> int:
 
 async def test_two_hundred_reads_at_once_are_a_few_at_a_time(tmp_path: Path) -> None:
     """200 connections of one caller took the server from 85 to 198 MiB, and take it to 103."""
-    assert await most_open(tmp_path) == ARTIFACT_READERS == 4
+    assert ARTIFACT_READERS == 4
+    assert await most_open(tmp_path) == 3  # the fourth is kept for others
 
 
 async def test_the_control_without_the_bound_all_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
