@@ -17,7 +17,8 @@ from glovebox_server.settings import Settings
 
 pytestmark = pytest.mark.driver("bubblewrap")
 SHARE_OF_ONE = 3
-"""What the peer's program uses at least, in what each of the twelve uses: sixteen by weight, but one core at most."""
+"""What the peer's program uses at least, in what one of the twelve uses on average: sixteen by weight, but one core at
+most. On average, since the kernel hands out turns of some 10 ms, and one of twelve has a few more than the others."""
 
 
 async def burn(app: App, name: str) -> None:
@@ -62,9 +63,9 @@ async def test_many_programs_get_no_more_of_the_processors_than_one(
         tasks.start_soon(burn, app, "peer")
         await until(lambda: "token:peer" in used(app))
         before = used(app)
-        await until(lambda: used(app)["token:peer"][0] - before["token:peer"][0] > 0.2, 60)
+        await until(lambda: used(app)["token:peer"][0] - before["token:peer"][0] > 0.5, 60)
         after = used(app)
         greedy = [late - early for early, late in zip(before["token:greedy"], after["token:greedy"], strict=True)]
         peer = after["token:peer"][0] - before["token:peer"][0]
         tasks.cancel_scope.cancel()
-    assert (peer > SHARE_OF_ONE * max(greedy)) == weighed
+    assert (peer > SHARE_OF_ONE * sum(greedy) / len(greedy)) == weighed
