@@ -15,7 +15,7 @@ from glovebox_server.audit import chain, read
 from glovebox_server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
 from glovebox_server.audit.file import LOG_NAME, LogFile
 from glovebox_server.audit.segments.rotation import Rotation
-from glovebox_server.cli import audit
+from glovebox_server.cli.actions import audit
 from glovebox_server.cli.main import main
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.receipts.keys import Signer

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.drivers import registry
-from glovebox_server.cli import doctor
+from glovebox_server.cli.actions import doctor
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.settings import Settings
 

@@ -41,7 +41,7 @@ def test_a_reader_that_leaves_is_no_failure(arguments: list[str], tmp_path: Path
 def test_what_nobody_foresaw_is_kept_and_told_in_one_sentence(tmp_path: Path) -> None:
     """Exit 70; the story lies in the state directory, for its owner alone, once however often it happens."""
     program = (
-        "import sys; from glovebox_server.cli import entry, profiles; "
+        "import sys; from glovebox_server.cli import entry; from glovebox_server.cli.actions import profiles; "
         "profiles.list_profiles = lambda *_, **__: 1 / 0; entry.run()"
     )
     command = [sys.executable, "-I", "-c", program, "profiles", "list", "--state-dir", str(tmp_path / "state")]

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from glovebox_server.calls import CallResult, Link
 from glovebox_server.calls import Text as Told
-from glovebox_server.cli import commands, failures, saving
+from glovebox_server.cli import failures
+from glovebox_server.cli.actions import commands, saving
 from glovebox_server.cli.terminal import Terminal, print_json
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.transport import logs

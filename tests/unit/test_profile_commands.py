@@ -12,8 +12,8 @@ from rich.console import Console
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name
 
 from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_server.cli.actions.profiles import check, diff_paths, explain_tool, list_profiles, show
 from glovebox_server.cli.main import main
-from glovebox_server.cli.profiles import check, diff_paths, explain_tool, list_profiles, show
 from glovebox_server.exits import OK, USAGE
 
 PROFILES = load([SHIPPED], check_example=None)

@@ -23,7 +23,7 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.pool.source import Starting
 from glovebox_sandboxes.seccomp.cases import load_cases
-from glovebox_server.cli import commands
+from glovebox_server.cli.actions import commands
 from glovebox_server.cli.main import main
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE

@@ -38,7 +38,7 @@ IN_SMALL_FILES = """
 import resource, sys
 from pathlib import Path
 import anyio
-from glovebox_server.cli.saving import CannotSave, save
+from glovebox_server.cli.actions.saving import CannotSave, save
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 

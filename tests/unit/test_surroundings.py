@@ -22,8 +22,8 @@ from glovebox_server.exits import OK
 FORKED = """
 import gc, io, json, os, sys
 from pathlib import Path
-from glovebox_server.cli import commands, entry, failures, main, profiles, receipts
-from glovebox_server.cli import audit, capabilities, doctor
+from glovebox_server.cli import entry, failures, main
+from glovebox_server.cli.actions import audit, capabilities, commands, doctor, profiles, receipts
 from glovebox_server.transport import serve
 
 def become(job):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_server.cli import client_config
+from glovebox_server.cli.actions import client_config
 from glovebox_server.transport import tokens
 
 

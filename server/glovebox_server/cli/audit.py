@@ -1,292 +1,98 @@
-"""What the commands of ``glovebox audit`` do: from a directory to a console and an exit code.
+"""``glovebox audit``: declared here, done in ``actions.audit``."""
 
-Argument parsing is the command line's business. Text from records is shown with every control and direction character
-escaped: a record may quote a hostile program, and a terminal obeys what it prints.
-"""
-
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+import sys
 from pathlib import Path
 
-import anyio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from rich.console import Console
-from rich.text import Text
+import click
 
-from glovebox_sandboxes.plural import counted
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.file import LOG_NAME, LogFile
-from glovebox_server.audit.read import Line
-from glovebox_server.audit.segments import proof
-from glovebox_server.audit.verify import VerifyReport
-from glovebox_server.audit.verify import verify as verify_log
-from glovebox_server.cli.terminal import print_json
-from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.printable import printable
-from glovebox_server.receipts import dsse, keys
+from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.settings import Settings
 
-#: Longest line of ``tail``; ``show`` has everything.
-_LINE = 400
+_file = click.Path(path_type=Path, dir_okay=False)
 
 
-def tail(
-    directory: Path, console: Console, *, count: int, follow: bool, as_json: bool, everything: bool = False
-) -> int:
-    """Show the last ``count`` records and, with ``follow``, every new one until interrupted.
-
-    A person sees the records of calls, and what is no record; ``everything`` adds the servers' own, which JSON has.
-    """
-    wanted = _any if everything or as_json else _of_a_call
-    with suppress(KeyboardInterrupt):
-        count = _reach(directory, count, wanted)
-        if follow:
-            anyio.run(_follow, directory, console, count, wanted, as_json)
-        else:
-            found = [line for line in read.tail(directory, count) if wanted(line)]
-            _show_lines(console, found, as_json=as_json)
-            if count and not found:
-                console.print(Text("No record of a call. `glovebox audit tail --all` shows the servers' own."))
-    return OK
+@click.group(cls=Group)
+def audit() -> None:
+    """What happened, and whether the log of it is whole."""
 
 
-async def _follow(directory: Path, console: Console, count: int, wanted: "_Wanted", as_json: bool) -> None:
-    async for line in read.follow(directory, count):
-        if wanted(line):
-            _show_lines(console, [line], as_json=as_json)
+@audit.command("tail")
+@click.option("-n", "count", default=20, show_default=True, help="How many records.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as records are written.")
+@click.option("--all", "everything", is_flag=True, help="Show the servers' own records too, as --json does.")
+@json_option
+@directories
+def audit_tail(settings: Settings, count: int, follow: bool, everything: bool, as_json: bool) -> None:
+    """The last records of calls."""
+    from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
+
+    log = settings.state_dir / "audit"
+    sys.exit(commands.tail(log, out, count=count, follow=follow, as_json=as_json, everything=everything))
 
 
-_Wanted = Callable[[Line], bool]
+@audit.command("show")
+@click.argument("call_id", metavar="CALL")
+@json_option
+@directories
+def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
+    """Everything recorded of one call."""
+    from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.show(settings.state_dir / "audit", out, call_id, as_json=as_json))
 
 
-def _any(_: Line) -> bool:
-    return True
-
-
-def _of_a_call(line: Line) -> bool:
-    """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
-    kind = line.record.kind if line.record else ""
-    return not kind.startswith(("server.", "profile.", "pool.", "segment."))
-
-
-def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
-    """How many of the last lines hold ``count`` that are wanted; all that ``read.tail`` gives where there are fewer."""
-    wide = count
-    while True:
-        lines = read.tail(directory, wide)
-        places = [place for place, line in enumerate(reversed(lines), 1) if wanted(line)]
-        if len(places) >= count:
-            return places[count - 1] if count > 0 else 0
-        if len(lines) < wide:
-            return len(lines)
-        wide *= 4
-
-
-def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> int:
-    """Show every record of one call; 1 when there is none."""
-    if not chain.is_name(call_id):
-        console.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
-        return USAGE
-    found = 0
-    for record in read.records_of(directory, call_id):
-        found += 1
-        if as_json:
-            print_json(console.file, _fields(record), indent=None)
-            continue
-        console.print(Text(f"{record.seq}  {record.time}  {record.kind}", style="bold"))
-        # A receipt is signed text in base64: nothing in it can be read here.
-        told = {"envelope": f"`glovebox receipt show {call_id}`"} if "envelope" in record.data else {}
-        for row in _rows({**record.data, **told}):
-            console.print(row, soft_wrap=True)
-    if not found and not as_json:
-        console.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
-    return OK if found else FAILED
-
-
-def verify(
-    directory: Path,
-    console: Console,
+@audit.command("verify")
+@click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
+@click.option("--key", "keys", multiple=True, type=_file, help="A public key: check the signature of each seal too.")
+@click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
+@click.option("--proof", type=_file, help="Check this inclusion proof instead, with --key and nothing else.")
+@json_option
+@directories
+def audit_verify(
+    settings: Settings,
     *,
     anchor: str | None,
-    key_files: Sequence[Path] = (),
-    everything: bool = False,
+    keys: tuple[Path, ...],
+    everything: bool,
+    proof: Path | None,
     as_json: bool,
-) -> int:
-    """Check the log, against ``SEQ:HASH`` and public keys too if given; 1 when it is not what was written.
+) -> None:
+    """Check the log; names the line where something was changed, removed, added or reordered."""
+    from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
 
-    Segments that were found whole before, and are the same files, are read again only where ``everything`` is wanted.
-    """
-    try:
-        known = None if anchor is None else chain.parse_anchor(anchor)
-        given = [_public_key(path) for path in key_files]
-        report = verify_log(directory, known, keys={dsse.key_id(key): key for key in given}, new=not everything)
-    except ValueError as error:
-        console.print(Text(str(error)))
-        return USAGE
-    if as_json:
-        print_json(console.file, asdict(report), indent=None)
-    else:
-        _show_report(console, report, anchored=known is not None, signed=bool(given))
-    return OK if report.ok else FAILED
+    if proof is not None:
+        if anchor is not None or everything or len(keys) != 1:
+            raise click.UsageError("--proof takes one --key, the server's public key, and neither --anchor nor --all.")
+        sys.exit(commands.verify_proof(proof, out, public_key=keys[0], as_json=as_json))
+    log = settings.state_dir / "audit"
+    sys.exit(commands.verify(log, out, anchor=anchor, key_files=keys, everything=everything, as_json=as_json))
 
 
-def verify_proof(file: Path, console: Console, *, public_key: Path, as_json: bool) -> int:
-    """Check an inclusion proof with a public key, and nothing else; 1 and the exact reason when it does not hold."""
-    try:
-        given = _public_key(public_key)
-    except ValueError as error:
-        console.print(Text(str(error)))
-        return USAGE
-    with file.open("rb") as opened:
-        content = opened.read(proof.MAX_BYTES + 1)
-    try:
-        proved = proof.verify(content, given, dsse.key_id(given))
-    except proof.NotAProof as problem:
-        if as_json:
-            print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
-        else:
-            console.print(Text(f"The proof does not hold: {problem}.", style="red"))
-        return FAILED
-    if as_json:
-        records = [json.loads(each.line) for each in proved.records]
-        seals = [asdict(each) for each in proved.seals]
-        told = {"ok": True, "call_id": proved.call_id, "key": proved.key_id, "records": records, "seals": seals}
-        print_json(console.file, told, indent=None)
-        return OK
-    for record in proved.records:
-        console.print(Text(f"{record.seq}  {record.time}  {record.kind}"))
-    where = ", ".join(f"{seal.segment} (sealed {seal.time})" for seal in proved.seals)
-    found = counted(len(proved.records), "record")
-    console.print(Text(f"{found} of {proved.call_id} lie in segment {where}.", style="green"))
-    console.print(Text(f"signed with key {proved.key_id}"))
-    return OK
+@audit.command("prove")
+@click.argument("call_id", metavar="CALL")
+@directories
+def audit_prove(settings: Settings, call_id: str) -> None:
+    """Print the inclusion proof of one call: its records, and that they lie in a sealed segment, as JSON."""
+    from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.prove(settings.state_dir / "audit", out, err, call_id))
 
 
-def _public_key(path: Path) -> Ed25519PublicKey:
-    """Read a public key; raises ValueError, with a sentence."""
-    try:
-        with path.open("rb") as file:
-            return keys.parse_public(file.read(keys.MAX_KEY_BYTES))
-    except (ValueError, OSError) as problem:
-        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-        raise ValueError(f"The key {path} cannot be used: {words}.") from None
+@audit.command("seal")
+@directories
+def audit_seal(settings: Settings) -> None:
+    """End the segment that is being written, so that its calls can be proved."""
+    from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
+    from glovebox_server.cli.actions.commands import audit_log  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.seal(settings.state_dir / "audit", out, lambda: audit_log(settings)))
 
 
-def prove(directory: Path, console: Console, err: Console, call_id: str) -> int:
-    """Print the inclusion proof of a call's records; 1 when there is none."""
-    if not chain.is_name(call_id):
-        err.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
-        return USAGE
-    try:
-        found = proof.prove(directory, call_id)
-    except proof.NotSealed:
-        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
-        err.print(Text(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"))
-        return FAILED
-    except proof.NotAProof as problem:
-        err.print(Text(f"There is no proof: {problem}."))
-        return FAILED
-    if found is None:
-        err.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
-        return FAILED
-    console.out(found.decode(), end="", highlight=False)
-    return OK
+@audit.command("head")
+@json_option
+@directories
+def audit_head(settings: Settings, as_json: bool) -> None:
+    """The end of the chain, to be kept elsewhere as an anchor."""
+    from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
 
-
-def seal(directory: Path, console: Console, open_log: Callable[[], LogFile]) -> int:
-    """End the segment that is being written, so that what is in it can be proved."""
-    read.head(directory)  # where there is no log, none is made
-    log = open_log()
-    try:
-        number = log.seal()
-    finally:
-        log.close()
-    done = "There is nothing to seal: no record since the last seal." if number is None else f"Sealed segment {number}."
-    console.print(Text(done))
-    return OK
-
-
-def head(directory: Path, console: Console, *, as_json: bool) -> int:
-    """Print the anchor of the last record, ``SEQ:HASH``: keep it where the log's writer cannot change it."""
-    last = read.head(directory)
-    if as_json:
-        print_json(console.file, {"anchor": f"{last.seq}:{last.hash}", **asdict(last)}, indent=None)
-    else:
-        console.out(f"{last.seq}:{last.hash}", highlight=False)
-    return OK
-
-
-def _fields(record: chain.Record) -> object:
-    return json.loads(record.line)
-
-
-def _show_lines(console: Console, lines: Iterable[Line], *, as_json: bool) -> None:
-    for line in lines:
-        record = line.record
-        if as_json:
-            value = {"unreadable": str(line.error)} if record is None else _fields(record)
-            print_json(console.file, value, indent=None)
-        elif record is None:
-            console.print(Text(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red"))
-        else:
-            text = Text(f"{record.seq:>7} {record.time} ")
-            text.append(record.kind, style="bold")
-            text.append(f" {record.call_id or record.server} ", style="cyan")
-            text.append(_brief(record.data))
-            console.print(text, soft_wrap=True)
-
-
-def _brief(data: Mapping[str, object]) -> str:
-    parts = (f"{key}={_cell(value)}" for key, value in data.items() if not isinstance(value, dict | list))
-    return printable(" ".join(parts))[:_LINE]
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _rows(data: Mapping[str, object], indent: str = "  ") -> Iterator[Text]:
-    """One line per fact, nothing cut and nothing broken: a digest is there to be copied, a list to be compared."""
-    names = {key: printable(key) for key in data}
-    width = max(map(len, names.values()), default=0)
-    for key, value in data.items():
-        nested = isinstance(value, dict | list) and len(value) > 0
-        row = Text(f"{indent}{names[key]}".ljust(0 if nested else len(indent) + width + 2), style="cyan")
-        if isinstance(value, dict) and nested:
-            yield row
-            yield from _rows(value, indent + "  ")
-        elif isinstance(value, list) and nested:
-            yield row
-            yield from (Text(f"{indent}  {printable(_item(each))}") for each in value)
-        else:
-            yield row.append(printable(_cell(value)), style="default")
-
-
-def _item(value: object) -> str:
-    if isinstance(value, dict):
-        return "  ".join(f"{key}={_cell(each)}" for key, each in value.items())
-    return _cell(value)
-
-
-def _show_report(console: Console, report: VerifyReport, *, anchored: bool, signed: bool) -> None:
-    for problem in report.problems:
-        file = "" if problem.file == LOG_NAME and problem.line else problem.file
-        place = " ".join(filter(None, (file, f"line {problem.line}" if problem.line else "")))
-        console.print(Text(f"{printable(place)}: {problem.kind}: {printable(problem.detail)}", style="red"))
-    if report.omitted:
-        console.print(Text(f"and {counted(report.omitted, 'more problem')}", style="red"))
-    verdict = "whole" if report.ok else "NOT what was written"
-    if report.problems and all(each.kind == "anchor" and each.line is None for each in report.problems):
-        verdict = "not compared with the anchor; nothing else is wrong"
-    against = "with the anchor" if anchored else "without an anchor, so a log put back as a whole is not seen"
-    found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
-    if report.known:
-        found += f", {report.known} of them found whole before (--all reads them again)"
-    if report.segments:
-        checked = "signatures checked" if signed else "signatures not checked without --key"
-        found += f", {counted(report.segments, 'sealed segment')} ({checked})"
-    if report.removed:
-        found += f", segments up to {report.removed} removed on record"
-    console.print(Text(f"{found}, the log is {verdict} ({against})."))
-    console.print(Text(f"head {report.head.seq}:{report.head.hash}"))
+    sys.exit(commands.head(settings.state_dir / "audit", out, as_json=as_json))

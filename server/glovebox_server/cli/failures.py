@@ -12,7 +12,7 @@ from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import Diagnosed
-from glovebox_server.cli.saving import NameTaken
+from glovebox_server.cli.actions.saving import NameTaken
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import Refused
 from glovebox_server.exits import UNAVAILABLE, USAGE

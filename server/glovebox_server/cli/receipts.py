@@ -1,145 +1,46 @@
-"""What ``glovebox receipt key | show | verify`` do: from a file or a log to a console and an exit code.
+"""``glovebox receipt``: declared here, done in ``actions.receipts``."""
 
-Argument parsing is the command line's business. Text from receipts is shown with control characters escaped.
-"""
-
-import json
+import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
-from glovebox_server.audit import chain
-from glovebox_server.cli.terminal import print_json
-from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.printable import printable
-from glovebox_server.receipts import dsse, keys, statement
-from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.statement import Statement
-from glovebox_server.receipts.verify import VerifiedReceipt, of_call
-from glovebox_server.receipts.verify import verify as verify_receipt
+from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.settings import Settings
 
 
-def key(state_dir: Path, console: Console, err: Console) -> int:
-    """Print the public key, making a pair where there is none."""
-    signer = keys.Signer.load(state_dir)
-    console.out(signer.public_pem(), end="", highlight=False)
-    err.print(Text(f"key {signer.key_id}"))
-    return OK
+@click.group(cls=Group)
+def receipt() -> None:
+    """Signed proof of what one call was, got and did."""
 
 
-def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_json: bool) -> int:
-    """Show the receipt of a call of this server, or in a file; nothing is proved."""
-    try:
-        if Path(wanted).is_file():
-            content = _read(Path(wanted))
-        elif chain.is_name(wanted):
-            found = of_call(state_dir / "audit", wanted)
-            if found is None:
-                err.print(Text(f"There is no receipt of {wanted}: it was not allowed, has not ended, or was lost."))
-                return FAILED
-            content = found
-        else:
-            err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
-            return USAGE
-        envelope = dsse.parse(content)
-        said = statement.parse(envelope.payload)
-    except NotAReceipt as problem:
-        err.print(Text(f"Not a receipt: {printable(str(problem))}."))
-        return FAILED
-    if as_json:
-        console.out(content.removesuffix(b"\n").decode(), highlight=False)
-        return OK
-    _show(console, said)
-    console.print(Text(f"Says key {printable(envelope.key_id)}; prove it with `glovebox receipt verify`.", style="dim"))
-    return OK
+@receipt.command("key")
+@directories
+def receipt_key(settings: Settings) -> None:
+    """The public key, for whoever verifies; made where there is none."""
+    from glovebox_server.cli.actions import receipts as commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.key(settings.state_dir, out, err))
 
 
-def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None, as_json: bool) -> int:
-    """Prove the receipt in ``file``; 1 and the exact reason when it does not hold."""
-    try:
-        given = keys.parse_public(_read(public_key))
-    except (ValueError, OSError) as problem:
-        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-        console.print(Text(printable(f"The key {public_key} cannot be used: {words}.")))
-        return USAGE
-    try:
-        proved = verify_receipt(_read(file), given, audit)
-    except NotAReceipt as problem:
-        if as_json:
-            print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
-        else:
-            console.print(Text(f"The receipt does not hold: {printable(str(problem))}.", style="red"))
-        return FAILED
-    if as_json:
-        print_json(console.file, _report(proved, audited=audit is not None), indent=None)
-    else:
-        where = f"its place {proved.statement.predicate.audit.seq} in the audit log is right"
-        place = where if audit else "its place in the audit log was not looked at"
-        console.print(Text(f"The receipt of {proved.statement.predicate.call.id} holds: {place}.", style="green"))
-        console.print(Text(f"{proved.digest}, signed with key {proved.key_id}"))
-    return OK
+@receipt.command("show")
+@click.argument("wanted", metavar="CALL|FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print the receipt itself, as `receipt verify` takes it.")
+@directories
+def receipt_show(settings: Settings, wanted: str, as_json: bool) -> None:
+    """What a receipt says; of a call made here, or in a file."""
+    from glovebox_server.cli.actions import receipts as commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.show(settings.state_dir, out, err, wanted, as_json=as_json))
 
 
-def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
-    said = json.loads(proved.statement.model_dump_json(exclude_none=True))
-    return {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audited, "statement": said}
+@receipt.command("verify")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--key", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The server's public key.")
+@click.option("--audit", type=click.Path(path_type=Path, file_okay=False), help="Audit log to find its place in.")
+@json_option
+def receipt_verify(file: Path, key: Path, audit: Path | None, as_json: bool) -> None:
+    """Prove a receipt with the public key alone; exit 1 and the reason if it does not hold."""
+    from glovebox_server.cli.actions import receipts as commands  # noqa: PLC0415 - see the module's header
 
-
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(dsse.MAX_BYTES + 2)
-
-
-def _show(console: Console, said: Statement) -> None:
-    """The facts in the order a reader asks: what, how isolated, what it reached, how it ended, what it gave."""
-    told = said.predicate
-    facts = [
-        ("call", f"{told.call.id}, {told.call.tool}, by {told.call.principal}, {told.call.received}"),
-        ("arguments", told.call.arguments),
-        ("code", told.call.code or "none"),
-        ("profile", f"{told.policy.profile}, rule {told.policy.rule}"),
-        *(("input", f"{each.name}, {each.bytes} bytes, {each.digest}") for each in told.inputs),
-    ]
-    if told.isolation is None:
-        facts.append(("isolation", "no sandbox came to be measured"))
-    else:
-        found = told.isolation
-        verdict = "as planned" if found.verified else "NOT as planned"
-        facts.append(("isolation", f"{found.driver}, {found.level}, {verdict}; plan {found.plan}"))
-        facts += [(f"  {name}", value) for name, value in found.host.items()]
-    facts += [
-        ("connection", f"{each.effect} {each.method or ''} {each.scheme}://{each.host}:{each.port} ({each.rule})")
-        for each in told.egress
-    ]
-    outcome = told.outcome.model_dump(exclude_none=True, exclude={"usage"})
-    facts.append(("outcome", ", ".join(f"{name} {value}" for name, value in outcome.items())))
-    facts += [("subject", f"{each.name} {each.digest.get('sha256', '')}") for each in said.subject]
-    facts += [("withheld", each) for each in told.withheld]
-    facts.append(("audit", f"{told.audit.seq}:{told.audit.hash}, {told.audit.time}"))
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts:
-        table.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
-    console.print(table)
-    _show_fields(console, said)
-
-
-def _show_fields(console: Console, said: Statement) -> None:
-    if said.predicate.isolation is None or not said.predicate.isolation.fields:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("isolation", "planned", "inside", "outside", "verdict"):
-        table.add_column(title, overflow="fold")
-    for each in said.predicate.isolation.fields:
-        values = (each.planned, each.inside, each.outside)
-        style = {"ok": "green", "differs": "red"}.get(each.verdict, "yellow")
-        cells = ("" if value is None else _cell(value) for value in values)
-        table.add_row(each.field, *(Text(printable(cell)) for cell in cells), Text(each.verdict, style=style))
-    console.print(table)
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    sys.exit(commands.verify(file, out, public_key=key, audit=audit, as_json=as_json))

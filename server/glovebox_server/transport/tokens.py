@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from glovebox_server import secret_files
-from glovebox_server.cli import client_config
+from glovebox_server.cli.actions import client_config
 from glovebox_server.secret_files import SecretDirectory, SecretUnusable
 
 #: Where they lie, below the state directory.

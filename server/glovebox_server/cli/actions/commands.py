@@ -19,7 +19,7 @@ from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
 from glovebox_server.audit.file import LogFile
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
-from glovebox_server.cli.saving import save
+from glovebox_server.cli.actions.saving import save
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
@@ -115,7 +115,7 @@ def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -
 
 def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Say what this host can enforce; see ``glovebox doctor``."""
-    from glovebox_server.cli import doctor as looking  # noqa: PLC0415 - brings every driver
+    from glovebox_server.cli.actions import doctor as looking  # noqa: PLC0415 - brings every driver
 
     return anyio.run(lambda: looking.run(settings, out, as_json=as_json))
 
@@ -129,7 +129,7 @@ def prove(settings: Settings, out: Console, err: Console, *, names: tuple[str, .
 
 def capabilities(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Say what a caller can have; see ``glovebox capabilities``."""
-    from glovebox_server.cli import capabilities as card  # noqa: PLC0415 - brings every driver and the SDK
+    from glovebox_server.cli.actions import capabilities as card  # noqa: PLC0415 - brings every driver and the SDK
 
     return anyio.run(lambda: card.run(settings, out, as_json=as_json))
 

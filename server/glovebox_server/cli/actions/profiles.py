@@ -1,0 +1,242 @@
+"""What ``glovebox profiles`` prints, and its exit codes: 0 fine, 1 a widening, 2 an error in a profile or a name.
+
+Everything from a file is printed as plain text, never as terminal markup.
+"""
+
+import difflib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_profiles.diff import Change, diff, diff_sets
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.explain import explain, render
+from glovebox_profiles.load.loader import (
+    SHIPPED,
+    CheckExample,
+    ProfileSet,
+    ignored,
+    load,
+    lost_profiles,
+    profile_files,
+    read,
+)  # fmt: skip
+from glovebox_profiles.model import Profile, effective
+from glovebox_sandboxes.plural import counted
+from glovebox_server.cli.terminal import print_json
+from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.printable import printable
+
+_STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
+
+
+def list_profiles(profiles: ProfileSet, console: Console, *, as_json: bool = False) -> int:
+    """Print one line per tool: risk, isolation, network, approval, digest and the file that is in force."""
+    rows = [
+        {
+            "tool": tool,
+            "risk": profile.risk,
+            "isolation": list(profile.isolation),
+            "network": profile.network.mode,
+            "approval": profile.approval,
+            "digest": profiles.digest_for(tool),
+            "source": str(profiles.source(tool)),
+            "shipped": profiles.source(tool).parent == SHIPPED,
+        }
+        for tool, profile in profiles.items()
+    ]
+    if as_json:
+        return _json(console, {"digest": profiles.digest, "profiles": rows})
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("tool", "risk", "isolation", "network", "approval", "from"):
+        table.add_column(title, overflow="fold")
+    for tool, profile in profiles.items():
+        network = f"{len(profile.network.allow)} rules" if profile.network.allow else "none"
+        source = profiles.source(tool)
+        where = "shipped" if source.parent == SHIPPED else str(source)
+        cells = (tool, profile.risk, ", ".join(profile.isolation), network, profile.approval, where)
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    return OK
+
+
+def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = False) -> int:
+    """Print the effective profile, every default filled in: as TOML that loads to the same digest, or as JSON.
+
+    Raises:
+        ProfileError: there is none for this tool.
+    """
+    profile = _find(profiles, tool)
+    if as_json:
+        described = {"digest": profiles.digest_for(tool), "source": str(profiles.source(tool))}
+        return _json(console, {**described, "profile": effective(profile)})
+    _say(console, f"# from {profiles.source(tool)}\n# {profiles.digest_for(tool)}\n{to_toml(profile)}")
+    return OK
+
+
+def explain_tool(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = False) -> int:
+    """Print in plain words what one tool may do.
+
+    Raises:
+        ProfileError: there is no profile for it.
+    """
+    profile = _find(profiles, tool)
+    if as_json:
+        return _json(console, {"tool": tool, "sections": [asdict(section) for section in explain(profile)]})
+    _say(console, render(profile))
+    return OK
+
+
+def check(
+    paths: Sequence[Path],
+    console: Console,
+    *,
+    check_example: CheckExample | None,
+    tools: Collection[str] | None = None,
+    as_json: bool = False,
+) -> int:
+    """Load each file, and each file of each directory; print ``path:line`` and the problem of every one that fails.
+
+    What lies in a directory and is no profile is named: what may be meant as one, as an error.
+    """
+    checked: list[Path] = []
+    errors: list[ProfileError] = []
+    others: list[Path] = []
+    for path in paths:
+        try:
+            files = _existing(path)
+            if path.is_dir() and path != SHIPPED:
+                errors += lost_profiles(path, tools or ())
+                others += ignored(path)
+        except ProfileError as error:
+            errors.append(error)
+            continue
+        for file in files:
+            checked.append(file)
+            try:
+                read(file, check_example=check_example, tools=tools)
+            except ProfileError as error:
+                errors.append(error)
+    if as_json:
+        paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
+        _json(console, {**paths_of, "errors": [_described(each) for each in errors]})
+        return USAGE if errors else OK
+    lost = {each.path for each in errors}
+    for path in others:
+        if path not in lost:
+            _say(
+                console,
+                f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself",
+                "dim",
+            )
+    for each in errors:
+        _say(console, str(each), "red")
+    _say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
+    return USAGE if errors else OK
+
+
+def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, as_json: bool = False) -> int:
+    """Print what changes from ``a`` to ``b``, two files or two directories; 1 if anything widens.
+
+    Directories are compared as they would be in force, over the shipped profiles: taking a narrow file out of one
+    brings the shipped one back, and that can be a widening.
+
+    Raises:
+        ProfileError: one does not load, or they cannot be compared.
+    """
+    changes = _changes(a, b, shipped)
+    widened = any(change.direction == "widening" for found in changes.values() for change in found)
+    if as_json:
+        tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
+        _json(console, {"widening": widened, "tools": tools})
+        return FAILED if widened else OK
+    for tool, found in changes.items():
+        _say(console, tool, "bold")
+        for change in found:
+            _say(console, f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
+    _say(console, "Something widens." if widened else "Nothing widens.")
+    return FAILED if widened else OK
+
+
+def to_toml(profile: Profile) -> str:
+    """Write the effective profile as TOML, one dotted key a line."""
+    lines: list[str] = []
+
+    def write(prefix: str, values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                write(f"{prefix}{key}.", value)
+            else:
+                lines.append(f"{prefix}{key} = {_toml(value)}")
+
+    write("", effective(profile))
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{_quoted(key)} = {_toml(each)}" for key, each in value.items() if each is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """Write a TOML string; what a terminal would act on or not show is escaped."""
+    plain = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)
+
+
+def _changes(a: Path, b: Path, shipped: Path) -> dict[str, tuple[Change, ...]]:
+    for path in (a, b):
+        _existing(path)
+    if a.is_dir() and b.is_dir():
+        return diff_sets(load([shipped, a], check_example=None), load([shipped, b], check_example=None))
+    if a.is_dir() or b.is_dir():
+        raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
+    before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
+    if before.tool != after.tool:
+        raise ProfileError(
+            b, None, "tool", f'is "{after.tool}", and "{before.tool}" in {a}', "Name two versions of one profile."
+        )
+    found = diff(before, after)
+    return {after.tool: found} if found else {}
+
+
+def _existing(path: Path) -> tuple[Path, ...]:
+    """Return the profile files a path stands for; a mistyped path is an error here, not an empty directory."""
+    if path.is_dir():
+        return profile_files(path)
+    if not path.exists():
+        raise ProfileError(path, None, "", "does not exist", "Name a profile or a directory of profiles.")
+    return (path,)
+
+
+def _find(profiles: ProfileSet, tool: str) -> Profile:
+    if tool in profiles:
+        return profiles[tool]
+    close = difflib.get_close_matches(tool, profiles, n=1)
+    hint = f'Did you mean "{close[0]}"?' if close else f"There are: {', '.join(profiles)}."
+    raise ProfileError(tool, None, "", "there is no profile for this tool, so every call of it is refused", hint)
+
+
+def _described(error: ProfileError) -> dict[str, Any]:
+    return {
+        "path": str(error.path), "line": error.line, "key": error.key, "problem": error.reason, "hint": error.fix
+    }  # fmt: skip
+
+
+def _json(console: Console, value: dict[str, Any]) -> int:
+    print_json(console.file, value)
+    return OK
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)

@@ -1,0 +1,130 @@
+"""What the commands share: where they print, the options for places, and what becomes of their failures."""
+
+import functools
+import gc
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from pydantic import ValidationError
+
+from glovebox_server.cli.terminal import Terminal
+from glovebox_server.errors import OutputFailed, Unforeseen
+from glovebox_server.printable import printable
+from glovebox_server.settings import NoSuchPlace, Settings, unknown_variables
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+#: Where a command notes its state directory, for what becomes of it.
+_STATE_DIR = "glovebox.state_dir"
+
+#: Results and data go to standard output, words for the person to standard error.
+out = Terminal(soft_wrap=True)
+err = Terminal(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import many modules without looking for garbage meanwhile: there is none, and it takes a third of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def directories(command: _Command) -> _Command:
+    """Options every command with a place to look has; each overrides its environment variable."""
+    for name, text in (
+        ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE; but for http the current one)."),
+        ("profiles-dir", "Your own profiles (GLOVEBOX_PROFILES_DIR)."),
+        ("data-dir", "The sandboxes' runtime (GLOVEBOX_DATA_DIR)."),
+        ("state-dir", "Audit log, artifacts, token (GLOVEBOX_STATE_DIR)."),
+    ):
+        kind = click.Path(file_okay=False)
+        command = click.option(f"--{name}", type=kind, default=None, help=text)(command)
+
+    @functools.wraps(command)
+    def with_settings(
+        *args: Any,
+        workspace: str | None,
+        profiles_dir: str | None,
+        data_dir: str | None,
+        state_dir: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        given: dict[str, Any] = {
+            "workspace": workspace,
+            "profiles_dir": profiles_dir,
+            "data_dir": data_dir,
+            "state_dir": state_dir,
+        }
+        if unknown := unknown_variables(os.environ):
+            raise click.UsageError(printable(" ".join(unknown)))
+        try:
+            settings = Settings(**{key: value for key, value in given.items() if value is not None})
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            name = f"GLOVEBOX_{'_'.join(str(part) for part in first['loc'])}".upper()
+            raise click.UsageError(f"{name}: {first['msg']}.") from None
+        except NoSuchPlace as problem:
+            raise click.UsageError(str(problem)) from None
+        for name in given:
+            wrong = _wrong(settings, name)
+            if wrong is not None:
+                hint = f"--{name.replace('_', '-')}, GLOVEBOX_{name.upper()}"
+                raise click.BadParameter(f"{getattr(settings, name)} {wrong}.", param_hint=hint)
+        click.get_current_context().meta[_STATE_DIR] = settings.state_dir
+        return command(*args, settings=settings, **kwargs)
+
+    return with_settings  # type: ignore[return-value]  # a decorator that adds a keyword
+
+
+def _wrong(settings: Settings, name: str) -> str | None:
+    """Why a directory cannot be used; None where it can, or where whoever needs it makes it or says so."""
+    path: Path | None = getattr(settings, name)
+    if path is None:
+        return None
+    try:
+        str(path).encode()  # records and digests are UTF-8
+        return None if stat.S_ISDIR(path.stat().st_mode) else "is not a directory"
+    except UnicodeEncodeError:
+        return "is not UTF-8: rename it, or name another"
+    except OSError as problem:
+        later = isinstance(problem, (FileNotFoundError, PermissionError)) and name != "workspace"
+        return None if later else f"cannot be used: {problem.strerror}"
+
+
+class Told(click.Command):
+    """A command whose failures end in a sentence and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; see ``failures`` and ``entry`` for what becomes of an exception."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, OutputFailed):
+            raise
+        except Exception as raised:
+            from glovebox_server.cli import failures  # noqa: PLC0415 - brings every part
+
+            doing = f"running `{ctx.command_path}`"
+            found = failures.foreseen(raised, doing.capitalize())
+            if found is None:
+                raise Unforeseen(doing, ctx.meta.get(_STATE_DIR)) from raised
+            failures.tell(found[0], err, as_json=ctx.params.get("as_json", False))
+            ctx.exit(found[1])
+
+
+class Group(click.Group):
+    """A group of such commands, and of such groups."""
+
+    command_class = Told
+    group_class = type  # click: of the same class
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
