@@ -189,13 +189,22 @@ class Caller:
 
     def request(self, code: str) -> bytes:
         """One call of ``run_python``, as bytes."""
+        return self._asked(
+            "tools/call", {"name": "run_python", "arguments": {"code": code}}, "Mcp-Name: run_python\r\n"
+        )
+
+    def listing(self) -> bytes:
+        """A request for the list of tools, as bytes."""
+        return self._asked("tools/list", {}, "")
+
+    def _asked(self, method: str, params: dict[str, Any], headers: str) -> bytes:
         meta = {"io.modelcontextprotocol/protocolVersion": _PROTOCOL, "io.modelcontextprotocol/clientCapabilities": {}}
-        params = {"name": "run_python", "arguments": {"code": code}, "_meta": meta}
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params | {"_meta": meta}}
+        body = json.dumps(message).encode()
         head = (
             f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nAuthorization: Bearer {self._token}\r\n"
             f"Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
-            f"Mcp-Protocol-Version: {_PROTOCOL}\r\nMcp-Method: tools/call\r\nMcp-Name: run_python\r\n"
+            f"Mcp-Protocol-Version: {_PROTOCOL}\r\nMcp-Method: {method}\r\n{headers}"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

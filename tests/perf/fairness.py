@@ -1,7 +1,7 @@
 """``python -m tests.perf.fairness``: what one caller pays for another who takes all it can get, over HTTP.
 
-In each round a peer first makes trivial calls alone, then as many beside 250 connections of another token that run one
-kind of program over and over: shipped numbers, real sandboxes, ratios within one run. Exit code 1 if a kind whose bound
+In each round a peer first makes trivial calls alone, then as many beside 250 connections of another token that do one
+thing over and over: shipped numbers, real sandboxes, ratios within one run. Exit code 1 if a kind whose bound
 is promised is above ``BOUND``, or if a call of the peer's is lost.
 """
 
@@ -48,6 +48,9 @@ KINDS = {
 }
 """Programs of the other token; ``mixed`` runs one of each."""
 MIXED = "mixed"
+REQUESTS = "requests"
+"""Runs none, and asks for the list of tools instead."""
+EVERY = (*KINDS, MIXED, REQUESTS)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +105,7 @@ class Peer:
 @asynccontextmanager
 async def crowd(listening: Listening, token: str, kind: Kind) -> AsyncIterator[None]:
     """Have the other token's connections call over and over, for the length of the block."""
-    programs = list(KINDS.values()) if kind.name == MIXED else [KINDS[kind.name]]
+    programs = [KINDS[kind.name]] if kind.name in KINDS else list(KINDS.values())
 
     async def one(number: int) -> None:
         # Each its own program: the same call again and again is what a server takes for a client's retry.
@@ -111,7 +114,7 @@ async def crowd(listening: Listening, token: str, kind: Kind) -> AsyncIterator[N
             with suppress(RuntimeError, OSError, anyio.EndOfStream, anyio.BrokenResourceError):
                 async with await anyio.connect_tcp("127.0.0.1", listening.port) as stream:
                     caller = Caller(stream, listening.port, token)
-                    request = caller.request(code)
+                    request = caller.listing() if kind.name == REQUESTS else caller.request(code)
                     while True:
                         await caller.call(request)
                         kind.theirs += 1
@@ -169,7 +172,7 @@ def main() -> None:
     """Measure, print, and exit with 1 if a bound is not met."""
     parser = argparse.ArgumentParser(prog="python -m tests.perf.fairness", description=__doc__.split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}")
-    parser.add_argument("--kind", action="append", choices=[*KINDS, MIXED], help="only this kind; may be repeated")
+    parser.add_argument("--kind", action="append", choices=EVERY, help="only this kind; may be repeated")
     parser.add_argument("--driver", default="bubblewrap")
     parser.add_argument("--revision", help="measure another revision, as git names it")
     parser.add_argument("--json", type=Path, help="where to keep everything")
@@ -184,7 +187,7 @@ def main() -> None:
             setup = Setup(
                 directory=directory / "server", workspace=directory / "workspace", driver=given.driver, side=side
             )
-            kinds = given.kind or [*KINDS, MIXED]
+            kinds = given.kind or EVERY
             return anyio.run(measured, setup, kinds, QUICK_ROUNDS if given.quick else ROUNDS, console)
 
         if given.revision:

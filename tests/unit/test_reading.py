@@ -1,16 +1,12 @@
 """Each caller's share of the time in which requests are read, in a clock that jumps."""
 
-from typing import Any
-
 import anyio
 import pytest
 from tests.fixtures.pools import jumping
 
-from glovebox_server.transport import messages
 from glovebox_server.transport.messages import Malformed
-from glovebox_server.transport.reading import AHEAD_SECONDS, SHARE, WHOLE, Reading
+from glovebox_server.transport.reading import AHEAD_SECONDS, ALONE_SECONDS, REQUEST_SECONDS, SHARE, WHOLE, Reading
 
-BODY = b"{}"
 CALLERS = 250
 """Connections of one token in the attack that was seen; a token alone has up to 900."""
 
@@ -18,28 +14,28 @@ CALLERS = 250
 class Slow:
     """Reading that takes a time: each body so many seconds of the loop."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.spent = 0.0
         self.reading = Reading(lambda: anyio.current_time() + self.spent)
-        monkeypatch.setattr(messages, "value_of", self._value_of)
 
-    def _value_of(self, text: bytes) -> Any:
-        self.spent += self.seconds
-        return text
+    async def read(self, caller: str) -> None:
+        """Read one body of this caller's."""
+        async with self.reading.turn(caller):
+            self.spent += self.seconds
 
 
 @jumping
-async def test_one_who_sends_much_is_read_at_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_who_sends_much_is_read_at_its_share() -> None:
     """250 bodies that take 5 ms to read: one after the other, and in all no more than a quarter of the time.
 
     The control: another caller, meanwhile, is read at once.
     """
-    slow = Slow(monkeypatch, 0.005)
+    slow = Slow(0.005)
     read: list[float] = []
 
     async def send() -> None:
-        await slow.reading.value_of("token:much", BODY)
+        await slow.read("token:much")
         read.append(slow.reading._clock())
 
     async with anyio.create_task_group() as tasks:
@@ -48,7 +44,7 @@ async def test_one_who_sends_much_is_read_at_its_share(monkeypatch: pytest.Monke
         await anyio.sleep(3)
         assert 0 < len(read) < CALLERS
         before = anyio.current_time()
-        await slow.reading.value_of("token:other", BODY)
+        await slow.read("token:other")
         assert anyio.current_time() == before
     whole = CALLERS * slow.seconds * WHOLE
     assert read[-1] - read[0] >= (whole - AHEAD_SECONDS) / SHARE - 1
@@ -58,40 +54,65 @@ async def test_one_who_sends_much_is_read_at_its_share(monkeypatch: pytest.Monke
 
 
 @jumping
-async def test_ordinary_requests_never_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ordinary_requests_never_wait() -> None:
     """A thousand a second, at the 20 µs that reading one takes."""
-    slow = Slow(monkeypatch, 20e-6)
+    slow = Slow(20e-6)
     for _ in range(5_000):
         before = anyio.current_time()
-        await slow.reading.value_of("token:a", BODY)
+        await slow.read("token:a")
         assert anyio.current_time() == before
         await anyio.sleep(0.001)
 
 
 @jumping
-async def test_what_is_malformed_is_paid_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_of_cheap_requests_gets_a_share_once_another_calls() -> None:
+    """Requests as cheap to read as there are: their answers cost the loop too.
+
+    The control: the same flood, alone or ten seconds after another's request, never waits.
+    """
+    slow = Slow(20e-6)
+    cost = REQUEST_SECONDS + slow.seconds * WHOLE
+
+    async def flood(seconds: float) -> int:
+        sent, until = 0, anyio.current_time() + seconds
+        while anyio.current_time() < until:
+            await slow.read("token:much")
+            sent += 1
+            await anyio.sleep(0.001)
+        return sent
+
+    assert await flood(1) == pytest.approx(1_000, abs=2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slow.read, "token:other")
+        assert await flood(2) <= (2 * SHARE + AHEAD_SECONDS) / cost + 5
+    await anyio.sleep(ALONE_SECONDS)
+    assert await flood(1) == pytest.approx(1_000, abs=2)
+
+
+@jumping
+async def test_what_is_malformed_is_paid_for_too() -> None:
     """An error frees nobody from waiting, and the next one is read."""
-    slow = Slow(monkeypatch, 0.1)
+    slow = Slow(0.1)
 
-    def refuse(_text: bytes) -> Any:
-        slow.spent += slow.seconds
-        raise Malformed(-32700, "no")
+    async def refused() -> None:
+        async with slow.reading.turn("token:a"):
+            slow.spent += slow.seconds
+            raise Malformed(-32700, "no")
 
-    monkeypatch.setattr(messages, "value_of", refuse)
     before = anyio.current_time()
     for _ in range(3):
         with pytest.raises(Malformed):
-            await slow.reading.value_of("token:a", BODY)
+            await refused()
     assert anyio.current_time() - before >= 2 * (0.1 * WHOLE - AHEAD_SECONDS) / SHARE - 1
 
 
 @jumping
-async def test_one_that_stops_waiting_gives_its_turn_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_stops_waiting_gives_its_turn_up() -> None:
     """A client that left, or was told to come later, keeps nobody waiting."""
-    slow = Slow(monkeypatch, 0.1)
-    await slow.reading.value_of("token:a", BODY)
+    slow = Slow(0.1)
+    await slow.read("token:a")
     with anyio.move_on_after(0.1) as wait:
-        await slow.reading.value_of("token:a", BODY)
+        await slow.read("token:a")
     assert wait.cancelled_caught
     with anyio.fail_after(2 * 0.1 * WHOLE / SHARE):
-        assert await slow.reading.value_of("token:a", BODY) == BODY
+        await slow.read("token:a")

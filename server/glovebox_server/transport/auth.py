@@ -7,8 +7,8 @@ Rule 3  One Authorization header with a known token. The token's name is the cal
 Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further. So
         its length is said in one way: a proxy in front may believe the other one and see another request (RFC 9112,
         6.1).
-Rule 5  Each caller has its share of the connections, and of the time in which bodies are read, so that none of them can
-        keep the others out.
+Rule 5  Each caller has its share of the connections, and of the time in which requests are served, so that none of them
+        can keep the others out.
 Rule 6  Answers to what fails say nothing of the server but the rule.
 """
 
@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import GONE_SCOPE_KEY
-from glovebox_server.transport import tokens
-from glovebox_server.transport.messages import Malformed
+from glovebox_server.transport import messages, tokens
 from glovebox_server.transport.reading import Reading
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
@@ -106,28 +105,12 @@ class AuthMiddleware:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = scope[GONE_SCOPE_KEY] = anyio.Event()
-        body: bytes | None = None
-        if scope["method"] == "POST":
-            try:
-                body = await _body(scope, receive)
-                if body is None:
-                    return
-            except TimeoutError:
-                await Response("The body took too long", status_code=408)(scope, receive, send)
-                return
-            except OverflowError:
-                await Response("The body is too large", status_code=413)(scope, receive, send)
-                return
-            try:
-                with anyio.fail_after(BODY_SECONDS):
-                    await self._reading.value_of(scope[PRINCIPAL_SCOPE_KEY].id, body)
-            except TimeoutError:
-                await Response("Too much of this caller waits to be read", status_code=429)(scope, receive, send)
-                return
-            except Malformed as error:
-                content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
-                await Response(content, status_code=400, media_type="application/json")(scope, receive, send)
-                return
+        read = await self._read(scope, receive)
+        if isinstance(read, Response):
+            await read(scope, receive, send)
+        if not isinstance(read, bytes):
+            return
+        body: bytes | None = read
 
         async def observed() -> Message:
             nonlocal body
@@ -141,6 +124,28 @@ class AuthMiddleware:
             return message
 
         await self._inner(scope, observed, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | Response | None:
+        """The body of a request, once it is its caller's turn; or the answer to it; None when the client left."""
+        try:
+            body = await _body(scope, receive)
+        except TimeoutError:
+            return Response("The body took too long", status_code=408)
+        except OverflowError:
+            return Response("The body is too large", status_code=413)
+        if body is None:
+            return None
+        try:
+            with anyio.fail_after(BODY_SECONDS):
+                async with self._reading.turn(scope[PRINCIPAL_SCOPE_KEY].id):
+                    if scope["method"] == "POST":
+                        messages.value_of(body)
+        except TimeoutError:
+            return Response("Too much of this caller waits to be read", status_code=429)
+        except messages.Malformed as error:
+            content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
+            return Response(content, status_code=400, media_type="application/json")
+        return body
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes | None:
