@@ -1,11 +1,13 @@
 """Docs that cannot drift: every command, option and setting is written down."""
 
+import re
+
 import click
 import pytest
-from tests.repo.files import ROOT
+from tests.repo.files import ROOT, texts
 
 from glovebox_server.cli.main import main
-from glovebox_server.settings import Settings
+from glovebox_server.settings import _NO_SETTINGS, Settings
 
 
 def documentation() -> str:
@@ -29,6 +31,18 @@ def test_every_command_and_option_is_documented(name: str, command: click.Comman
     assert name in text, f"`{name}` is nowhere in README.md or docs/"
     options = [option for each in command.params if isinstance(each, click.Option) for option in each.opts]
     assert [option for option in options if option.startswith("--") and option not in text] == []
+
+
+def test_the_variables_that_are_no_settings_are_those_in_use() -> None:
+    """Without one of them a test would be refused; one that is gone would hide a slip of the pen."""
+    named = {
+        name
+        for path, text in texts()
+        if path != "server/glovebox_server/settings.py"
+        for name in re.findall(r"\bGLOVEBOX_[A-Z_]*[A-Z]\b", text)
+    }
+    misspelt = {"GLOVEBOX_PROFILE_DIR"}  # in a test of what is said to that
+    assert named - {f"GLOVEBOX_{name.upper()}" for name in Settings.model_fields} - misspelt == _NO_SETTINGS
 
 
 def test_every_setting_is_documented() -> None:
