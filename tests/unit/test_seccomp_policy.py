@@ -193,7 +193,7 @@ def for_reviewers() -> str:
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["rule", "calls", "answer", "only with", "why, or needed by", "source"])
     for group in load().refuse:
-        names, answer, only = " ".join(group.syscalls), errno.errorcode[group.errno], conditions(group.when)
+        names, answer, only = " ".join(group.syscalls), errno.errorcode.get(group.errno, "0"), conditions(group.when)
         lines.writerow([group.id, names, answer, only, group.why, group.link])
     for allowed in load().allow:
         names, only = " ".join(allowed.syscalls), conditions(allowed.when)

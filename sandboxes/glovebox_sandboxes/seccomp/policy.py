@@ -58,6 +58,7 @@ class Refuse:
     id: str
     syscalls: tuple[str, ...]
     errno: int
+    """0 where a program is told that it was done, and nothing is."""
     why: str
     link: str
     when: tuple[Condition, ...] = ()
@@ -149,7 +150,8 @@ def _when(entry: Mapping[str, Any], where: str) -> tuple[Condition, ...]:
 def _refuse(entry: Mapping[str, Any], default: int) -> Refuse:
     where = f"refuse {entry.get('id')!r}"
     _keys(entry, {"id", "syscalls", "why", "link"}, {"errno", "when"}, where)
-    answer = _errno(entry["errno"]) if "errno" in entry else default
+    told = entry.get("errno")
+    answer = default if told is None else 0 if told == "0" else _errno(told)
     names = _names(entry, "syscalls", where)
     when = _when(entry, where)
     return Refuse(id=entry["id"], syscalls=names, errno=answer, why=entry["why"], link=entry["link"], when=when)
