@@ -1,6 +1,6 @@
 # Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick check bench fuzz soak compare clean
+.PHONY: help setup demo test test-quick check bench fuzz soak compare bundle clean
 
 help: ## Show this
 	@echo "Glovebox: make TARGET"
@@ -49,6 +49,10 @@ compare: ## Try the attacks on other systems too, as root, into docs/internals/c
 	@scripts/bootstrap test
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.comparison.compare $(COMPARE)
+
+bundle: ## Pack dist/*.mcpb, which clients install by opening it (needs npm)
+	@scripts/bootstrap check
+	@.venv/bin/python scripts/bundle.py
 
 clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
 	rm -rf .venv .venv-fuzz .fuzz .compare .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist

@@ -1,96 +1,24 @@
-"""Installed as people install it, outside of the checkout: set up, serve, call. Takes minutes and a package index.
+"""Installed as people install it, outside of the checkout: set up, serve, call. Takes minutes and a package index."""
 
-uv and pipx are themselves installed into an environment of this test's own; where that is impossible, it is skipped.
-"""
-
-import os
 import re
 import shlex
 import subprocess  # noqa: TID251 - types the commands a person would
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import TextContent
+from tests.fixtures.installing import PYTHON, Place
 from tests.repo.files import ROOT
 
 from glovebox_sandboxes.runtime import packages, runtime
 
 pytestmark = pytest.mark.timeout(900)
-PYTHON = str(runtime.base_python())
-"""What environments are made from: no shim, and nothing that uv would have to download."""
 PROGRAM = '{"code": "import numpy; print(numpy.arange(4).sum())"}'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one way of installing puts everything, and what it installs from."""
-
-    root: Path
-    tools: Path
-    """Directory of uv, uvx and pipx."""
-    wheel: Path
-    sdist: Path
-    data: Path
-    """The data directory."""
-
-    def env(self) -> dict[str, str]:
-        """A person's, but for what the tools put into the home directory, and for our own variables."""
-        found = {name: value for name, value in os.environ.items() if not name.startswith(("GLOVEBOX_", "VIRTUAL_"))}
-        mine = {
-            "UV_TOOL_DIR": "uv/tools", "UV_TOOL_BIN_DIR": "uv/bin", "PIPX_HOME": "pipx/home",
-            "PIPX_BIN_DIR": "pipx/bin", "GLOVEBOX_STATE_DIR": "state", "GLOVEBOX_PROFILES_DIR": "profiles",
-        }  # fmt: skip
-        found |= {name: str(self.root / place) for name, place in mine.items()}
-        found |= {"UV_PYTHON": PYTHON, "UV_PYTHON_DOWNLOADS": "never", "PIPX_DEFAULT_PYTHON": PYTHON}
-        return found | {"GLOVEBOX_DATA_DIR": str(self.data)}
-
-    def run(self, *command: str | Path) -> str:
-        """Run a command in an empty project, as a careful person would, to its end; what it printed."""
-        project = self.root / "project"
-        for needed in (project, self.root / "profiles"):
-            needed.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [str(word) for word in command],
-            cwd=project, env=self.env(), umask=0o077, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}: {done.stdout}"
-        return done.stdout
-
-
-@pytest.fixture(scope="session")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of uv, uvx and pipx."""
-    place = tmp_path_factory.mktemp("tools")
-    commands: list[list[str | Path]] = [
-        [PYTHON, "-I", "-m", "venv", place],
-        [place / "bin/python", "-I", "-m", "pip", "install", "--quiet", "uv", "pipx"],
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"uv and pipx cannot be installed here: {(done.stderr or done.stdout)[-300:]}")
-    return place / "bin"
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel and the sdist."""
-    place = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", place], cwd=ROOT, check=True, capture_output=True)
-    (wheel,), (sdist,) = place.glob("*.whl"), place.glob("*.tar.gz")
-    return wheel, sdist
-
-
-@pytest.fixture
-def place(tools: Path, built: tuple[Path, Path], runtime_dir: Path, tmp_path: Path) -> Place:
-    """A place of this test's own, whose path a careless script would break at."""
-    return Place(root=tmp_path / "für alle", tools=tools, wheel=built[0], sdist=built[1], data=runtime_dir)
 
 
 def _pip(place: Place, what: Path) -> list[str]:

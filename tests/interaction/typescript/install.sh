@@ -12,6 +12,10 @@ if ! cmp -s "$here/package-lock.json" "$there/installed.json"; then
     for node in "$there"/node_modules/node-linux-*/bin/node; do
         [ ! -x "$node" ] || ln -sf "$node" "$there/node_modules/.bin/node"
     done
+    # Its package for this machine alone: the other one is a link to it, made by the install script that was not run.
+    for claude in "$there"/node_modules/@anthropic-ai/claude-code-linux-*/claude; do
+        [ ! -x "$claude" ] || ln -sf "$claude" "$there/node_modules/.bin/claude"
+    done
     cp "$here/package-lock.json" "$there/installed.json"
 fi
 echo "$there"
