@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import list as listing
-from _glovebox_guest.workspace import glob, tree
+from _glovebox_guest.workspace import glob, ignore, tree
 
 FILES = [
     ".git/config", ".hidden", "README.md", "a.csv", "a/b.csv", "a/b/c.csv", "a/b/c.py", "node_modules/x/index.js",
@@ -102,10 +102,68 @@ def test_a_folder_that_does_not_exist_is_missing_not_empty(workspace: Workspace)
 
 
 def test_a_limit_cuts_the_entries_and_not_the_count(workspace: Workspace) -> None:
-    """What is shown is the beginning of the same order."""
-    value = workspace.run("list", limit=3)
+    """Of a pattern, what is shown is the beginning of the same order."""
+    value = workspace.run("list", pattern="**", limit=3)
     assert [entry["path"] for entry in value["entries"]] == [".git", ".hidden", "README.md"]
     assert (value["total"], value["truncated"]) == (15, "3 of 15 shown")
+
+
+def test_a_large_folder_is_given_as_an_overview(workspace: Workspace) -> None:
+    """What fits is shown to the end, small folders first; a closed one says what is in it, and can be looked into."""
+    for number in range(40):
+        workspace.write(f"data/{number % 4}/{number:02}.bin", b"x" * number)
+    value = workspace.run("list", limit=20)
+    entries = {entry["path"]: entry for entry in value["entries"]}
+    assert list(entries) == sorted(entries, key=lambda path: path.split("/"))
+    assert {"a/b/c.csv", "data/3", "src/main.ts"} <= set(entries)
+    closed = [entry for entry in value["entries"] if "files" in entry]
+    assert [(entry["path"], entry["files"], entry["bytes"]) for entry in closed] == [
+        (f"data/{each}", 10, sum(range(each, 40, 4))) for each in range(4)
+    ]
+    assert value["truncated"] == "20 of 60 shown; 4 folders closed, name one as pattern to look inside"
+    assert len(paths(workspace, pattern="data/3", limit=20)) == 10
+    assert [entry["files"] for entry in workspace.run("list", pattern="data", limit=4)["entries"]] == [10] * 4
+
+
+def test_of_too_many_names_in_one_folder_the_folders_are_shown(workspace: Workspace) -> None:
+    """In the order of the tree; and the answer says how many there are."""
+    for number in range(30):
+        workspace.write(f"{number:02}")
+    value = workspace.run("list", limit=6)
+    assert [entry["path"] for entry in value["entries"]] == [".git", ".hidden", "00", "a", "node_modules", "src"]
+    assert value["truncated"] == "6 of 45 shown; 2 folders closed, name one as pattern to look inside"
+
+
+def test_what_git_ignores_is_left_out_counted_and_found_when_asked_for(workspace: Workspace) -> None:
+    """By an argument, or by name; a folder counts once, and is not looked into."""
+    workspace.write(".gitignore", "*.log\nbuild/\n/deep/*\n")
+    workspace.write("src/.gitignore", "!keep.log\n")
+    for name in ("x.log", "src/keep.log", "build/a.txt", "build/c.log", "src/build/b.txt", "deep/down"):
+        workspace.write(name)
+    value = workspace.run("list")
+    shown = [entry["path"] for entry in value["entries"]]
+    assert "src/keep.log" in shown
+    assert not {"x.log", "build", "build/a.txt", "src/build", "deep/down"} & set(shown)
+    assert value["ignored"] == 4
+    every = workspace.run("list", include_ignored=True)
+    assert every["ignored"] == 0
+    assert {"x.log", "build/a.txt", "build/c.log", "src/build/b.txt", "deep/down"} <= {
+        e["path"] for e in every["entries"]
+    }
+    assert paths(workspace, pattern="build") == ["build/a.txt", "build/c.log"]
+    assert paths(workspace, pattern="**/build/*.txt") == ["build/a.txt", "src/build/b.txt"]
+    assert paths(workspace, pattern="x.log") == ["x.log"]
+    assert paths(workspace, pattern="*.log") == []
+    assert workspace.run("list", pattern="*.log")["ignored"] == 1
+
+
+def test_rules_that_cannot_be_obeyed_are_counted(workspace: Workspace) -> None:
+    """Too large, or a link, as which git does not follow them either; what they say does not count."""
+    workspace.write(".gitignore", "z.py\n" * ignore.MAX_FILE)
+    (workspace.root / "src/.gitignore").symlink_to("../README.md")
+    value = workspace.run("list")
+    assert value["truncated"] == ".gitignore files not obeyed: 2"
+    assert "z.py" in [entry["path"] for entry in value["entries"]]
 
 
 def test_long_names_fill_an_answer_before_the_limit_does(workspace: Workspace) -> None:

@@ -37,6 +37,7 @@ def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
         "searched": 3,
         "binary": 0,
         "passed_over": [".git"],
+        "ignored": 0,
         "truncated": None,
     }
 
@@ -67,6 +68,15 @@ def test_patterns_match_within_one_line(
 ) -> None:
     """Anchors, look-arounds and negated sets see one line and never the line feed."""
     assert hits(workspace, **payload) == expected  # type: ignore[arg-type]
+
+
+def test_what_git_ignores_is_not_searched_unless_asked_for(workspace: Workspace) -> None:
+    """By an argument or by name; what was left out is counted."""
+    workspace.write(".gitignore", "notes.txt\nsrc/\n")
+    assert hits(workspace, "def") == [("a.py", 3)]
+    assert workspace.run("search", pattern="def")["ignored"] == 2
+    assert hits(workspace, "def", include_ignored=True) == [("a.py", 3), ("notes.txt", 1), ("src/b.py", 1)]
+    assert hits(workspace, "def", path="src") == [("src/b.py", 1)]
 
 
 def test_windows_line_ends_are_line_ends(workspace: Workspace) -> None:

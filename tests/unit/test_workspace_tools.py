@@ -70,8 +70,9 @@ def failure(error: dict[str, str]) -> dict[str, Any]:
 READ = {"path": "a.txt", "bytes": 9, "text": "one\ntwo\n", "first_line": 1, "lines": 2, "total_lines": 3,
         "truncated": "2 lines of 3", "next_offset": 3, "encoding": "utf-8"}  # fmt: skip
 ENTRY = {"path": "a", "type": "file", "bytes": 3, "modified": "2026-01-01T00:00:00Z"}
-LISTED = {"entries": [ENTRY, {"path": "d", "type": "directory", "bytes": None, "modified": None}], "total": 7,
-          "scanned": 9, "passed_over": [".git"], "truncated": "2 of 7 shown"}  # fmt: skip
+FOLDER = {"path": "d", "type": "directory", "bytes": None, "modified": None}
+LISTED = {"entries": [ENTRY, FOLDER, {**FOLDER, "path": "e", "bytes": 9, "files": 3}], "total": 7,
+          "scanned": 9, "passed_over": [".git"], "ignored": 3, "truncated": "3 of 7 shown"}  # fmt: skip
 FOUND = {"matches": [{"path": "a", "line": 2, "text": "hit", "before": ["b"], "after": ["c"]},
                      {"path": "a", "line": 9, "text": "hit"}, {"path": "z", "line": 1, "text": "hit"}],
          "searched": 4, "binary": 1, "passed_over": [], "truncated": None}  # fmt: skip
@@ -100,7 +101,8 @@ def test_a_picture_is_described_beside_itself() -> None:
 def test_a_listing_is_complete_as_text() -> None:
     """Every entry with type, size and time, and what is missing."""
     assert text(answer(LIST_WORKSPACE_FILES, LISTED)) == (
-        "[found: 7; not entered: .git; cut: 2 of 7 shown]\na  3  2026-01-01T00:00:00Z\nd/"
+        "[found: 7; not entered: .git; left out by .gitignore: 3 (include_ignored looks there); cut: 3 of 7 shown]\n"
+        "a  3  2026-01-01T00:00:00Z\nd/\ne/  (3 files)  9"
     )
 
 

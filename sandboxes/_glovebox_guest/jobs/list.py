@@ -1,4 +1,8 @@
-"""Listing the files of the workspace that a pattern means. Runs in the guest's child."""
+"""Listing the files of the workspace that a pattern means. Runs in the guest's child.
+
+A folder that holds more than is asked for is given as an overview: as deep as fits, with the folders that stay closed
+as one entry each that says what is in them.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +15,142 @@ from _glovebox_guest.workspace.tree import Walk
 
 if TYPE_CHECKING:
     import os
-    from typing import Any
+    from collections.abc import Iterable
+    from typing import Any, TypeAlias
 
     from _glovebox_guest.program.emit import Emit
 
+    Found: TypeAlias = tuple[str, os.DirEntry[str]]
+
 MAX_SECONDS = 4.0
 """Below the 5 seconds of processor time the shipped profile grants."""
-_OVERHEAD = 130
+_OVERHEAD = 150
 """Bytes of JSON an entry takes beside its path, in the data and in the text."""
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Hand back the first ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
+    """Hand back at most ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
     try:
-        walk = Walk(payload.get("pattern", "**"), MAX_SECONDS)
+        walk = Walk(payload.get("pattern", ""), MAX_SECONDS, include_ignored=payload.get("include_ignored", False))
     except paths.Refused as problem:
         emit.value(problem.value())
         return
     limit = payload.get("limit", 500)
+    top = _gathered(walk, limit)
+    opened = top.opened(limit)
     entries: list[dict[str, Any]] = []
-    total = 0
     room = 2 * wording.MAX_ANSWER
-    for path, entry in walk:
-        total += 1
-        if len(entries) == limit or room < 0:
-            continue  # counted on: how many there are is half of the answer
+    closed = 0
+    for path, entry in top.shown(limit, opened):
         described = _described(path, entry)
+        folder = None if path in opened else top.folders.get(path)
+        if folder is not None and folder.count:
+            described |= {"files": folder.files, "bytes": folder.bytes}
         # The path stands in the text once more.
         room -= 2 * wording.cost(described["path"]) + _OVERHEAD
-        if room >= 0:
-            entries.append(described)
-    notes = [f"{len(entries)} of {total} shown"] if len(entries) < total else []
-    if walk.stopped:
-        notes.append(f"stopped after {walk.stopped}")
-    if walk.unreadable:
-        notes.append(f"unreadable folders: {walk.unreadable}")
+        if room < 0:
+            break
+        closed += "files" in described
+        entries.append(described)
+    notes = [f"{len(entries)} of {top.total} shown"] if len(entries) < top.total else []
+    if closed:
+        notes.append(f"{closed} folders closed, name one as pattern to look inside")
     emit.value(
         {
             "entries": entries,
-            "total": total,
+            "total": top.total,
             "scanned": walk.scanned,
             "passed_over": sorted(walk.passed_over),
-            "truncated": "; ".join(notes) or None,
+            "ignored": walk.ignored,
+            "truncated": "; ".join(notes + walk.notes()) or None,
         }
     )
+
+
+class _Folder:
+    """What was found in a folder of an overview."""
+
+    __slots__ = ("bytes", "count", "entries", "files")
+
+    def __init__(self) -> None:
+        self.entries: list[Found] = []
+        self.count = 0
+        """Of entries that lie in it itself."""
+        self.files = self.bytes = 0
+        """Of files, also those below."""
+
+
+class _Tree:
+    """What a walk found, by folder; of a pattern that is no folder all is in the first."""
+
+    def __init__(self, top: str) -> None:
+        self.top = top
+        self.folders = {top: _Folder()}
+        """By path, each before those in it."""
+        self.total = 0
+
+    def opened(self, limit: int) -> set[str]:
+        """The folders whose entries are shown: level by level, small ones first, as long as all of each fits."""
+        opened = {self.top}
+        room = limit - self.folders[self.top].count
+        level = [self.top]
+        while level and room > 0:
+            inside = [path for folder in level for path, _ in self.folders[folder].entries if path in self.folders]
+            level = []
+            for path in sorted(inside, key=lambda path: self.folders[path].count):
+                if self.folders[path].count > room:
+                    break
+                room -= self.folders[path].count
+                opened.add(path)
+                level.append(path)
+        return opened
+
+    def shown(self, limit: int, opened: set[str]) -> Iterable[Found]:
+        """The entries of these folders in the order of the tree."""
+        first = self.folders[self.top].entries
+        if self.folders[self.top].count > limit:
+            # Folders say more than files do.
+            chosen = sorted(range(len(first)), key=lambda at: first[at][0] not in self.folders)[:limit]
+            first = [first[at] for at in sorted(chosen)]
+        waiting = first[::-1]
+        while waiting:
+            path, entry = waiting.pop()
+            yield path, entry
+            if path in opened:
+                waiting += self.folders[path].entries[::-1]
+
+
+def _gathered(walk: Walk, limit: int) -> _Tree:
+    tree = _Tree(walk.folder if walk.whole else "")
+    last, folder = tree.top, tree.folders[tree.top]
+    for path, entry in walk:
+        tree.total += 1
+        if walk.whole:
+            parent = path.rpartition("/")[0]
+            if parent != last:
+                last, folder = parent, tree.folders[parent]
+            if entry.is_dir(follow_symlinks=False):
+                tree.folders[path] = _Folder()
+            elif entry.is_file(follow_symlinks=False):
+                folder.files += 1
+                folder.bytes += _size(entry)
+        folder.count += 1
+        # Of a folder that cannot be opened the names are not needed; of the first one some are shown in any case.
+        if folder.count <= limit or (walk.whole and last == tree.top):
+            folder.entries.append((path, entry))
+    for path in reversed(tree.folders):
+        if path != tree.top:
+            above, below = tree.folders[path.rpartition("/")[0]], tree.folders[path]
+            above.files += below.files
+            above.bytes += below.bytes
+    return tree
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0
 
 
 def _described(path: str, entry: os.DirEntry[str]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
     try:
         search = _Search(payload)
-        walk = Walk(payload.get("path", "**"), MAX_SECONDS)
+        walk = Walk(payload.get("path", "**"), MAX_SECONDS, include_ignored=payload.get("include_ignored", False))
     except paths.Refused as problem:
         emit.value(problem.value())
         return
@@ -54,21 +54,17 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             if search.full or walk.out_of_time():
                 break
     notes = [f"stopped at {search.full}"] if search.full else []
-    if walk.stopped:
-        notes.append(f"stopped after {walk.stopped}")
-    for count, what in (
-        (search.large, f"files over {MAX_FILE} bytes"),
-        (search.unreadable, "unreadable files"),
-        (walk.unreadable, "unreadable folders"),
-    ):
+    for count, what in ((search.large, f"files over {MAX_FILE} bytes"), (search.unreadable, "unreadable files")):
         if count:
             notes.append(f"not searched: {what}, {count}")
+    notes += walk.notes()
     emit.value(
         {
             "matches": search.matches,
             "searched": search.searched,
             "binary": search.binary,
             "passed_over": sorted(walk.passed_over),
+            "ignored": walk.ignored,
             "truncated": "; ".join(notes) or None,
         }
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+from bisect import bisect_left
 from operator import attrgetter
 from time import monotonic
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
-from _glovebox_guest.workspace import glob, paths
+from _glovebox_guest.workspace import glob, ignore, paths
 from _glovebox_guest.workspace.paths import Refused
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Matcher: TypeAlias = Callable[[str], re.Match[str] | None]
+    Obeyed: TypeAlias = tuple[tuple[int, ignore.Rules], ...]
 
 PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 """Folders made by tools, large and seldom meant; a pattern that names one means it."""
@@ -32,12 +34,13 @@ class Walk:
     never followed below the pattern's own folder.
     """
 
-    def __init__(self, pattern: str, seconds: float) -> None:
+    def __init__(self, pattern: str, seconds: float, *, include_ignored: bool = False) -> None:
         """Read the pattern and find where to start.
 
         Args:
             pattern: a file, a folder (with all below it) or a pattern, relative to the workspace.
             seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
+            include_ignored: whether what ``.gitignore`` leaves out is looked at as well.
 
         Raises:
             Refused: the pattern is malformed, leaves the workspace, or names a folder that does not exist; or the
@@ -50,16 +53,24 @@ class Walk:
         while literal < len(parts) and not glob.SPECIAL & set(parts[literal]):
             literal += 1
         self._prefix, rest = parts[:literal], parts[literal:]
+        self.folder = "/".join(self._prefix)
+        """Where the pattern begins, relative to the workspace."""
+        self.whole = not rest
+        """Whether the pattern is a folder, and means all that is in it."""
         self._single = False
-        with paths.find("/".join(self._prefix)) as place:
+        with paths.find(self.folder) as place:
             self._base = place.absolute
+            self._way = place.names
             if not stat.S_ISDIR(place.info.st_mode):
                 if rest:
                     raise _no_folder(self._prefix)
                 self._single = True
+                self.whole = False
         if self._base == paths.ROOT and not os.access(paths.ROOT, os.R_OK | os.X_OK):
             raise paths.closed()
-        self._named = PASSED_OVER & set(re.split(r"[/{},]", pattern))
+        self._named = set(re.split(r"[/{},]", pattern))
+        self._obeys = not include_ignored and not self._single
+        self._reader = ignore.Reader()
         self._depth, self._match = _compiled(rest or ["**"])
         self._seconds = seconds
         self._deadline = monotonic() + seconds
@@ -69,6 +80,8 @@ class Walk:
         """Folders that could not be listed."""
         self.passed_over: set[str] = set()
         """Names of folders that were not entered."""
+        self.ignored = 0
+        """Entries that ``.gitignore`` leaves out; of a folder itself alone, as it is not looked into."""
         self.stopped: str | None = None
         """Which bound ended the walk, None for none."""
 
@@ -80,20 +93,57 @@ class Walk:
             return
         # Paths are matched relative to the folder the pattern starts in, and shown relative to the workspace.
         prefix = "/".join([*self._prefix, ""])
-        stack = [("", iter(self._sorted(self._base)))]
+        way = "/".join([*self._way, ""])
+        stack = [("", iter(self._sorted(self._base)), self._above())]
         while stack:
-            folder, entries = stack[-1]
+            folder, entries, obeyed = stack[-1]
             for entry in entries:
                 path = folder + entry.name
+                is_folder = entry.is_dir(follow_symlinks=False)
+                left_out = obeyed and _left_out(obeyed, entry.name, way + path, folder=is_folder)
+                if left_out and entry.name not in self._named:
+                    self.ignored += (is_folder and self._reaches(len(stack))) or self._match(path) is not None
+                    continue
                 if self._match(path):
                     yield prefix + path, entry
-                if entry.is_dir(follow_symlinks=False) and self._enters(entry.name, len(stack)):
-                    stack.append((f"{path}/", iter(self._sorted(entry.path))))
+                if is_folder and self._enters(entry.name, len(stack)):
+                    # What the pattern names is meant, with all that is in it.
+                    inside = self._sorted(entry.path)
+                    below = None if left_out else obeyed
+                    if below is not None and _has_rules(inside):
+                        below = self._with(below, entry.path, len(way) + len(path) + 1)
+                    stack.append((f"{path}/", iter(inside), below))
                     break
             else:
                 stack.pop()
             if self.out_of_time():
                 return
+
+    def notes(self) -> list[str]:
+        """What was not looked at, in words."""
+        found = [f"stopped after {self.stopped}"] if self.stopped else []
+        found += [f"unreadable folders: {self.unreadable}"] * bool(self.unreadable)
+        return found + [f"{ignore.FILE} files not obeyed: {self._reader.unread}"] * bool(self._reader.unread)
+
+    def _above(self) -> Obeyed | None:
+        """The rules of the folder the pattern starts in and of those it lies in; None where it is left out itself."""
+        if not self._obeys:
+            return None
+        first = self._reader.read(f"{paths.ROOT}/{ignore.EXCLUDE}")
+        obeyed = self._with(((0, first),) if first else (), paths.ROOT, 0)
+        path = ""
+        for name in self._way:
+            path += name
+            if _left_out(obeyed, name, path, folder=True):
+                return None
+            obeyed = self._with(obeyed, f"{paths.ROOT}/{path}", len(path) + 1)
+            path += "/"
+        return obeyed
+
+    def _with(self, obeyed: Obeyed, folder: str, offset: int) -> Obeyed:
+        """These rules and a folder's own, for paths whose first ``offset`` characters lead to it."""
+        rules = self._reader.read(f"{folder}/{ignore.FILE}")
+        return (*obeyed, (offset, rules)) if rules else obeyed
 
     def out_of_time(self) -> bool:
         """Whether the walk has to end now; ``stopped`` then says why."""
@@ -105,6 +155,9 @@ class Walk:
         if name in PASSED_OVER and name not in self._named:
             self.passed_over.add(name)
             return False
+        return self._reaches(depth)
+
+    def _reaches(self, depth: int) -> bool:
         return self._depth is None or depth < self._depth
 
     def _sorted(self, folder: str) -> list[os.DirEntry[str]]:
@@ -121,6 +174,21 @@ class Walk:
             self.unreadable += 1
         found.sort(key=_by_name)
         return found
+
+
+def _has_rules(entries: list[os.DirEntry[str]]) -> bool:
+    at = bisect_left(entries, ignore.FILE, key=_by_name)
+    return at < len(entries) and entries[at].name == ignore.FILE
+
+
+def _left_out(obeyed: Obeyed, name: str, path: str, *, folder: bool) -> bool:
+    """Whether the nearest file of rules that says anything of an entry leaves it out."""
+    called = ignore.as_bytes(name)
+    for offset, rules in reversed(obeyed):
+        verdict = rules.verdict(called, ignore.as_bytes(path[offset:]), folder=folder)
+        if verdict is not None:
+            return verdict
+    return False
 
 
 def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:

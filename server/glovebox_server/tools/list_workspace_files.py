@@ -19,8 +19,9 @@ MAX_ENTRIES = 1000
 class ListArguments(Arguments):
     """Arguments of ``list_workspace_files``."""
 
-    pattern: Annotated[str, Field(max_length=MAX_PATTERN, description="folder or glob: *.csv, src/**/*.{py,md}")] = "**"
+    pattern: Annotated[str, Field(max_length=MAX_PATTERN, description="folder or glob: *.csv, src/**/*.{py,md}")] = ""
     limit: Annotated[int, Field(ge=1, le=MAX_ENTRIES)] = 500
+    include_ignored: bool = False
 
 
 class Entry(Value):
@@ -29,8 +30,11 @@ class Entry(Value):
     path: str
     type: Literal["file", "directory", "symlink", "special"]
     bytes: int | None
+    """Of a file; of a closed folder, all files below together."""
     modified: str | None
     """RFC 3339, UTC."""
+    files: int | None = None
+    """Files below a folder that an overview leaves closed; None of anything else."""
 
 
 class Listed(Value):
@@ -43,6 +47,8 @@ class Listed(Value):
     """Names looked at."""
     passed_over: list[str] = Field(default_factory=list)
     """Folders of tools that were not entered; a pattern that names one enters it."""
+    ignored: int = 0
+    """Entries that .gitignore leaves out, a folder as one; a pattern that names one means it."""
     truncated: str | None = None
     """What is missing, None for nothing."""
 
@@ -55,7 +61,7 @@ def _answer(outcome: Outcome) -> Answer:
     value = read(outcome, Listed)
     if isinstance(value, Refusal):
         return failed(value)
-    first = heading(f"found: {value.total}", value.passed_over, value.truncated)
+    first = heading(f"found: {value.total}", value.passed_over, value.ignored, value.truncated)
     lines = [first, *map(_line, value.entries)]
     return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
 
@@ -63,13 +69,16 @@ def _answer(outcome: Outcome) -> Answer:
 def _line(entry: Entry) -> str:
     mark = {"directory": "/", "symlink": " (symlink)", "special": " (special)"}.get(entry.type, "")
     size = "" if entry.bytes is None else f"  {entry.bytes}"
+    if entry.files is not None:
+        size = f"  ({entry.files} files){size}"
     return f"{entry.path}{mark}{size}  {entry.modified or ''}".rstrip()
 
 
 TOOL = Tool(
     name="list_workspace_files",
     title="List workspace files",
-    description="List files and folders with size and date. .git, node_modules, __pycache__, .venv only if named.",
+    description="List files and folders with size and date; large folders are summed up. "
+    "Ignored files, .git, node_modules, __pycache__, .venv only if named.",
     arguments=ListArguments,
     result=ListResult,
     kind="list",

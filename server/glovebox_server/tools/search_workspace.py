@@ -26,6 +26,7 @@ class SearchArguments(Arguments):
     ignore_case: bool = False
     context: Annotated[int, Field(ge=0, le=MAX_CONTEXT, description="lines around")] = 0
     limit: Annotated[int, Field(ge=1, le=MAX_MATCHES)] = 100
+    include_ignored: bool = False
 
 
 class Match(Value):
@@ -48,6 +49,8 @@ class Found(Value):
     """Files passed over because they are no text."""
     passed_over: list[str] = Field(default_factory=list)
     """Folders of tools that were not entered; a path that names one enters it."""
+    ignored: int = 0
+    """Files and folders that .gitignore leaves out; a path that names one means it."""
     truncated: str | None = None
     """What was not searched or is not shown, None for nothing."""
 
@@ -61,7 +64,7 @@ def _answer(outcome: Outcome) -> Answer:
     if isinstance(value, Refusal):
         return failed(value)
     found = f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"
-    lines = [heading(found, value.passed_over, value.truncated)]
+    lines = [heading(found, value.passed_over, value.ignored, value.truncated)]
     path = None
     for match in value.matches:
         if match.path != path:
@@ -82,7 +85,7 @@ def _lines(match: Match) -> list[str]:
 TOOL = Tool(
     name="search_workspace",
     title="Search workspace",
-    description="Find lines of text files by regex, but not binary files, files over 8 MiB, or folders of tools.",
+    description="Find lines of text files by regex; no binary or ignored files, files over 8 MiB or folders of tools.",
     arguments=SearchArguments,
     result=SearchResult,
     kind="search",

@@ -59,11 +59,12 @@ def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
         )
 
 
-def heading(found: str, passed_over: Iterable[str], truncated: str | None) -> str:
+def heading(found: str, passed_over: Iterable[str], ignored: int, truncated: str | None) -> str:
     """The first line of an answer that may not be all there is."""
     skipped = ", ".join(passed_over)
-    notes = [found] + [f"not entered: {skipped}"] * bool(skipped) + [f"cut: {truncated}"] * bool(truncated)
-    return f"[{'; '.join(notes)}]"
+    notes = [found] + [f"not entered: {skipped}"] * bool(skipped)
+    notes += [f"left out by .gitignore: {ignored} (include_ignored looks there)"] * bool(ignored)
+    return f"[{'; '.join(notes + [f'cut: {truncated}'] * bool(truncated))}]"
 
 
 def failure(refusal: Refusal) -> dict[str, Any]:
