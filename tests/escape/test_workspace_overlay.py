@@ -177,7 +177,7 @@ os.remove("notes.txt"); os.symlink("/output", "notes.txt")
 os.mkfifo("pipe")
 open(b"\\xff\\xfe", "w").write("x")
 open("a\\n+++ b.txt", "w").write("x")
-open(".git/hook", "w").write("x")
+os.remove(".git"); os.mkdir(".git"); open(".git/hook", "w").write("x")
 os.makedirs(".GIT/hooks"); open(".GIT/hooks/pre-commit", "w").write("x")
 with open("huge", "wb") as file:
     file.truncate(1 << 40)
@@ -236,6 +236,47 @@ for name in (".envrc", "CLAUDE.md", "conftest.py", "plain.txt"):
 """
 
 
+FOLDERS_OF_TOOLS = """
+import errno, os
+def tried(attempt):
+    try:
+        attempt()
+        return "ok"
+    except OSError as problem:
+        return errno.errorcode[problem.errno]
+print(open(".git/config").read().strip(), len(os.listdir("web/node_modules")))
+print(tried(lambda: open("web/node_modules/new", "w")), tried(lambda: os.remove("web/node_modules/0.js")))
+print(tried(lambda: open("web/new", "w")))
+os.remove(".git")
+"""
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_folders_of_tools_are_seen_and_neither_copied_nor_changed(
+    driver: str, workspace: Path, tmp_path: Path
+) -> None:
+    """More files than may be copied, and a program reads them; the control is a folder of another name."""
+    (workspace / "web/node_modules").mkdir(parents=True)
+    for number in range(300):
+        (workspace / f"web/node_modules/{number}.js").write_bytes(bytes(20_000))
+    for folder in (workspace / "web", workspace / "web/node_modules"):
+        folder.chmod(0o755)
+    before = fingerprint(workspace)
+    async with served(workspace, tmp_path, driver) as glovebox:
+        called = await glovebox.call("run_python", code=FOLDERS_OF_TOOLS)
+        read, *denied, written = called.stdout.split("\n")[:-1]
+        assert read == "[core] 300", called.text
+        assert set(" ".join(denied).split()) <= {"EROFS", "EACCES"}
+        assert written == "ok"
+        assert list(called.fields["changes"]["created"]) == ["web/new"]
+        assert not called.fields["changes"]["deleted"]
+        assert any(".git" in note and "link" in note for note in called.fields["notes"])
+        assert fingerprint(workspace) == before
+        (workspace / "web/node_modules").rename(workspace / "web/modules")
+        with pytest.raises(UnsupportedSpec, match="200 with 4194304 bytes may be"):
+            await glovebox.call("run_python", code=FOLDERS_OF_TOOLS)
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_patch_brings_no_repository_and_is_marked_by_what_it_touches(
     driver: str, workspace: Path, tmp_path: Path
@@ -292,7 +333,7 @@ async def test_a_workspace_over_the_limits_is_refused_with_the_numbers_before_th
 ) -> None:
     """One file more than may be copied, or a page: the program does not run, and the reason counts."""
     code = "print('ran')"
-    for number in range(192):
+    for number in range(193):
         (workspace / f"{number}.txt").touch()
     async with served(workspace, tmp_path, driver) as glovebox:
         assert (await glovebox.call("run_python", code=code)).stdout == "ran\n"  # the control: 200 exactly

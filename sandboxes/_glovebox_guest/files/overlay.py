@@ -1,7 +1,8 @@
 """Copies the workspace to a place that the program may change, and remembers what it copied.
 
-The original stays mounted read-only; the copy lies in a tmpfs and is gone with the sandbox. What differs leaves as a
-patch in git's format (``changes``). Names, sizes and contents of both are hostile. Standard library only.
+The original stays mounted read-only; the copy lies in a tmpfs and is gone with the sandbox. Folders of tools, which are
+large and of which no patch brings anything, are links to the original. What differs leaves as a patch in git's format
+(``changes``). Names, sizes and contents of both are hostile. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import stat
 from _blake2 import blake2b
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.workspace.tree import PASSED_OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MAX_DEPTH = 32
 """Folders within folders: deeper trees are made to hurt whoever walks them."""
@@ -45,8 +47,8 @@ class Original:
 def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Original:
     """Copy every folder, regular file and symbolic link below ``source``; links as links, never followed.
 
-    Carried are contents, times, and whether a file's owner may run it. What is neither, and what cannot be read, has no
-    copy.
+    In the place of a folder of PASSED_OVER is a link to the original: seen, and not to be changed. Carried are
+    contents, times, and whether a file's owner may run it. What is neither, and what cannot be read, has no copy.
 
     Raises:
         TooLarge: there are more entries or bytes than may be copied; nothing was.
@@ -59,6 +61,9 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
         try:
             if os.path.dirname(name) in original.absent:
                 original.absent[name] = "its folder cannot be read"
+            elif _left(name, status):
+                os.symlink(path, place)
+                original.files[name] = ("link", False, os.fsencode(path), 0)
             elif stat.S_ISDIR(status.st_mode):
                 os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
                 os.mkdir(place, 0o755)
@@ -78,11 +83,16 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
     return original
 
 
+def _left(name: str, status: os.stat_result) -> bool:
+    """Whether it is a folder that is not copied."""
+    return os.path.basename(name) in PASSED_OVER and stat.S_ISDIR(status.st_mode)
+
+
 def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str, os.stat_result]]:
     """Every entry, folders before what is in them, once it is clear that all may be copied."""
     found = []
     size = 0
-    for name, status in walk(source):
+    for name, status in walk(source, into=lambda name, status: not _left(name, status)):
         found.append((name, status))
         if stat.S_ISREG(status.st_mode):
             size += -(-status.st_size // PAGE) * PAGE or PAGE
@@ -101,8 +111,15 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
     yield from found
 
 
-def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Name and status of every entry below ``root``, by name; links are not followed, unreadable folders are empty."""
+def walk(
+    root: str, into: Callable[[str, os.stat_result], bool] = lambda *_: True
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Name and status of every entry below ``root``, by name; links are not followed, unreadable folders are empty.
+
+    Args:
+        root: where to begin.
+        into: whether a folder is entered.
+    """
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -123,7 +140,7 @@ def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
             except OSError:
                 continue
             yield name, status
-            if stat.S_ISDIR(status.st_mode) and name.count("/") <= MAX_DEPTH:
+            if stat.S_ISDIR(status.st_mode) and name.count("/") <= MAX_DEPTH and into(name, status):
                 folders.append(name)
         waiting.extend(reversed(folders))
 
