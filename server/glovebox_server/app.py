@@ -1,7 +1,7 @@
 """The composition root: everything a server needs, put together once, taken down in order."""
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -116,14 +116,14 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, transport: str, tools_digest: str | None = None, *, prewarm: bool = True
+    settings: Settings, transport: str, tools_digest: Callable[[ProfileSet], str] | None = None, *, prewarm: bool = True
 ) -> AsyncIterator[App]:
     """A server's parts, for the length of the block.
 
     Args:
         settings: where things are.
         transport: for the record: ``stdio``, ``http`` or ``cli``.
-        tools_digest: for the record: of the list of tools that is shown to clients.
+        tools_digest: for the record: of the list of tools that is shown to clients where these profiles are in force.
         prewarm: whether sandboxes are prepared ahead, where profiles want it.
 
     Raises:
@@ -160,7 +160,7 @@ async def opened(
                 version=VERSION,
                 pid=os.getpid(),
                 transport=transport,
-                tools_digest=tools_digest,
+                tools_digest=tools_digest and tools_digest(profiles),
                 receipt_key=signer.key_id,
             ),
             ended,

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 from pydantic import Field
 
+from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits
@@ -187,6 +188,7 @@ class FakeApp:
     settings: Places
     artifacts: ArtifactStore
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
     version: str = "0.0.0"
 
     async def manifest(self) -> Manifest:

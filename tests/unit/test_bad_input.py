@@ -92,7 +92,6 @@ def home(tmp_path: Path) -> Home:
         ({"code": "1", "env": {"A": "B"}}, ("env", "unknown")),
         ('{"code": "1", "timeout_seconds": NaN}', ("timeout_seconds", "finite")),
         ('{"code": "1", "timeout_seconds": 1e400}', ("timeout_seconds", "finite")),
-        ({"code": "1", "timeout_seconds": 1e9}, ("timeout_seconds", "600")),
         ({"code": "1", "timeout_seconds": 0}, ("timeout_seconds", "greater than 0")),
         ({"code": "1", "timeout_seconds": "5"}, ("timeout_seconds", "number")),
         ({"code": "1", "timeout_seconds": True}, ("timeout_seconds", "number")),
@@ -131,6 +130,7 @@ def test_an_unknown_tool_is_told_with_those_there_are(home: Home) -> None:
     ("arguments", "rule"),
     [
         ({"code": "1", "timeout_seconds": 31}, "limits.wall_seconds"),
+        ({"code": "1", "timeout_seconds": 1e9}, "limits.wall_seconds"),
         ({"code": "1", "inputs": ["artifact://" + "0" * 32]}, "artifacts.unknown"),
         ({"code": "1", "inputs": ["/etc/passwd"]}, "artifacts."),
     ],

@@ -125,7 +125,7 @@ async def test_a_host_where_nothing_works_says_so_for_each_tool(tmp_path: Path) 
     assert {each.by for each in tools["run_python"].limits.values()} == {""}
     assert all(each.limits == {} for each in found.drivers)
     assert "/usr/bin" not in json.dumps(found.as_json())
-    assert found.tools_digest == catalogue.digest(catalogue.listed(TOOLS.values()))
+    assert found.tools_digest == catalogue.digest(catalogue.listed(TOOLS.values(), profiles))
 
 
 @pytest.mark.driver("bubblewrap")

@@ -10,6 +10,7 @@ import sys
 
 # What `importlib.machinery` has it from, without what that brings.
 from _frozen_importlib_external import PathFinder
+from errno import ENOSPC
 
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.site import sitecustomize
@@ -28,8 +29,8 @@ MAX_VALUE = 16_384
 MAX_FIGURES = 8
 """Figures returned; a loop that forgets to close its figures must not become a flood of pictures."""
 _WORKSPACE = "/workspace"
-_EAI_AGAIN = -3
-"""What getaddrinfo(3) says without a resolver; `socket` has the name and is not worth importing for it."""
+_NO_SHELL = 127 << 8
+"""What system(3) says where there is no shell."""
 
 
 class _StandardLibrary:
@@ -65,7 +66,8 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         os.chdir(_WORKSPACE)
         sys.meta_path.insert(0, _StandardLibrary(sys.path[:]))
         sys.path.insert(0, _WORKSPACE)
-    sitecustomize.install()
+    noted: set[str] = set()
+    _prepare(code, noted)
     program = type(sys)("__main__")
     program.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = program
@@ -99,7 +101,9 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
             result["error"] = _tell(problem, code)
             status = 1
     _hand_back(emit, result)
-    _finish()
+    _finish(noted)
+    if noted:
+        _tell_noted(noted, result["error"])
     return status
 
 
@@ -166,7 +170,9 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
     import linecache
     import traceback
 
-    linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
+    _source(linecache, code)
+    if isinstance(problem, SyntaxError) and problem.filename == NAME and problem.text is None and problem.lineno:
+        problem.text = linecache.getline(NAME, problem.lineno)  # what Python finds wrong in the tree has none
     summary = traceback.TracebackException.from_exception(problem, limit=-200, compact=True)
     seen: traceback.TracebackException | None = summary
     chain = 0
@@ -185,31 +191,76 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
     return {"type": type(problem).__name__, "message": (_text(problem) + hint)[:2000], "line": line}
 
 
-_DATABASE_HINTS = {
-    "database is locked": "\n(Who made the directory NAME.lock has the lock; a killed process leaves it there.)",
-    "unable to open database file": "\n(In WAL mode: PRAGMA locking_mode=EXCLUSIVE first, or immutable=1 in its URI.)",
-}
-"""What SQLite says where its way of locking here (see ``site``) is the cause."""
-
-
 def _hint(problem: BaseException) -> str:
-    """What the caller can do about an error that the sandbox caused."""
-    import errno
+    """What the caller can do about an error that ended the program."""
+    from _glovebox_guest.program import hints
 
-    if isinstance(problem, OSError):
-        if problem.errno == errno.EROFS:
-            return "\n(Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp.)"
-        if problem.errno in (errno.ENETUNREACH, _EAI_AGAIN):
-            proxied = "HTTPS_PROXY" in os.environ
-            reach = "Only the HTTP proxy in HTTPS_PROXY can be reached" if proxied else "There is no network"
-            return f"\n({reach} in this sandbox.)"
-        if problem.errno == errno.ENOSPC:
-            return "\n(The sandbox's space for files is used up.)"
-        if problem.errno == errno.EACCES and str(problem.filename).startswith("/output"):
-            return "\n(/output can only be written: work in /tmp and copy the result.)"
-    if isinstance(problem, ModuleNotFoundError):
-        return "\n(Packages cannot be installed here; only those of the sandbox's runtime are available.)"
-    return _DATABASE_HINTS.get(_text(problem), "") if type(problem).__name__ == "OperationalError" else ""
+    try:
+        text = hints.hint(problem)
+    except _NO_ROOM:
+        raise
+    except Exception:  # noqa: BLE001 - of an error that the program has made, and not as others are
+        return ""
+    return f"\n({text})" if text else ""
+
+
+def _source(module: Any, code: str) -> None:
+    """Have ``linecache`` know the program's lines, for tracebacks and warnings."""
+    # As Python counts lines, which is not as str.splitlines does.
+    lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    module.cache[NAME] = (len(code), None, [f"{line}\n" for line in lines], NAME)
+
+
+def _prepare(code: str, noted: set[str]) -> None:
+    """Have the libraries know where they are, and note what fails for that reason where a program may not say so."""
+    sitecustomize.after("linecache", lambda module: _source(module, code))
+    sitecustomize.after("warnings", _warn_as_the_program)
+    system = os.system
+
+    def run_shell(command: Any) -> int:
+        status = system(command)
+        if status == _NO_SHELL and not os.path.exists("/bin/sh"):
+            noted.add("shell")
+        return status
+
+    def watch_look_ups(module: Any) -> None:
+        look_up = module.getaddrinfo
+
+        def getaddrinfo(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return look_up(*args, **kwargs)
+            except module.gaierror:
+                noted.add("network")
+                raise
+
+        module.getaddrinfo = getaddrinfo
+
+    os.system = run_shell
+    sitecustomize.after("_socket", watch_look_ups)
+    sitecustomize.install()
+
+
+def _tell_noted(noted: set[str], error: Mapping[str, Any] | None) -> None:
+    """Print what was noted, unless the error that ended the program has said so."""
+    from _glovebox_guest.program import hints
+
+    for each in sorted(noted):
+        text = hints.noted(each)
+        if error is None or text not in error["message"]:
+            _print(f"({text})")
+
+
+def _warn_as_the_program(module: Any) -> None:
+    """Have warnings that libraries put down to whoever called the program, or its figures, name no file of ours."""
+    own = module.formatwarning
+
+    def formatwarning(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        if "/_glovebox_guest/" in filename:
+            return f"{category.__name__}: {message}\n"
+        text: str = own(message, category, filename, lineno, line)
+        return text
+
+    module.formatwarning = formatwarning
 
 
 def _send_figures(emit: Emit) -> int:
@@ -227,11 +278,13 @@ def _send_figures(emit: Emit) -> int:
     return max(0, len(numbers) - MAX_FIGURES)
 
 
-def _finish() -> None:
+def _finish(noted: set[str]) -> None:
     """What the interpreter does at its end: wait for threads, run exit handlers, write what files hold back."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()  # noqa: SLF001 - the interpreter's own call, see Py_FinalizeEx
+        if _leaves_thread(threading):
+            noted.add("thread")
     import atexit
 
     atexit._run_exitfuncs()  # noqa: SLF001 - as above
@@ -239,8 +292,23 @@ def _finish() -> None:
     for file, verb in (*_left_open(), *streams):
         try:
             getattr(file, verb)()
-        except BaseException:  # noqa: BLE001, S112 - closed, or none, or the program's own
-            continue
+        except BaseException as problem:  # noqa: BLE001 - closed, or none, or the program's own
+            if type(problem) is OSError and problem.errno == ENOSPC:
+                noted.add("full")
+
+
+def _leaves_thread(threading: Any) -> bool:
+    """Whether a thread that nobody waits for is in the program's own code; a library's that waits for work is not."""
+    try:
+        daemons = {each.ident for each in threading.enumerate() if each.daemon}
+        frames = [frame for thread, frame in sys._current_frames().items() if thread in daemons]  # noqa: SLF001 - its only name
+        while frames:
+            if any(frame.f_code.co_filename == NAME for frame in frames):
+                return True
+            frames = [frame.f_back for frame in frames if frame.f_back is not None]
+    except Exception:  # noqa: BLE001 - the program's own
+        return False
+    return False
 
 
 def _left_open() -> list[tuple[Any, str]]:

@@ -1,7 +1,7 @@
 """Has SQLite lock its databases without the kernel's locks, which a sandbox has not: docs/internals/decisions/0029.
 
 Python's ``site`` imports it in what a program starts, the guest in the program itself. Standard library only; imports
-nothing of ours. Nothing happens until ``sqlite3`` is imported.
+nothing of ours. Nothing happens until ``sqlite3`` is imported, or what else the guest does something ``after``.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
-_MODULE = "_sqlite3"
 _kept: list[Any] = []
 """What SQLite calls from now on must not be freed."""
 
 
 class _Finder:
-    """Finds SQLite's module as everybody does, and has its loader do a little more."""
+    """Finds a module of ``_after`` as everybody does, and has its loader do a little more."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """See ``importlib.abc.MetaPathFinder``."""
-        if name != _MODULE:
+        if name not in _after:
             return None
         others: list[Any] = [each for each in sys.meta_path if each is not self]
         spec: Any = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
         if spec is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, _after[name])
         return spec
 
 
 class _Loader:
-    """SQLite's own loader, and what comes after it."""
+    """The module's own loader, and what comes after it."""
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: Any, then: Callable[[Any], None]) -> None:
         self._own = own
+        self._then = then
 
     def create_module(self, spec: object) -> Any:
         """See ``importlib.abc.Loader``."""
@@ -46,7 +47,7 @@ class _Loader:
     def exec_module(self, module: ModuleType) -> None:
         """See ``importlib.abc.Loader``."""
         self._own.exec_module(module)
-        lock_by_directories(module)
+        self._then(module)
 
 
 def lock_by_directories(module: ModuleType) -> None:
@@ -90,6 +91,18 @@ def lock_by_directories(module: ModuleType) -> None:
     _kept.extend((chosen, own))
     directories.contents.open = ctypes.cast(chosen, ctypes.c_void_p)
     register(ours, 1)
+
+
+_after: dict[str, Callable[[Any], None]] = {"_sqlite3": lock_by_directories}
+"""What is done with a module once it has been imported."""
+
+
+def after(name: str, then: Callable[[Any], None]) -> None:
+    """Do this with the module of that name: now where it is imported already, else as soon as it is."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        _after[name] = then
 
 
 def install() -> None:

@@ -107,6 +107,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONPATH": f"{GUEST}/{_PACKAGE.name}/site",
     "MPLBACKEND": "module://_glovebox_guest.program.figures",
     "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108 - inside the sandbox
+    # How wide a table is that pandas prints: what does not fit it leaves out, in the middle.
+    "COLUMNS": "200",
     # One processor is what a sandbox may use; thread pools sized for the host's would only cost memory.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",

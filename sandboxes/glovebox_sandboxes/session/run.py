@@ -259,9 +259,9 @@ def _ending(
     """How it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
     if reported is None:
-        return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(wall)
+        return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(limits, wall)
     if reported.stopped == "time":
-        return _timed_out(wall)
+        return _timed_out(limits, wall)
     if reported.stopped:
         return "limit", None, _LIMITS[reported.stopped](limits)
     if reported.status < 0:
@@ -306,8 +306,9 @@ def _out_of_memory(limits: Limits, status: int | None) -> tuple[Ended, int | Non
     return "out_of_memory", status, f"It needed more than the {limits.memory_bytes // 2**20} MiB of memory it may use."
 
 
-def _timed_out(wall: float) -> tuple[Ended, int | None, str]:
-    return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped."
+def _timed_out(limits: Limits, wall: float) -> tuple[Ended, int | None, str]:
+    most = f"; {counted(limits.wall_seconds, 'second')} are allowed" if wall < limits.wall_seconds else ""
+    return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped{most}."
 
 
 class _Streams:

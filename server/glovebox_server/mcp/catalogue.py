@@ -5,18 +5,19 @@ test counts.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import mcp_types as types
 import rfc8785
 
+from glovebox_profiles.model import Profile
 from glovebox_server.mcp.schema import input_schema, output_schema
 from glovebox_server.tools.base import Tool
 
 
-def listed(tools: Iterable[Tool]) -> list[types.Tool]:
-    """Return the tools sorted by name."""
-    return [_entry(tool) for tool in sorted(tools, key=lambda tool: tool.name)]
+def listed(tools: Iterable[Tool], profiles: Mapping[str, Profile]) -> list[types.Tool]:
+    """Return the tools sorted by name, with the bounds that the profiles in force give them."""
+    return [_entry(tool, profiles.get(tool.name)) for tool in sorted(tools, key=lambda tool: tool.name)]
 
 
 def digest(entries: Iterable[types.Tool]) -> str:
@@ -25,7 +26,10 @@ def digest(entries: Iterable[types.Tool]) -> str:
     return "sha256:" + hashlib.sha256(rfc8785.dumps(plain)).hexdigest()
 
 
-def _entry(tool: Tool) -> types.Tool:
+def _entry(tool: Tool, profile: Profile | None) -> types.Tool:
+    schema = input_schema(tool.arguments)
+    if profile is not None and "timeout_seconds" in schema["properties"]:
+        schema["properties"]["timeout_seconds"]["maximum"] = profile.limits.wall_seconds
     # Nothing outlives a call and the workspace is read-only, so no tool can destroy anything. A fetch may differ from
     # one time to the next; so may a program, but calling either twice changes nothing.
     hints = types.ToolAnnotations(
@@ -35,7 +39,7 @@ def _entry(tool: Tool) -> types.Tool:
         name=tool.name,
         title=tool.title,
         description=tool.description,
-        input_schema=input_schema(tool.arguments),
+        input_schema=schema,
         output_schema=output_schema(tool.result),
         annotations=hints,
     )

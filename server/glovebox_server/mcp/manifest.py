@@ -157,7 +157,7 @@ async def manifest(
     """
     found = [(await drivers.get(name)).capabilities for name in NAMES]
     experimental = {each.value for each in FEATURES if each.key == "isolation" and each.status == "experimental"}
-    listed = {entry.name: entry for entry in catalogue.listed(tools.values())}
+    listed = {entry.name: entry for entry in catalogue.listed(tools.values(), profiles)}
     facts = []
     for name, entry in listed.items():
         profile = profiles.get(name)

@@ -16,6 +16,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from glovebox_profiles.model import Profile
 from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
 from glovebox_server.errors import Refused, UnknownTool
 from glovebox_server.failures import failure_of
@@ -76,6 +77,10 @@ class App(Stores, Protocol):
         """The tools on offer, by name."""
 
     @property
+    def profiles(self) -> Mapping[str, Profile]:
+        """What each of them may do, by its name."""
+
+    @property
     def broker(self) -> Broker:
         """Runs calls."""
 
@@ -98,7 +103,7 @@ class McpServer:
         self._stopping = anyio.Event()
         self._resources = Resources(app, self._stopping)
         self._levels: OrderedDict[tuple[str, str | None], types.LoggingLevel] = OrderedDict()
-        self._tools = catalogue.listed(app.tools.values())
+        self._tools = catalogue.listed(app.tools.values(), app.profiles)
         self._digest = catalogue.digest(self._tools)
         self.server: Server[Any] = Server(
             "glovebox",

@@ -1,11 +1,13 @@
 """``run_python``: a short Python program in a sandbox of its own."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
+from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.calls import Content, Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
@@ -16,8 +18,15 @@ MAX_INPUTS = 16
 """Artifacts of earlier calls in one call."""
 MAX_FIGURES = 10_000
 """Open figures that are believed: each holds some 100 kB, so far fewer have room in any profile's memory."""
-MAX_TIMEOUT = 600.0
-"""Seconds: the highest wall_seconds any profile may have."""
+MAX_SKIPPED = 3
+"""Files named that did not come out for one reason; the rest are counted."""
+
+_INSTEAD: Mapping[str, str] = {
+    "timed_out": "Do less in one call.",
+    "out_of_memory": "Take less at a time: only the columns and rows that are needed, or one part after another.",
+    "limit": "Do less in one call, and print less: what is long belongs in a file in /output.",
+}
+"""What to do after a program was stopped, by how it ended."""
 
 
 class RunPythonArguments(Arguments):
@@ -28,9 +37,7 @@ class RunPythonArguments(Arguments):
         tuple[Annotated[str, Field(max_length=200)], ...],
         Field(max_length=MAX_INPUTS, description="artifact:// URIs of earlier calls, to appear in /input"),
     ] = ()
-    timeout_seconds: Annotated[
-        float | None, Field(gt=0, le=MAX_TIMEOUT, description="less than the profile's limit")
-    ] = None
+    timeout_seconds: Annotated[float | None, Field(gt=0, description="to stop it sooner")] = None
 
 
 class Stream(BaseModel):
@@ -80,18 +87,7 @@ def _answer(outcome: Outcome) -> Answer:
     last = value.get("value")
     last = last if isinstance(last, str) else None
     error = _error(value.get("error"))
-    notes = [outcome.reason] if outcome.reason else []
-    notes += [f"{quoted(each.name)}: not collected, {each.reason}" for each in outcome.skipped]
-    notes += [f"{problem[:1].upper()}{problem[1:]}." for problem in dict.fromkeys(outcome.problems)]
-    if value.get("truncated") is True:
-        notes.append("The last expression's value was cut.")
-    omitted = _count(value.get("figures_omitted"), MAX_FIGURES)
-    if omitted is not None:
-        notes.append(f"{omitted} more figures were open and are not shown; close those you do not need.")
-    if outcome.changes is not None:
-        counts = outcome.changes.counts
-        summary = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
-        notes.append(f"Workspace: {summary}; the host's files are as they were.")
+    notes = _notes(outcome, value)
     content: list[Content] = []
     for name, text in (("", outcome.stdout.text), ("[stderr]\n", outcome.stderr.text)):
         if text:
@@ -103,7 +99,7 @@ def _answer(outcome: Outcome) -> Answer:
         content.append(Text(text=f"[ended: {outcome.ended}{status}]"))
     content += [Text(text=f"[{note}]") for note in notes]
     if not content:
-        content.append(Text(text="[no output]"))
+        content.append(Text(text=_NOTHING))
     return Answer(
         fields={
             "ended": outcome.ended,
@@ -118,6 +114,41 @@ def _answer(outcome: Outcome) -> Answer:
         content=tuple(content),
         failed=outcome.ended != "exited" or outcome.code != 0,
     )
+
+
+def _notes(outcome: Outcome, value: Mapping[str, Any]) -> list[str]:
+    """What is to be said of the call beside what the program said."""
+    notes = [f"{outcome.reason} {_INSTEAD.get(outcome.ended, '')}".rstrip()] if outcome.reason else []
+    notes += _not_collected(outcome.skipped)
+    notes += [f"{problem[:1].upper()}{problem[1:]}." for problem in dict.fromkeys(outcome.problems)]
+    if value.get("truncated") is True:
+        notes.append("The last expression's value was cut: end with a part of it.")
+    for name, stream in (("output", outcome.stdout), ("standard error", outcome.stderr)):
+        if stream.dropped_bytes:
+            notes.append(f"{stream.dropped_bytes} bytes of {name} left out: print less, or write it to /output.")
+        if "\ufffd" in stream.text:
+            notes.append(f"What is not UTF-8 in {name} shows as \ufffd: write bytes to a file in /output.")
+    omitted = _count(value.get("figures_omitted"), MAX_FIGURES)
+    if omitted is not None:
+        notes.append(f"{omitted} more figures were open and are not shown; close those you do not need.")
+    if outcome.changes is not None:
+        counts = outcome.changes.counts
+        summary = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
+        notes.append(f"Workspace: {summary}; the host's files are as they were.")
+    return notes
+
+
+_NOTHING = "[no output: nothing was printed, and the last line is no expression with a value]"
+
+
+def _not_collected(skipped: Iterable[SkippedFile]) -> list[str]:
+    """One sentence for each reason why files did not come out."""
+    notes = []
+    for reason, group in groupby(skipped, key=lambda each: each.reason):
+        names = [quoted(each.name) for each in group]
+        more = f" and {len(names) - MAX_SKIPPED} more" if len(names) > MAX_SKIPPED else ""
+        notes.append(f"{', '.join(names[:MAX_SKIPPED])}{more}: not collected, {reason}")
+    return notes
 
 
 def _stream(captured: Captured) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Plain
 
+from glovebox_profiles.load.loader import ProfileSet
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
@@ -160,7 +161,9 @@ def serve(
     from glovebox_server.transport import serve as transports  # noqa: PLC0415 - brings the SDK
 
     async def make() -> int:
-        tools_digest = catalogue.digest(catalogue.listed(TOOLS.values()))
+        def tools_digest(profiles: ProfileSet) -> str:
+            return catalogue.digest(catalogue.listed(TOOLS.values(), profiles))
+
         async with apps.opened(settings, transport, tools_digest) as app:
             if app.workspace.path is None:
                 err.print(str(app.workspace), markup=False, highlight=False)

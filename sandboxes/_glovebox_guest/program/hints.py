@@ -1,0 +1,319 @@
+"""Hints for a program's errors: what is so in a sandbox, and what to do instead.
+
+For errors that the sandbox caused, and for those made by who writes for notebooks and other machines. Runs in the
+program's own process, once its error has ended it; a program could print the same. The errors of docs/use/mistakes.md
+are tried one by one. Imported when there is an error, and not before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_WORKSPACE = "/workspace"
+_BENEATH = 20
+"""Errors looked at beneath one: what raised it, what it carries."""
+_ENTRIES = 20_000
+"""Names of the workspace that are looked at for one that may be meant: some 50 ms."""
+_COMPARED = 2000
+"""Names that are compared letter by letter: some 100 ms."""
+_NAMED = 3
+_SIMILAR = 0.8
+"""Share of letters that two names have in common where one may be a slip of the other."""
+_MIB = 2**20
+
+_SHELL = (
+    "There is no shell and no other program in this sandbox: do it in Python, for instance with pathlib, shutil, re or "
+    "zipfile; sys.executable is the interpreter."
+)
+_NOTEBOOK = "This is Python without a notebook's commands: leave them out."
+_READ_ONLY = "Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp."
+_FEW = "A call may have few processes and threads: use a pool of four."
+_PLACES = {
+    "/output": "what was written last is incomplete; write less, or compress it",
+    "/tmp": "remove what is no longer needed, or go through the data in parts",  # noqa: S108 - inside the sandbox
+    _WORKSPACE: "write results to /output",
+}
+"""Where a program may write, and what to do when there is no more room."""
+
+
+def hint(problem: BaseException) -> str:
+    """What the caller can do about an error; empty where nobody knows better than the error itself."""
+    for each in _beneath(problem):
+        for kind, tell in _KINDS:
+            if (isinstance(each, kind) if isinstance(kind, type) else _named(each) == kind) and (text := tell(each)):
+                return text
+    return ""
+
+
+def noted(what: str) -> str:
+    """What is said at the end of a program of something that it may not have told itself.
+
+    Args:
+        what: "shell", "network", "thread" or "full".
+    """
+    tell: dict[str, Callable[[], str]] = {
+        "shell": lambda: _SHELL,
+        "network": _network,
+        "thread": lambda: "A daemon thread had not ended and was stopped: join() it to have its results.",
+        "full": _full,
+    }
+    return tell[what]()
+
+
+def missing_package(name: str) -> str:
+    """What to do without a package of this name; empty where it is not known."""
+    if name.partition(".")[0] in {"tkinter", "_tkinter", "turtle", "PyQt5", "PyQt6", "PySide6", "gi", "wx"}:
+        return "There is no display in this sandbox: open matplotlib figures come back as pictures by themselves."
+    return "Packages cannot be installed here; only those of the sandbox's runtime are available."
+
+
+def _beneath(problem: BaseException) -> Iterator[BaseException]:
+    """The error, and those it was made of: what it was raised from or during, what it carries. The outermost first."""
+    waiting: list[object] = [problem]
+    seen: list[BaseException] = []
+    while waiting and len(seen) < _BENEATH:
+        each = waiting.pop(0)
+        if not isinstance(each, BaseException) or any(each is other for other in seen):
+            continue
+        seen.append(each)
+        yield each
+        context = None if each.__suppress_context__ else each.__context__
+        group = getattr(each, "exceptions", ())  # an ExceptionGroup's
+        waiting += [each.__cause__, context, getattr(each, "reason", None), *each.args]
+        waiting += group if isinstance(group, tuple) else ()
+
+
+def _network() -> str:
+    if "HTTPS_PROXY" in os.environ:
+        return "Only the HTTP proxy in HTTPS_PROXY can be reached in this sandbox."
+    return "There is no network in this sandbox; the tool fetch_url, where it is offered, reads web pages."
+
+
+def _import(problem: ImportError) -> str:
+    lacks = isinstance(problem, ModuleNotFoundError) or "install" in _text(problem)
+    return missing_package(problem.name or "") if lacks else ""
+
+
+def _system(problem: OSError) -> str:
+    """What the kernel refuses, or does not have here."""
+    if tell := _BY_NUMBER.get(problem.errno):
+        return tell(problem)
+    if _named(problem) == "socket.gaierror":
+        return _network()
+    if _raised_in(problem, "subprocess", "_execute_child"):
+        return _no_program()
+    # pandas, which looks for the folder itself.
+    return _READ_ONLY if problem.errno is None and "non-existent directory" in _text(problem) else ""
+
+
+def _no_program() -> str:
+    return "" if os.path.exists("/bin/sh") else _SHELL
+
+
+def _missing(problem: OSError) -> str:
+    # os.execv and its kind name no file.
+    if not problem.filename or _raised_in(problem, "subprocess", "_execute_child"):
+        return _no_program()
+    return _not_found(os.fsdecode(problem.filename))
+
+
+def _forbidden(problem: OSError) -> str:
+    if str(problem.filename).startswith("/output"):
+        return "/output can only be written: work in /tmp and copy the result."
+    return _no_program() if _raised_in(problem, "subprocess", "_execute_child") else ""
+
+
+def _full(_: object = None) -> str:
+    """Which place is full, and how much it holds."""
+    rooms = {place: os.statvfs(place) for place in _PLACES if os.access(place, os.W_OK | os.X_OK)}
+    sizes = {place: _size(room.f_blocks * room.f_frsize) for place, room in rooms.items() if room.f_blocks}
+    for place, size in sizes.items():
+        if not rooms[place].f_bavail:
+            return f"{place} is full, it holds {size}: {_PLACES[place]}."
+    # It was, and what was cut has been removed by now.
+    return f"Write less: {', '.join(f'{place} holds {size}' for place, size in sizes.items())}."
+
+
+def _size(count: int) -> str:
+    return f"{count // _MIB} MiB" if count % _MIB == 0 else f"{count} bytes"
+
+
+_BY_NUMBER: dict[int | None, Callable[[OSError], str]] = {
+    errno.ENETUNREACH: lambda _: _network(),
+    errno.EHOSTUNREACH: lambda _: _network(),
+    errno.ECONNREFUSED: lambda _: "No server or database runs in this sandbox: sqlite3 in /tmp needs none.",
+    errno.EROFS: lambda _: _READ_ONLY,
+    errno.ENOSPC: _full,
+    errno.EAGAIN: lambda _: _FEW,
+    errno.ENOENT: _missing,
+    errno.EACCES: _forbidden,
+}
+
+_EMPTY = {
+    "/input": "Files come into /input when their artifact:// URIs are given as inputs of this call.",
+    "/output": "Nothing in /output is kept from earlier calls: give their artifact:// URIs as inputs, and read /input.",
+    "/tmp": "Nothing in /tmp is kept from earlier calls.",  # noqa: S108 - inside the sandbox
+}
+"""Places that are empty when a call begins, and how that is otherwise."""
+
+
+def _not_found(path: str) -> str:
+    """What of the files here may have been meant."""
+    for place, text in _EMPTY.items():
+        if path.startswith(place):
+            return text
+    if not os.access(_WORKSPACE, os.R_OK | os.X_OK):
+        return "No workspace is served to this tool: there are no files but those in /input."
+    if similar := _similar(path):
+        return f"The workspace has {', '.join(map(repr, similar))}."
+    if path.startswith(("/", "~", "\\")) or path[1:3] in {":\\", ":/"}:
+        return "The host's files are not here: the workspace is /workspace, the current directory; write to /output."
+    return "The workspace has no such file: list_workspace_files or os.listdir() shows what there is."
+
+
+def _similar(path: str) -> list[str]:
+    """Names in the workspace that may be meant: the same in another folder, else one like it."""
+    wanted = path.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
+    found: dict[str, str] = {}
+    same: list[str] = []
+    seen = 0
+    for folder, folders, files in os.walk(_WORKSPACE):
+        folders.sort()
+        for name in (*sorted(files), *folders):
+            seen += 1
+            place = os.path.relpath(os.path.join(folder, name), _WORKSPACE)
+            found.setdefault(name.lower(), place)
+            if name.lower() == wanted:
+                same.append(place)
+        if seen > _ENTRIES or len(same) >= _NAMED:
+            break
+    if same:
+        return same[:_NAMED]
+    import difflib
+
+    return [found[name] for name in difflib.get_close_matches(wanted, list(found)[:_COMPARED], _NAMED, _SIMILAR)]
+
+
+def _syntax(problem: SyntaxError) -> str:
+    """What was meant by text that is not Python."""
+    line, message = (problem.text or "").strip(), str(problem.msg)
+    for applies, text in (
+        (line.startswith("```"), "Send the program alone, without the Markdown fence around it."),
+        (line.startswith("!"), _SHELL),
+        (line.startswith("%"), f"{_NOTEBOOK} Figures come back by themselves."),
+        (
+            "line continuation" in message and any(mark in line for mark in ("\\n", '\\"', "\\'")),
+            "The program was escaped twice: send line ends and quotes as they are, without backslashes before them.",
+        ),
+        (
+            any(mark in line for mark in ("&lt;", "&gt;", "&amp;", "&quot;", "&#39;")),
+            "The program was escaped for HTML: send < > & and quotes as they are.",
+        ),
+        (
+            message.startswith("'return' outside"),
+            "A program is no function: end it with the expression whose value is wanted, or print it.",
+        ),
+        (
+            "outside" in message and any(word in message for word in ("'await'", "'async", "asynchronous")),
+            "Put it into `async def main():` and end with `asyncio.run(main())`.",
+        ),
+    ):
+        if applies:
+            return text
+    return ""
+
+
+_NO_SUCH_NAME = {
+    "display": "display belongs to notebooks: print it, or end with the expression.",
+    "get_ipython": _NOTEBOOK,
+    "__file__": "The program is not a file: the workspace is /workspace, the current directory.",
+    **dict.fromkeys(("true", "false", "null"), "That is JSON: Python has True, False and None; json.loads reads text."),
+}
+
+
+def _name(problem: NameError) -> str:
+    if problem.name is None or isinstance(problem, UnboundLocalError):
+        return ""
+    kept = "Nothing is kept from earlier calls: a program has to import and define all that it uses."
+    return _NO_SUCH_NAME.get(problem.name, kept)
+
+
+def _key(problem: KeyError) -> str:
+    if not _raised_in(problem, "os", "__getitem__"):
+        return ""
+    return "None of the host's variables, keys or tokens are in a sandbox: do without, or use os.environ.get."
+
+
+def _decoding(problem: UnicodeDecodeError) -> str:
+    if problem.object.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return 'The file is UTF-16: give encoding="utf-16".'
+    if b"\0" in problem.object:
+        return 'The file is not text: open it with mode "rb", or with the library for its format.'
+    return 'The file is not UTF-8: give its encoding, most often encoding="cp1252".'
+
+
+_DATABASE = {
+    # The first two come from how SQLite locks here (see ``site``), the third of a read-only workspace.
+    "database is locked": "Who made the directory NAME.lock has the lock; a killed process leaves it there.",
+    "unable to open database file": (
+        "In WAL mode: PRAGMA locking_mode=EXCLUSIVE first, or immutable=1 in its URI. New ones: in /tmp."
+    ),
+    "attempt to write a readonly database": (
+        "The workspace is read-only: copy the database to /tmp, and the result to /output."
+    ),
+}
+
+
+def _raised_in(problem: BaseException, module: str, function: str) -> bool:
+    """Whether it comes from this function of a standard module."""
+    place = problem.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    frame = place and place.tb_frame
+    return bool(frame and frame.f_code.co_name == function and frame.f_globals.get("__name__") == module)
+
+
+def _named(problem: BaseException) -> str:
+    return f"{type(problem).__module__}.{type(problem).__name__}"
+
+
+def _text(problem: BaseException) -> str:
+    try:
+        return str(problem)
+    except Exception:  # noqa: BLE001 - the program's own
+        return ""
+
+
+_KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
+    (ImportError, _import),
+    (OSError, _system),
+    (SyntaxError, _syntax),
+    (NameError, _name),
+    (KeyError, _key),
+    (UnicodeDecodeError, _decoding),
+    (
+        EOFError,
+        lambda problem: (
+            "Standard input is empty and nobody answers: write the value into the program."
+            if "reading a line" in _text(problem)
+            else ""
+        ),
+    ),
+    (
+        MemoryError,
+        lambda _: "Take less at a time: only the columns and rows that are needed, or one part after another.",
+    ),
+    (RecursionError, lambda _: "The recursion does not end, or goes too deep: use a loop."),
+    (RuntimeError, lambda problem: _FEW if "start new thread" in _text(problem) else ""),
+    ("locale.Error", lambda _: "Only the locales C and C.UTF-8 are here: format numbers and dates with f-strings."),
+    ("sqlite3.OperationalError", lambda problem: _DATABASE.get(_text(problem), "")),
+    ("subprocess.CalledProcessError", lambda problem: missing_package("") if "pip" in str(problem.cmd) else ""),
+)
+"""Kinds of errors and what to say of each; a name where the class is in a module that others have no need of."""

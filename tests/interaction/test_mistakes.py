@@ -1,0 +1,190 @@
+"""Ordinary mistakes of models, each made in a real sandbox: what the model then reads leads it on.
+
+``mistakes.toml`` has them, and docs/use/mistakes.md is written from it: ``python -m tests.interaction.test_mistakes``.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from tests.fixtures.brokered import submitted
+from tests.repo.files import ROOT
+
+from glovebox_server import app as apps
+from glovebox_server.app import App
+from glovebox_server.calls import Text
+from glovebox_server.settings import Settings
+
+PAGE = ROOT / "docs/use/mistakes.md"
+_HEAD = """# Mistakes
+
+What models ordinarily get wrong in `run_python`, and what they then read: after the error, which stays the program's,
+what is so here and what to do instead. The program's own process says it, so it is worth no more than the rest of its
+output. The tests make each of them in a sandbox with the shipped profile; the workspace holds `data/sales.csv`.
+
+| mistake | the model reads | which tells it |
+| --- | --- | --- |
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """One of them."""
+
+    does: str
+    """What is done, as the page says it."""
+    code: str
+    reads: str
+    """Part of what the caller reads."""
+    so: str
+    """Why that leads to the right next step."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+MISTAKES = [Mistake(**each) for each in tomllib.loads((Path(__file__).parent / "mistakes.toml").read_text())["mistake"]]
+
+
+def page() -> str:
+    """The page for people."""
+    return _HEAD + "".join(f"| {each.does} | {_cell(each.reads)} | {each.so} |\n" for each in MISTAKES)
+
+
+def _cell(text: str) -> str:
+    return text[1:-1] if text[0] in "([" else text
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[BlockingPortal]:
+    """One event loop for the whole module."""
+    with start_blocking_portal() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def app(portal: BlockingPortal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    """A server with the shipped profiles and a small workspace."""
+    home = tmp_path_factory.mktemp("mistakes")
+    home.chmod(0o755)
+    workspace = home / "workspace"
+    (workspace / "data").mkdir(parents=True)
+    (workspace / "data/sales.csv").write_text("day,sold\n1,2\n")
+    (workspace / "data/names.csv").write_bytes("name\nJürgen\n".encode("latin-1"))
+    (workspace / "data/app.db").touch()
+    (home / "profiles").mkdir()
+    settings = Settings(workspace=workspace, state_dir=home / "state", profiles_dir=home / "profiles")
+    with portal.wrap_async_context_manager(apps.opened(settings, "cli")) as opened:
+        yield opened
+
+
+def read(portal: BlockingPortal, app: App, code: str, **arguments: Any) -> str:
+    """What the caller of a program reads."""
+    result = portal.call(submitted, app, "run_python", {"code": code, **arguments})
+    return "\n".join(block.text for block in result.content if isinstance(block, Text))
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.does)
+def test_a_mistake_gets_the_text_that_the_page_says(mistake: Mistake, app: App, portal: BlockingPortal) -> None:
+    """Word for word, and nothing of ours beside it."""
+    text = read(portal, app, mistake.code, **mistake.arguments)
+    assert mistake.reads in text.splitlines()
+    assert "_glovebox_guest" not in text
+
+
+def test_the_page_is_what_the_mistakes_say() -> None:
+    """Written by ``python -m tests.interaction.test_mistakes``."""
+    assert PAGE.read_text() == page()
+    assert len(MISTAKES) == 40
+
+
+@pytest.mark.driver("bubblewrap")
+def test_a_traceback_points_at_what_went_wrong(app: App, portal: BlockingPortal) -> None:
+    """In the last line too, which often has no end; and in a traceback that the program prints itself."""
+    code = 'import traceback\nx = {"a": 1}\ntry:\n    x["c"]\nexcept KeyError:\n    traceback.print_exc()\ny = x["b"]'
+    text = read(portal, app, code)
+    assert '    x["c"]\n    ~^^^^^\n' in text
+    assert '    y = x["b"]\n        ~^^^^^\n' in text
+
+
+@pytest.mark.driver("bubblewrap")
+def test_a_table_is_shown_with_all_its_columns(app: App, portal: BlockingPortal) -> None:
+    """Eight of usual names, printed and as a value; the control is one of forty, too wide for anybody."""
+    table = "pd.DataFrame({f'quarter_{n}_revenue': [1.25] for n in range(%d)})"
+    whole = read(portal, app, f"import pandas as pd\nprint({table % 8})\n{table % 8}")
+    assert whole.count("quarter_4_revenue") == 2
+    assert "..." not in whole
+    assert "..." in read(portal, app, f"import pandas as pd\n{table % 40}")
+
+
+@pytest.mark.driver("bubblewrap")
+def test_a_warning_names_no_file_of_the_guests(app: App, portal: BlockingPortal) -> None:
+    """Of a figure that the guest draws, and of a program that blames its caller; fonts that lack are told once."""
+    drawn = "import matplotlib.pyplot as plt\nplt.rcParams['font.family'] = 'Arial'\nplt.title('\u65e5');"
+    text = read(portal, app, drawn)
+    assert "UserWarning: Glyph 26085" in text
+    assert text.count("Font family 'Arial' not found.") == 1
+    blamed = read(portal, app, "import warnings\nwarnings.warn('old', UserWarning, stacklevel=2)")
+    assert "[stderr]\nUserWarning: old\n" in blamed
+    own = read(portal, app, "import warnings\nwarnings.warn('old')")
+    assert "<program>:2: UserWarning: old\n  warnings.warn('old')\n" in own
+    assert "_glovebox_guest" not in text + blamed + own
+
+
+@pytest.mark.driver("bubblewrap")
+def test_what_a_program_catches_is_as_it_would_be_elsewhere(app: App, portal: BlockingPortal) -> None:
+    """The error has its own words, and the program goes on; the control looks nothing up and hears nothing."""
+    code = """
+import os, socket
+try:
+    socket.getaddrinfo("example.com", 443)
+except socket.gaierror as error:
+    print([type(error).__name__, error.errno, error.strerror, os.system("ls")])
+"""
+    text = read(portal, app, code)
+    assert "['gaierror', -3, 'Temporary failure in name resolution', 32512]" in text
+    assert "(There is no network in this sandbox" in text
+    assert "(There is no shell" in text
+    assert "[ended" not in text
+    assert "(There is no" not in read(portal, app, code.replace('socket.getaddrinfo("example.com", 443)', "pass"))
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class E(OSError):\n    errno = property(lambda self: 1 / 0)\nraise E",
+        "class E(OSError):\n    reason = property(lambda self: E())\nraise E",
+        "class E(Exception):\n    __str__ = None\nE.__module__ = 'sqlite3'\nE.__name__ = 'OperationalError'\nraise E",
+        "raise FileNotFoundError(2, 'x', 7)",
+        "error = OSError()\nerror.args = (error, error)\nerror.__cause__ = error\nraise error",
+        "raise NameError('x')",
+        "import subprocess\nraise subprocess.CalledProcessError(1, None)",
+    ],
+)
+def test_an_error_that_is_not_made_like_others_is_told_all_the_same(
+    code: str, app: App, portal: BlockingPortal
+) -> None:
+    """The program's error stays the program's: a traceback with its lines, and the status of a script."""
+    text = read(portal, app, code)
+    assert '[stderr]\nTraceback (most recent call last):\n  File "<program>"' in text
+    assert text.endswith("[ended: exited 1]")
+
+
+@pytest.mark.driver("bubblewrap")
+def test_what_is_lost_at_the_end_of_a_program_is_told(app: App, portal: BlockingPortal) -> None:
+    """A thread that is stopped, a file that has no room for its last bytes; the controls wait, and close in time."""
+    thread = "import threading, time\nt = threading.Thread(target=lambda: time.sleep(0.2), daemon=True)\nt.start()"
+    assert "(A daemon thread had not ended and was stopped" in read(portal, app, thread)
+    assert "daemon" not in read(portal, app, f"{thread}\nt.join()")
+    full = "f = open('/tmp/a', 'wb', buffering=2**20)\nf.write(bytes(2**19))\ng = open('/tmp/b', 'wb', buffering=0)\n"
+    full += "try:\n    while True:\n        g.write(bytes(2**20))\nexcept OSError as error:\n    print(error)"
+    assert "(/tmp is full, it holds 256 MiB: " in read(portal, app, full)
+    assert "is full" not in read(portal, app, "f = open('/tmp/a', 'wb')\nf.write(bytes(2**20))")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
