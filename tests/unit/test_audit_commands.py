@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replac
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
 from glovebox_server.audit.file import LOG_NAME, LogFile
+from glovebox_server.audit.query.index import Filters
 from glovebox_server.audit.segments.rotation import Rotation
-from glovebox_server.cli.actions import audit
+from glovebox_server.cli.actions import audit, page, query
 from glovebox_server.cli.main import main
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.receipts.keys import Signer
@@ -105,31 +105,12 @@ def test_tail_of_a_log_without_calls_says_so(tmp_path: Path, console: Console) -
     assert "--all" in text(console)
 
 
-@pytest.mark.parametrize("width", [20, 80, 300])
-def test_show_cuts_and_breaks_nothing(directory: Path, width: int) -> None:
-    """Digests and lists come out whole, one item per line, the same in a pipe and in any terminal."""
-    file = LogFile(directory, "s_1")
-    plan = {"mounts": [f"/a/long/place/{number}" for number in range(60)], "uid": 65532, "hidden": []}
-    measured = {"mounts": [{"target": "/", "writable": False}], "kernel": "x" * 500}
-    usage = {"plan_digest": "sha256:" + "d" * 64, "planned": plan, "measured": measured}
-    file.commit([draft(replace(finished(), usage=usage))])
-    file.close()
-    console = Console(file=io.StringIO(), width=width)
-    assert audit.show(directory, console, "c_1", as_json=False) == 0
-    lines = [line.strip() for line in text(console).splitlines()]
-    assert f"/a/long/place/{59}" in lines
-    assert "plan_digest  sha256:" + "d" * 64 in lines
-    assert "target=/  writable=false" in lines
-    assert "kernel  " + "x" * 500 in lines
-    assert "uid     65532" in lines
-    assert "hidden  []" in lines
-
-
 def test_hostile_text_reaches_no_terminal(directory: Path, console: Console) -> None:
     """M16: escapes, C1 controls and direction marks come out escaped, markup as it is; raw they would act (control)."""
     audit.tail(directory, console, count=5, follow=False, as_json=False)
-    audit.show(directory, console, "c_evil", as_json=False)
-    audit.show(directory, console, "c_evil", as_json=True)
+    page.show(directory, console, console, "c_evil", as_json=False)
+    page.show(directory, console, console, "c_evil", as_json=True)
+    query.query(directory, console, console, Filters(), limit=9, as_json=False)
     assert harmless(text(console))
     assert "\\x1b]0;owned" in text(console)
     assert "[red]bold[/red]" in text(console)
@@ -159,15 +140,16 @@ def test_follow_ends_when_interrupted(directory: Path, console: Console, monkeyp
 
 def test_show_gives_every_record_of_a_call(directory: Path, console: Console) -> None:
     """In order, with all fields."""
-    assert audit.show(directory, console, "c_1", as_json=True) == 0
+    assert page.show(directory, console, console, "c_1", as_json=True) == 0
     assert [row["kind"] for row in rows(console)] == ["call.decided", "call.finished"]
 
 
 def test_show_of_an_unknown_call_says_how_to_find_one(directory: Path, console: Console) -> None:
     """Exit code 1, and 2 for what cannot be an id."""
-    assert audit.show(directory, console, "c_none", as_json=False) == 1
+    assert page.show(directory, console, console, "c_none", as_json=False) == 1
     assert "glovebox audit tail" in text(console)
-    assert audit.show(directory, console, "../x", as_json=False) == 2
+    with pytest.raises(query.NoSuchCall, match="is not the id of a call"):
+        page.show(directory, console, console, "../x", as_json=False)
 
 
 def test_verify_says_whole_or_names_the_line(directory: Path, console: Console) -> None:
@@ -209,7 +191,7 @@ def test_head_as_json(directory: Path, console: Console) -> None:
     assert row["anchor"] == f"{row['seq']}:{row['hash']}"
 
 
-@pytest.mark.parametrize("command", ["tail", "tail -f", "show c_1", "verify", "head"])
+@pytest.mark.parametrize("command", ["tail", "tail -f", "show c_1", "show last", "query", "verify", "head"])
 def test_without_a_log_every_command_says_so(tmp_path: Path, command: str) -> None:
     """Exit code 4 and the fix, as a sentence and, for programs, as the object every command tells a failure with."""
     asked = ["audit", *command.split(), "--state-dir", str(tmp_path)]

@@ -55,6 +55,28 @@ def test_what_show_prints_as_json_is_the_receipt(state: Path, tmp_path: Path) ->
     assert run("receipt", "verify", tmp_path / "copy.json", "--key", tmp_path / "key.pem").exit_code == 0
 
 
+def test_a_call_made_here_is_verified_by_its_name_alone(state: Path, tmp_path: Path) -> None:
+    """Its receipt, its place and the key are found; with another key, without one and of no call it is said."""
+    verify: tuple[str | Path, ...] = ("receipt", "verify", CALL_ID, "--state-dir", state)
+    without = run(*verify)
+    assert (without.exit_code, "name the server's public key with --key" in without.output) == (2, True)
+    assert not (state / "keys").exists()
+    named = run(*verify, "--key", tmp_path / "key.pem")
+    assert (named.exit_code, "holds: its place 6 in the audit log is right" in named.output) == (0, True)
+    state.chmod(0o700)
+    Signer.load(state)
+    foreign = run(*verify)
+    assert (foreign.exit_code, "it was signed with another key" in foreign.output) == (1, True)
+    pem = KEY.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (state / "keys" / "receipts.pem").write_bytes(pem)
+    for name in (CALL_ID, CALL_ID[:8], "last"):
+        own = run("receipt", "verify", name, "--state-dir", state)
+        assert (own.exit_code, "this server's" in own.output) == (0, True), name
+    assert run("receipt", "verify", tmp_path / "r.json", "--state-dir", state).exit_code == 0
+    nobody = run("receipt", "verify", "c_none", "--state-dir", state)
+    assert (nobody.exit_code, "there is none of c_none" in nobody.output) == (1, True)
+
+
 def test_what_does_not_hold_is_told_with_its_reason(state: Path, tmp_path: Path) -> None:
     """Exit 1: tampered, another key, another log; in words and as JSON."""
     content = (tmp_path / "r.json").read_bytes()

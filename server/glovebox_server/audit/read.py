@@ -291,10 +291,10 @@ def records_of(directory: Path, call_id: str) -> Iterator[Record]:
                 yield from records_in(log, size, call_id)
 
 
-def records_in(log: BinaryIO, size: int, call_id: str) -> Iterator[Record]:
-    """The records of a call in one file."""
-    needle, start, gaps = call_id.encode(), 0, gaps_in(log, 0, size)
-    log.seek(0)
+def records_in(log: BinaryIO, size: int, call_id: str, start: int = 0) -> Iterator[Record]:
+    """The records of a call in one file, between two offsets where lines begin."""
+    needle, gaps = call_id.encode(), gaps_in(log, start, size)
+    log.seek(start)
     # Lines are parsed only where the id appears at all: parsing is what costs.
     while start < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - start))):
         if needle in raw and not gaps.hold(start):

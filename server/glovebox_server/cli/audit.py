@@ -1,14 +1,42 @@
 """``glovebox audit``: declared here, done in ``actions.audit``."""
 
+import re
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
+from glovebox_server.audit.query.outcomes import OUTCOMES
 from glovebox_server.cli.options import Group, directories, err, json_option, out
 from glovebox_server.settings import Settings
 
 _file = click.Path(path_type=Path, dir_okay=False)
+_lines_option = click.option("--json", "as_json", is_flag=True, help="Print the records, one JSON object per line.")
+
+
+#: Seconds in what may stand behind a number.
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class _Moment(click.ParamType[datetime]):
+    """A time, or how long ago."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Read ``2h``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
+        ago = re.fullmatch(r"(\d{1,6})([smhdw])", value)
+        try:
+            if ago is not None:
+                return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+            found = datetime.fromisoformat(value)
+            return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is neither a time, as 2026-11-22T10:00, nor how long ago, as 30m, 2h or 7d.", param, ctx
+            )
 
 
 @click.group(cls=Group)
@@ -20,7 +48,7 @@ def audit() -> None:
 @click.option("-n", "count", default=20, show_default=True, help="How many records.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as records are written.")
 @click.option("--all", "everything", is_flag=True, help="Show the servers' own records too, as --json does.")
-@json_option
+@_lines_option
 @directories
 def audit_tail(settings: Settings, count: int, follow: bool, everything: bool, as_json: bool) -> None:
     """The last records of calls."""
@@ -32,13 +60,38 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool, a
 
 @audit.command("show")
 @click.argument("call_id", metavar="CALL")
-@json_option
+@_lines_option
 @directories
 def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
-    """Everything recorded of one call."""
-    from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
+    """One call as a page: what was asked, decided, measured, reached, given back, spent.
 
-    sys.exit(commands.show(settings.state_dir / "audit", out, call_id, as_json=as_json))
+    CALL is its id, the beginning of it, or `last`.
+    """
+    from glovebox_server.cli.actions import page  # noqa: PLC0415 - see the module's header
+
+    sys.exit(page.show(settings.state_dir / "audit", out, err, call_id, as_json=as_json))
+
+
+@audit.command("query")
+@click.option("--tool", "tools", multiple=True, help="Calls of this tool.")
+@click.option("--principal", "principals", multiple=True, help="Calls of this caller, as token:ci or local:1000.")
+@click.option("--client", "clients", multiple=True, help="Calls of this program, as it names itself; '' for none.")
+@click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
+@click.option("--since", type=_Moment(), help="Not before this time (UTC where it names no zone), or so long ago: 2h.")
+@click.option("--until", type=_Moment(), help="Before this time.")
+@click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."
+)
+@json_option
+@directories
+def audit_query(settings: Settings, *, text: str | None, limit: int, as_json: bool, **given: Any) -> None:
+    """Find calls, the newest first: those that fit every option; of a repeated one, any of its values."""
+    from glovebox_server.audit.query.index import Filters  # noqa: PLC0415 - see the module's header
+    from glovebox_server.cli.actions import query  # noqa: PLC0415 - see the module's header
+
+    filters = Filters(text=None if text is None else text.casefold(), **given)
+    sys.exit(query.query(settings.state_dir / "audit", out, err, filters, limit=limit, as_json=as_json))
 
 
 @audit.command("verify")

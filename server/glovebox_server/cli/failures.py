@@ -12,6 +12,7 @@ from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.cli.actions.query import NoSuchCall
 from glovebox_server.cli.actions.saving import NameTaken
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import Refused
@@ -24,6 +25,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ProfileError, USAGE),
     (WorkspaceRefused, USAGE),
     (NameTaken, USAGE),
+    (NoSuchCall, USAGE),
     (Diagnosed, UNAVAILABLE),
 )
 """The exit codes of what no call ends in; of the rest ``glovebox_server.failures`` has the table."""

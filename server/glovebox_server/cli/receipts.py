@@ -35,12 +35,18 @@ def receipt_show(settings: Settings, wanted: str, as_json: bool) -> None:
 
 
 @receipt.command("verify")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--key", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The server's public key.")
-@click.option("--audit", type=click.Path(path_type=Path, file_okay=False), help="Audit log to find its place in.")
+@click.argument("wanted", metavar="CALL|FILE")
+@click.option("--key", type=click.Path(path_type=Path, dir_okay=False), help="Public key; else that of this server.")
+@click.option(
+    "--audit",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Log to find its place in; of a CALL this server's.",
+)
 @json_option
-def receipt_verify(file: Path, key: Path, audit: Path | None, as_json: bool) -> None:
-    """Prove a receipt with the public key alone; exit 1 and the reason if it does not hold."""
+@directories
+def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Path | None, as_json: bool) -> None:
+    """Prove a receipt, of a call made here or in a file; exit 1 and the reason if it does not hold."""
     from glovebox_server.cli.actions import receipts as commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.verify(file, out, public_key=key, audit=audit, as_json=as_json))
+    state = settings.state_dir
+    sys.exit(commands.verify(state, out, err, wanted, public_key=key, audit=audit, as_json=as_json))

@@ -3,6 +3,7 @@
 The private key never leaves its file and this process; nothing here prints or logs it.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,6 +68,13 @@ class Signer:
     def public_pem(self) -> str:
         """The public key, to be given to whoever verifies: SubjectPublicKeyInfo in PEM."""
         return public_pem(self._key.public_key())
+
+
+def own_public(state_dir: Path) -> Ed25519PublicKey | None:
+    """The public key of a state directory; None where no key was made yet. Raises KeyUnusable."""
+    if not os.path.lexists(state_dir / DIRECTORY / NAME):
+        return None
+    return parse_public(Signer.load(state_dir).public_pem().encode())
 
 
 def public_pem(key: Ed25519PublicKey) -> str:

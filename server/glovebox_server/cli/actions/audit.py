@@ -5,7 +5,7 @@ escaped: a record may quote a hostile program, and a terminal obeys what it prin
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,7 @@ from glovebox_server.audit.read import Line
 from glovebox_server.audit.segments import proof
 from glovebox_server.audit.verify import VerifyReport
 from glovebox_server.audit.verify import verify as verify_log
+from glovebox_server.cli.actions.query import call_named
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
@@ -81,27 +82,6 @@ def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
         if len(lines) < wide:
             return len(lines)
         wide *= 4
-
-
-def show(directory: Path, console: Console, call_id: str, *, as_json: bool) -> int:
-    """Show every record of one call; 1 when there is none."""
-    if not chain.is_name(call_id):
-        console.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
-        return USAGE
-    found = 0
-    for record in read.records_of(directory, call_id):
-        found += 1
-        if as_json:
-            print_json(console.file, _fields(record), indent=None)
-            continue
-        console.print(Text(f"{record.seq}  {record.time}  {record.kind}", style="bold"))
-        # A receipt is signed text in base64: nothing in it can be read here.
-        told = {"envelope": f"`glovebox receipt show {call_id}`"} if "envelope" in record.data else {}
-        for row in _rows({**record.data, **told}):
-            console.print(row, soft_wrap=True)
-    if not found and not as_json:
-        console.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
-    return OK if found else FAILED
 
 
 def verify(
@@ -173,11 +153,9 @@ def _public_key(path: Path) -> Ed25519PublicKey:
         raise ValueError(f"The key {path} cannot be used: {words}.") from None
 
 
-def prove(directory: Path, console: Console, err: Console, call_id: str) -> int:
+def prove(directory: Path, console: Console, err: Console, name: str) -> int:
     """Print the inclusion proof of a call's records; 1 when there is none."""
-    if not chain.is_name(call_id):
-        err.print(Text(f"{printable(call_id)!r} is not the id of a call: it looks like c_ and 26 characters."))
-        return USAGE
+    call_id = call_named(directory, name, err)
     try:
         found = proof.prove(directory, call_id)
     except proof.NotSealed:
@@ -244,29 +222,6 @@ def _brief(data: Mapping[str, object]) -> str:
 
 def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _rows(data: Mapping[str, object], indent: str = "  ") -> Iterator[Text]:
-    """One line per fact, nothing cut and nothing broken: a digest is there to be copied, a list to be compared."""
-    names = {key: printable(key) for key in data}
-    width = max(map(len, names.values()), default=0)
-    for key, value in data.items():
-        nested = isinstance(value, dict | list) and len(value) > 0
-        row = Text(f"{indent}{names[key]}".ljust(0 if nested else len(indent) + width + 2), style="cyan")
-        if isinstance(value, dict) and nested:
-            yield row
-            yield from _rows(value, indent + "  ")
-        elif isinstance(value, list) and nested:
-            yield row
-            yield from (Text(f"{indent}  {printable(_item(each))}") for each in value)
-        else:
-            yield row.append(printable(_cell(value)), style="default")
-
-
-def _item(value: object) -> str:
-    if isinstance(value, dict):
-        return "  ".join(f"{key}={_cell(each)}" for key, each in value.items())
-    return _cell(value)
 
 
 def _show_report(console: Console, report: VerifyReport, *, anchored: bool, signed: bool) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glovebox_server.audit import chain
+from glovebox_server.cli.actions.query import call_named
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
@@ -31,18 +32,11 @@ def key(state_dir: Path, console: Console, err: Console) -> int:
 
 def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_json: bool) -> int:
     """Show the receipt of a call of this server, or in a file; nothing is proved."""
+    if not Path(wanted).is_file() and not chain.is_name(wanted):
+        err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
+        return USAGE
     try:
-        if Path(wanted).is_file():
-            content = _read(Path(wanted))
-        elif chain.is_name(wanted):
-            found = of_call(state_dir / "audit", wanted)
-            if found is None:
-                err.print(Text(f"There is no receipt of {wanted}: it was not allowed, has not ended, or was lost."))
-                return FAILED
-            content = found
-        else:
-            err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
-            return USAGE
+        content, _ = _found(state_dir / "audit", wanted, err)
         envelope = dsse.parse(content)
         said = statement.parse(envelope.payload)
     except NotAReceipt as problem:
@@ -56,16 +50,33 @@ def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_jso
     return OK
 
 
-def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None, as_json: bool) -> int:
-    """Prove the receipt in ``file``; 1 and the exact reason when it does not hold."""
+def verify(
+    state_dir: Path,
+    console: Console,
+    err: Console,
+    wanted: str,
+    *,
+    public_key: Path | None,
+    audit: Path | None,
+    as_json: bool,
+) -> int:
+    """Prove the receipt of a call, with its place in the log, or in a file; 1 and the reason when it does not hold.
+
+    Without a key it is the one of this server that has to have signed it.
+    """
     try:
-        given = keys.parse_public(_read(public_key))
+        given = keys.own_public(state_dir) if public_key is None else keys.parse_public(_read(public_key))
     except (ValueError, OSError) as problem:
         words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
         console.print(Text(printable(f"The key {public_key} cannot be used: {words}.")))
         return USAGE
+    if given is None:
+        console.print(Text(printable(f"No key was made in {state_dir}: name the server's public key with --key.")))
+        return USAGE
     try:
-        proved = verify_receipt(_read(file), given, audit)
+        content, log = _found(audit or state_dir / "audit", wanted, err)
+        audit = audit or log
+        proved = verify_receipt(content, given, audit)
     except NotAReceipt as problem:
         if as_json:
             print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
@@ -78,13 +89,30 @@ def verify(file: Path, console: Console, *, public_key: Path, audit: Path | None
         where = f"its place {proved.statement.predicate.audit.seq} in the audit log is right"
         place = where if audit else "its place in the audit log was not looked at"
         console.print(Text(f"The receipt of {proved.statement.predicate.call.id} holds: {place}.", style="green"))
-        console.print(Text(f"{proved.digest}, signed with key {proved.key_id}"))
+        whose = ", this server's" if public_key is None else ""
+        console.print(Text(f"{proved.digest}, signed with key {proved.key_id}{whose}"))
     return OK
 
 
 def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
     said = json.loads(proved.statement.model_dump_json(exclude_none=True))
     return {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audited, "statement": said}
+
+
+def _found(log: Path, wanted: str, err: Console) -> tuple[bytes, Path | None]:
+    """The receipt in a file, or of a call, and the log that has it.
+
+    Raises:
+        NotAReceipt: the call has none.
+        NoSuchCall: it is the beginning of several calls.
+    """
+    if Path(wanted).is_file() or not chain.is_name(wanted):
+        return _read(Path(wanted)), None
+    call_id = call_named(log, wanted, err)
+    found = of_call(log, call_id)
+    if found is None:
+        raise NotAReceipt(f"there is none of {call_id}: it was not allowed, has not ended, or was lost")
+    return found, log
 
 
 def _read(path: Path) -> bytes:

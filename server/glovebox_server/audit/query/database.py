@@ -1,0 +1,185 @@
+"""The SQLite file of the index beside the log: one user's, in one process at a time, with our tables and no others."""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+NAME = "index.sqlite"
+
+#: It changes with what is in the tables. An index of another format is made again.
+FORMAT = 1
+
+#: How long one query waits for another. The first one on a large log takes minutes.
+LOCK_WAIT_SECONDS = 300.0
+
+_MEMORY = ":memory:"
+
+_SETTINGS = ("trusted_schema = OFF", "locking_mode = EXCLUSIVE", "temp_store = MEMORY", "cache_size = -65536")
+
+_TABLES = (
+    # How far it is: the offset it began at and got to, the digest of the line that ends there, the last text's number.
+    "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB, texts INTEGER)",
+    "CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT UNIQUE)",
+    # No index: reading all of it is a tenth of a second a million calls, whatever is asked, and none is chosen wrongly.
+    "CREATE TABLE calls (id INTEGER PRIMARY KEY, tool, principal, client, outcome, time, first, last)",
+    "CREATE TABLE ids (call TEXT PRIMARY KEY, id INTEGER) WITHOUT ROWID",
+    # Each text is in the index once: most are said of many calls.
+    "CREATE TABLE known (digest BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID",
+    "CREATE TABLE uses (text INTEGER, call INTEGER, PRIMARY KEY (text, call)) WITHOUT ROWID",
+)
+_TEXTS = "CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, tokenize='trigram case_sensitive 1')"
+
+
+class NotKept(Exception):  # noqa: N818 - it names what is so
+    """The index cannot lie beside the log; the message says why."""
+
+
+class Database:
+    """An open index. Make it with ``opened``."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file, or make one in memory; raises sqlite3.Error, also where it is no index of this format."""
+        self._path = path
+        self._renewed = False
+        self.connection = _connected(_MEMORY if path is None else str(path))
+
+    def reset(self) -> None:
+        """Begin with an empty one."""
+        self.close()
+        if self._path is not None:
+            _renew(self._path)
+        self.connection = _connected(_MEMORY if self._path is None else str(self._path))
+
+    def renew(self, problem: Exception, say: Callable[[str], None]) -> None:
+        """Begin with an empty one after a failure; in memory where the disk refuses, or a new one failed too.
+
+        Raises:
+            Exception: the same, where it failed in memory too.
+        """
+        if self._path is None:
+            raise problem
+        if self._renewed or isinstance(problem, sqlite3.OperationalError):
+            say(in_memory(problem))
+            self._path = None
+        self._renewed = True
+        self.reset()
+
+    def close(self) -> None:
+        """Close it."""
+        self.connection.close()
+
+
+@contextlib.contextmanager
+def opened(directory: Path, say: Callable[[str], None]) -> Iterator[Database]:
+    """Open the index of the log in a directory as it was left, a new one where that cannot be used.
+
+    Args:
+        directory: of the log.
+        say: told, in a sentence, what takes long or cannot be kept.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(directory, say))
+            found = _beside(directory / NAME)
+        except (NotKept, OSError, sqlite3.Error) as problem:
+            say(in_memory(problem))
+            found = Database(None)
+        stack.callback(found.close)
+        yield found
+
+
+def in_memory(problem: Exception) -> str:
+    """Why an index is not kept."""
+    words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+    return f"The index of the log is made in memory, for this command alone, and not kept: {words}."
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock on the directory, which nobody else takes."""
+    if directory.stat().st_uid != os.geteuid():
+        raise NotKept("the log is another user's")  # another user's file in it would be in the way of its owner
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        began, told = time.monotonic(), False
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            passed = time.monotonic() - began
+            if passed > LOCK_WAIT_SECONDS:
+                raise NotKept(f"another query has held its lock for {LOCK_WAIT_SECONDS:g} seconds")
+            if passed > 1 and not told:
+                told = True
+                say("Waiting for another query, which makes the index of the log.")
+            time.sleep(0.005)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _beside(path: Path) -> Database:
+    with contextlib.suppress(FileExistsError):
+        _create(path)
+    found = path.lstat()
+    ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+    if not ours or found.st_mode & 0o077:
+        raise NotKept(f"{path} is not a file of our own alone: remove it")
+    try:
+        return Database(path)
+    except sqlite3.OperationalError:  # of the disk
+        raise
+    except sqlite3.DatabaseError:
+        _renew(path)
+        return Database(path)
+
+
+def _renew(path: Path) -> None:
+    """Put an empty file in its place; what a crash left of its last change would be put into the new one."""
+    for each in (path, path.with_name(f"{path.name}-journal")):
+        each.unlink(missing_ok=True)
+    _create(path)
+
+
+def _create(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+
+
+def _connected(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        for setting in _SETTINGS:
+            connection.execute(f"PRAGMA {setting}")
+        there = _schema(connection)
+        if len(there) == 1:  # nothing yet
+            _make(connection)
+        else:
+            with contextlib.closing(_connected(_MEMORY)) as ours:
+                same = there == _schema(ours)
+            if not same:
+                raise sqlite3.DatabaseError("it is no index of this format")  # noqa: TRY301 - closed below
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _schema(connection: sqlite3.Connection) -> list[tuple[object, ...]]:
+    """Its format and all its tables."""
+    tables = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
+    return [connection.execute("PRAGMA user_version").fetchone(), *tables]
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    for table in _TABLES:
+        connection.execute(table)
+    with contextlib.suppress(sqlite3.OperationalError):  # a SQLite without trigrams: before 3.34, or without FTS5
+        connection.execute(_TEXTS)
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    connection.execute("COMMIT")

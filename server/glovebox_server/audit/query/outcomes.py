@@ -1,0 +1,10 @@
+"""How a call can have come out. A module of its own: the command line names them before it imports anything else."""
+
+#: Of one that finished, as it ``ended``, and what exited by its exit code; ``error`` is Glovebox's own failure.
+OUTCOMES = (
+    "succeeded", "failed", "signalled", "timed_out", "out_of_memory", "limit", "cancelled", "error", "lost",
+    "denied", "ask", "running",
+)  # fmt: skip
+
+#: Of a call that policy allowed, and that has no end.
+RUNNING = "running"

@@ -1,0 +1,186 @@
+"""What ``glovebox audit show`` prints: one call as a page, in the order in which a person asks. The rest is JSON's."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from glovebox_sandboxes.plural import counted
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import (
+    ArtifactCollected,
+    ArtifactRefused,
+    CallDecided,
+    EgressDecided,
+    ReceiptSigned,
+    SandboxStarted,
+)
+from glovebox_server.audit.query import ask, calls
+from glovebox_server.audit.query.outcomes import RUNNING
+from glovebox_server.cli.actions.query import call_named, telling
+from glovebox_server.cli.terminal import print_json
+from glovebox_server.exits import FAILED, OK
+from glovebox_server.printable import printable
+
+#: A line of the page: what it is about, what is so, and how it is shown.
+_Row = tuple[str, str, str]
+
+_WIDTH = 10
+
+
+def show(directory: Path, console: Console, err: Console, name: str, *, as_json: bool) -> int:
+    """Show what is recorded of a call; 1 where there is none."""
+    call_id = call_named(directory, name, err)
+    with telling(err) as told:
+        records = ask.records(directory, call_id, told)
+    if as_json:
+        for record in records:
+            print_json(console.file, json.loads(record.line), indent=None)
+    elif records:
+        _print(console, records)
+    else:
+        err.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
+    return OK if records else FAILED
+
+
+def _print(console: Console, records: Sequence[Record]) -> None:
+    before = ""
+    for title, words, style in _rows(records):
+        line = Text(("" if title == before else title).ljust(_WIDTH), style="cyan")
+        before = title or before
+        console.print(line.append(printable(words), style=style or "default"), soft_wrap=True)
+
+
+def _rows(records: Sequence[Record]) -> Iterator[_Row]:
+    """Every line of the page."""
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        by_kind.setdefault(record.kind, []).append(record.data)
+    last = next((each for each in reversed(records) if calls.outcome(each.kind, each.data) is not None), records[-1])
+    yield from _asked(records[0])
+    for data in by_kind.get(SandboxStarted.kind, []):
+        yield from _measured(data)
+    yield from _done(by_kind.get(EgressDecided.kind, []))
+    yield from _came_out(by_kind.get(ArtifactCollected.kind, []), by_kind.get(ArtifactRefused.kind, []), last.data)
+    yield from _ended(last)
+    for data in by_kind.get(ReceiptSigned.kind, []):
+        words = f"`glovebox receipt show {records[0].call_id}`; signed with key {data.get('key')}"
+        yield ("receipt", words, "")
+    yield (
+        "records",
+        f"{len(records)} of {records[0].seq} to {records[-1].seq} in the log; all that they say with --json",
+        "",
+    )
+
+
+def _asked(first: Record) -> Iterator[_Row]:
+    """What was asked, and decided."""
+    data = first.data
+    yield ("call", str(first.call_id), "bold")
+    if first.kind != CallDecided.kind:
+        yield ("asked", "its beginning is no longer in the log", "yellow")
+        return
+    client = f" ({data['client']})" if data.get("client") else ""
+    yield ("asked", f"{data.get('tool')}, by {data.get('principal')}{client} over {data.get('transport')}", "bold")
+    yield ("", f"{first.time[:19].replace('T', ' ')} UTC", "")
+    if isinstance(data.get("arguments"), dict):
+        for name, value in data["arguments"].items():
+            first_line, *others = _cell(value).split("\n")
+            yield ("", f"{name}: {first_line}", "")
+            yield from (("", f"{' ' * len(name)}  {line}", "") for line in others)
+    else:
+        yield (
+            "",
+            f"arguments of {counted(_number(data, 'arguments_bytes'), 'byte')}, {data.get('arguments_digest')}",
+            "",
+        )
+    for each in _list(data, "inputs"):
+        yield ("given", f"{each.get('name')}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('uri')}", "")
+    style = "green" if data.get("effect") == "allow" else "red"
+    yield ("decided", f"{data.get('effect')}, by the rule {data.get('rule')}: {data.get('reason')}", style)
+
+
+def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
+    """In what isolation it ran."""
+    verified = data.get("verified") is True
+    fields = _list(data, "fields")
+    held = sum(each.get("verdict") == "ok" for each in fields)
+    words = (
+        f"{data.get('driver')}, {data.get('level')}: {'as planned' if verified else 'NOT as planned, so nothing ran'}"
+    )
+    yield ("measured", f"{words}; {held} of {counted(len(fields), 'field')} hold", "green" if verified else "red")
+    for each in fields:
+        if each.get("verdict") != "ok":
+            sides = ", ".join(
+                f"{side} {_cell(each[side])}" for side in ("planned", "inside", "outside") if side in each
+            )
+            yield ("", f"{each.get('field')}: {each.get('verdict')} ({sides})", "yellow")
+
+
+def _done(connections: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
+    """What it reached."""
+    for each in connections:
+        asked = f"{each.get('method') or 'connect'} {each.get('scheme')}://{each.get('host')}:{each.get('port')}"
+        address = f", {each['address']}" if each.get("address") else ""
+        style = "green" if each.get("effect") == "allow" else "red"
+        yield ("reached", f"{each.get('effect')} {asked} by the rule {each.get('rule')}{address}", style)
+
+
+def _came_out(
+    collected: Iterable[Mapping[str, Any]], refused: Iterable[Mapping[str, Any]], last: Mapping[str, Any]
+) -> Iterator[_Row]:
+    """What it gave back."""
+    for each in _list(last, "outputs"):
+        if each.get("bytes"):
+            yield ("gave", f"{each.get('name')}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('digest')}", "")
+    for each in collected:
+        kept = "" if each.get("uri") in (last.get("published") or ()) else ", never readable"
+        size = counted(_number(each, "bytes"), "byte")
+        yield ("gave", f"{each.get('name')}, {size}, {each.get('media_type')}, {each.get('uri')}{kept}", "")
+        yield from (("", f"  risk: {risk}", "yellow") for risk in each.get("risks") or ())
+    for each in refused:
+        more = f" ({each['count']} files)" if each.get("count") else ""
+        yield ("refused", f"{each.get('name')}: {each.get('reason')}{more}", "yellow")
+
+
+def _ended(last: Record) -> Iterator[_Row]:
+    """What it spent, and how it ended."""
+    data = last.data
+    usage = data.get("usage")
+    spent = {"elapsed_ms": data.get("elapsed_ms"), **(usage if isinstance(usage, dict) else {})}
+    told = ", ".join(_spent(name, value) for name, value in spent.items() if value is not None)
+    if told:
+        yield ("spent", told, "")
+    outcome = calls.outcome(last.kind, data) or "?"
+    more = {"exit_code": "exit code {}", "error": "{}", "by": "by {}", "cause": "cause {}"}
+    how = [words.format(data[name]) for name, words in more.items() if name in data]
+    if last.kind != CallDecided.kind and data.get("reason"):
+        how.append(str(data["reason"]))
+    style = {"succeeded": "green", RUNNING: "cyan"}.get(outcome, "red")
+    yield ("ended", ", ".join([outcome, *how]), style)
+
+
+def _spent(name: str, value: object) -> str:
+    """A measure in units for a person."""
+    if isinstance(value, int | float) and name.endswith("_ms"):
+        return f"{name.removesuffix('_ms')} {value / 1000:.3g} s"
+    if isinstance(value, int | float) and name.endswith("_bytes"):
+        return f"{name.removesuffix('_bytes')} {value / 2**20:.3g} MiB"
+    return f"{name} {_cell(value)}"
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = data.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _number(data: Mapping[str, Any], name: str) -> int:
+    found = data.get(name)
+    return found if isinstance(found, int) else 0
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

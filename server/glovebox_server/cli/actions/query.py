@@ -1,0 +1,117 @@
+"""What ``glovebox audit query`` does, and how every command finds the call that its CALL means."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_sandboxes.plural import counted
+from glovebox_server.audit import chain
+from glovebox_server.audit.query import ask
+from glovebox_server.audit.query.ask import Told
+from glovebox_server.audit.query.calls import Call
+from glovebox_server.audit.query.index import Filters
+from glovebox_server.cli.terminal import print_json
+from glovebox_server.exits import FAILED, OK
+from glovebox_server.printable import printable
+
+#: How long something takes before a person wants to know what.
+_PATIENCE_SECONDS = 1.0
+
+#: Wider than any line.
+_WIDE = 10_000
+
+_STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "yellow"}
+
+
+class NoSuchCall(Exception):  # noqa: N818 - it names what is so
+    """CALL means no call, or more than one; the message is a sentence."""
+
+
+@contextmanager
+def telling(err: Console) -> Iterator[Told]:
+    """Tell a person how far indexing is, once it takes long."""
+    began = time.monotonic()
+    bar = Progress(console=err, transient=True)
+    task = bar.add_task("Indexing the log", total=None)
+
+    def progress(done: int, most: int) -> None:
+        if err.is_terminal and time.monotonic() - began > _PATIENCE_SECONDS:
+            bar.start()
+            bar.update(task, completed=done, total=most)
+
+    try:
+        yield Told(say=lambda words: err.print(Text(words), style="dim"), progress=progress)
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def query(directory: Path, console: Console, err: Console, filters: Filters, *, limit: int, as_json: bool) -> int:
+    """Show the newest calls that fit; 1 where one of them is not what was written."""
+    with telling(err) as told:
+        found = ask.ask(directory, filters, limit, told)
+    if as_json:
+        print_json(console.file, asdict(found))
+    elif found.calls:
+        table = _table(found.calls)
+        # Whatever the terminal's width: an id that is broken cannot be copied, and a pipe has no edge.
+        table.width = Measurement.get(console, console.options.update(width=_WIDE), table).maximum
+        console.print(table)
+    else:
+        console.print(Text("No call fits."))
+    if found.more and not as_json:
+        err.print(Text(f"The newest {counted(len(found.calls), 'call')}; there are more (--limit)."), style="dim")
+    if found.damaged:
+        words = f"{counted(found.damaged, 'call')} left out: the record was changed. Run `glovebox audit verify --all`."
+        err.print(Text(words), style="red")
+    return FAILED if found.damaged else OK
+
+
+def _table(calls: tuple[Call, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("time", "call", "outcome", "tool", "principal", "client", "ms"):
+        table.add_column(title, justify="right" if title == "ms" else "left", no_wrap=True)
+    for each in calls:
+        spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
+        cells = (each.call_id, Text(_outcome(each), style=_STYLES.get(each.outcome, "red")), each.tool, each.principal)
+        time_ = each.time[:19].replace("T", " ")
+        table.add_row(time_, *(_text(cell) for cell in cells), _text(each.client or ""), spent)
+    return table
+
+
+def _text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(printable(cell))
+
+
+def _outcome(call: Call) -> str:
+    """How it came out, with what there is to say of it."""
+    more = {"denied": call.rule, "ask": call.rule, "failed": f"exit {call.exit_code}", "error": call.error}
+    return printable(": ".join(filter(None, (call.outcome, more.get(call.outcome)))))
+
+
+def call_named(directory: Path, name: str, err: Console) -> str:
+    """The id of the call that a person means: by it, by its beginning, or by ``last``.
+
+    Raises:
+        NoSuchCall: it means none, or several.
+        AuditUnavailable: the log cannot be read.
+    """
+    if not chain.is_name(name):
+        hint = "it looks like c_ and 26 characters; its beginning will do, and `last`"
+        raise NoSuchCall(f"{printable(name)[:200]!r} is not the id of a call: {hint}.")
+    with telling(err) as told:
+        found = ask.named(directory, name, told)
+    if len(found) > 1:
+        some = ", ".join(found)
+        raise NoSuchCall(
+            f"{name} is the beginning of several calls: {some}{' …' if len(found) == ask.MOST_NAMED else ''}"
+        )
+    return found[0] if found else name

@@ -1,0 +1,470 @@
+"""Questions to the log: what is found, that all of it comes from the log, and that the index can be thrown away."""
+
+import json
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.fixtures import segments
+from tests.fixtures.audit_logs import decided, finished, log_lines, replace_lines
+
+from glovebox_server.audit import read
+from glovebox_server.audit.events import (
+    ArtifactCollected,
+    CallCancelled,
+    CallDecided,
+    CallEvent,
+    CallFailed,
+    CallLost,
+    EgressDecided,
+    Event,
+    SandboxStarted,
+    draft,
+)
+from glovebox_server.audit.file import LOG_NAME, LogFile
+from glovebox_server.audit.query import adder, ask, database
+from glovebox_server.audit.query.ask import Answer, Told
+from glovebox_server.audit.query.index import Filters
+from glovebox_server.audit.query.outcomes import OUTCOMES
+from glovebox_server.cli.main import main
+
+DIGEST = "0123456789abcdef" * 4
+ARTIFACT = ArtifactCollected(
+    call_id="c_file",
+    name="plots/Höhe.png",
+    uri="artifact://" + DIGEST[:32],
+    sha256=DIGEST,
+    bytes=3,
+    media_type="image/png",
+)
+EGRESS = EgressDecided(
+    call_id="c_web", scheme="https", host="docs.python.org", port=443, asked_digest="sha256:" + "9" * 64,
+    effect="allow", rule="egress.allow",
+)  # fmt: skip
+MEASURED = SandboxStarted(
+    call_id="c_file", sandbox_id="s1", driver="bubblewrap", level="namespaces", plan_digest="sha256:0", verified=True,
+    measured={"hostname": "never searched"},
+)  # fmt: skip
+
+
+def begun(call_id: str, **fields: object) -> CallDecided:
+    """A decision about a call, with other fields."""
+    return replace(decided(call_id), **fields)  # type: ignore[arg-type]  # of this class
+
+
+CALLS: dict[str, tuple[CallEvent, ...]] = {
+    "c_ok": (begun("c_ok"), finished("c_ok")),
+    "c_exit": (begun("c_exit", client="Cursor"), replace(finished("c_exit"), exit_code=3)),
+    "c_time": (begun("c_time"), replace(finished("c_time"), ended="timed_out", exit_code=None)),
+    "c_gone": (begun("c_gone"), CallCancelled(call_id="c_gone", by="client", elapsed_ms=1.5)),
+    "c_fail": (
+        begun("c_fail"),
+        CallFailed(call_id="c_fail", error="SandboxUnavailable", reason="no bwrap", elapsed_ms=1),
+    ),
+    "c_lost": (
+        begun("c_lost"),
+        CallLost(call_id="c_lost", cause="log", reason="gone", run_by="s", decided="2026", last="call.decided"),
+    ),
+    "c_deny": (begun("c_deny", effect="deny", rule="network.allow", reason="No rule names 'evil.example'."),),
+    "c_ask": (begun("c_ask", effect="ask", rule="approval.ask"),),
+    "c_file": (begun("c_file", principal="token:ci", tool="fetch_url"), MEASURED, ARTIFACT, finished("c_file")),
+    "c_web": (begun("c_web", principal="token:ci", client=""), EGRESS, finished("c_web")),
+    "c_runs": (begun("c_runs", arguments={"code": "print('needle in code')\n"}),),
+}
+#: As a person would say how each came out.
+EXPECTED = dict(
+    zip(CALLS, ("succeeded", "failed", "timed_out", "cancelled", "error", "lost", "denied", "ask", "succeeded",
+                "succeeded", "running"), strict=True)
+)  # fmt: skip
+
+
+def write(directory: Path, *events: Event) -> None:
+    """Append records, each by a write of its own."""
+    file = LogFile(directory, "s_1")
+    for event in events:
+        file.commit([draft(event)])
+    file.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log with a call of every kind."""
+    write(tmp_path / "audit", *(event for events in CALLS.values() for event in events))
+    return tmp_path / "audit"
+
+
+SAID: list[str] = []
+TOLD = Told(say=SAID.append, progress=lambda _done, _most: None)
+
+
+def asked(directory: Path, limit: int = 100, **filters: Any) -> Answer:
+    """Ask."""
+    SAID.clear()
+    return ask.ask(directory, Filters(**filters), limit, TOLD)
+
+
+def found(directory: Path, **filters: Any) -> list[str]:
+    """Ids of the calls that are found, in the order of the log."""
+    return [call.call_id for call in reversed(asked(directory, **filters).calls)]
+
+
+def test_every_call_is_found_newest_first_with_its_outcome(log: Path) -> None:
+    """One line each; every word for an outcome is one of those that can be asked for."""
+    calls = asked(log).calls
+    assert {call.call_id: call.outcome for call in calls} == EXPECTED
+    assert [call.call_id for call in calls] == list(reversed(CALLS))
+    assert set(EXPECTED.values()) <= set(OUTCOMES)
+    (failed,) = asked(log, outcomes=("error",)).calls
+    assert (failed.error, failed.elapsed_ms, failed.tool) == ("SandboxUnavailable", 1, "run_python")
+
+
+@pytest.mark.parametrize(
+    ("filters", "calls"),
+    [
+        ({"tools": ("fetch_url",)}, ["c_file"]),
+        ({"principals": ("token:ci",)}, ["c_file", "c_web"]),
+        ({"principals": ("token:ci",), "tools": ("run_python",)}, ["c_web"]),
+        ({"clients": ("Cursor",)}, ["c_exit"]),
+        ({"outcomes": ("denied", "ask")}, ["c_deny", "c_ask"]),
+        ({"outcomes": ("running",)}, ["c_runs"]),
+        ({"tools": ("nobody_has_it",)}, []),
+        ({"text": "evil.example"}, ["c_deny"]),
+        ({"text": "docs.python.org"}, ["c_web"]),
+        ({"text": "plots/höhe"}, ["c_file"]),
+        ({"text": "needle in code"}, ["c_runs"]),
+        ({"text": "sh"}, [*CALLS]),  # too short for an index: every record is read
+        ({"text": DIGEST}, ["c_file"]),
+        ({"text": DIGEST[:20]}, ["c_file"]),
+        ({"text": DIGEST[:40] + "0"}, []),
+        ({"text": f"artifact://{DIGEST[:32]}"}, ["c_file"]),
+        ({"text": "never searched"}, []),
+        ({"text": 'no "such" text'}, []),
+        ({"text": "docs.python.org", "outcomes": ("denied",)}, []),
+    ],
+)
+def test_what_is_asked_for_is_found_and_nothing_else(log: Path, filters: dict[str, object], calls: list[str]) -> None:
+    """By each field, by several, and by a text; whatever the case of what was written."""
+    assert found(log, **filters) == calls
+
+
+def test_times_bound_what_is_found(log: Path) -> None:
+    """From one, before another; a time of another zone is the same time."""
+    times = {call.call_id: datetime.fromisoformat(call.time) for call in asked(log).calls}
+    assert found(log, since=times["c_web"]) == ["c_web", "c_runs"]
+    assert found(log, until=times["c_exit"]) == ["c_ok"]
+    assert found(log, since=datetime(2100, 1, 1, tzinfo=UTC)) == []
+
+
+def test_a_limit_says_that_there_are_more(log: Path) -> None:
+    """And none where there are not."""
+    assert asked(log, limit=2).more
+    assert not asked(log, limit=len(CALLS)).more
+    assert not asked(log, limit=1, text="evil.example").more
+
+
+def test_a_query_adds_what_is_new(log: Path) -> None:
+    """A call that ran has ended, another began; what was indexed is not read again."""
+    asked(log)
+    before = (log / database.NAME).stat().st_ino
+    write(log, finished("c_runs"), begun("c_new"))
+    assert {call.call_id: call.outcome for call in asked(log, limit=2).calls} == {
+        "c_new": "running",
+        "c_runs": "succeeded",
+    }
+    assert found(log, text="needle in code") == ["c_runs"]
+    assert (log / database.NAME).stat().st_ino == before
+
+
+def test_a_line_that_is_not_whole_waits(log: Path) -> None:
+    """A torn one is none; what follows its gap is found."""
+    asked(log)
+    with (log / LOG_NAME).open("ab") as handle:
+        handle.write(log_lines(log)[0][:100])
+    assert len(found(log)) == len(CALLS)
+    write(log, begun("c_after"))
+    assert found(log)[-1] == "c_after"
+
+
+def test_what_lies_in_a_gap_is_not_found(log: Path) -> None:
+    """Whole lines that a crash left are indexed like any, until a gap is recorded over them."""
+    lines = log_lines(log)
+    with (log / LOG_NAME).open("ab") as handle:
+        handle.write(b"{torn\n" + lines[0] + b"{torn")
+    assert found(log) == [*CALLS, "c_ok"]
+    write(log, begun("c_after"))
+    assert found(log) == [*CALLS, "c_after"]
+
+
+def test_rotation_moves_nothing_and_retention_takes_away(tmp_path: Path) -> None:
+    """Calls of sealed segments are found where they are; those of removed ones are not, and the others still."""
+    segments.fill(tmp_path, 12)
+    whole = [f"c_{number}" for number in range(12)]
+    assert found(tmp_path) == whole
+    segments.fill(tmp_path, 12, first=12)
+    whole = [f"c_{number}" for number in range(24)]
+    assert found(tmp_path) == whole
+    oldest = min((tmp_path / "segments").iterdir())
+    gone = {json.loads(line).get("call_id") for line in oldest.read_bytes().splitlines()} - {None}
+    oldest.unlink()
+    assert found(tmp_path) == [each for each in whole if each not in gone]
+    assert found(tmp_path, text="run_python") == [each for each in whole if each not in gone]
+    for each in sorted((tmp_path / "segments").iterdir())[:-1]:
+        each.unlink()
+    left = found(tmp_path)
+    assert left == whole[-len(left) :]
+    assert len(left) > 0
+
+
+def test_a_log_put_in_place_of_another_makes_a_new_index(log: Path, tmp_path: Path) -> None:
+    """An index that does not fit the log is not believed, nor one that says too much or too little."""
+    asked(log)
+    write(tmp_path / "other", begun("c_other"), *(begun(f"c_{number}") for number in range(40)))
+    (tmp_path / "other" / LOG_NAME).replace(log / LOG_NAME)
+    assert found(log)[0] == "c_other"
+    replace_lines(log, log_lines(log)[:3])
+    assert len(found(log)) == 3
+
+
+def _rubbish(path: Path) -> None:
+    path.write_bytes(b"rubbish" * 1000)
+
+
+def _zeros_inside(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)
+    path.write_bytes(content)
+
+
+def _statement(statement: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        connection = sqlite3.connect(path)
+        connection.execute(statement)
+        connection.commit()
+        connection.close()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Path.unlink,
+        _rubbish,
+        _zeros_inside,
+        _statement("PRAGMA user_version = 99"),
+        _statement("CREATE TABLE more (x)"),
+        _statement("CREATE TRIGGER t AFTER INSERT ON calls BEGIN DELETE FROM calls; END"),
+        _statement("DROP TABLE uses"),
+        _statement("UPDATE calls SET first = first + 1"),
+        _statement("UPDATE calls SET first = 0"),
+        _statement("UPDATE calls SET first = first + 0.5, last = 'x'"),
+        _statement("UPDATE calls SET last = first WHERE last IS NOT NULL"),
+        _statement("UPDATE calls SET last = NULL"),
+        _statement("UPDATE calls SET outcome = (SELECT outcome FROM calls WHERE id = 7)"),
+        _statement("UPDATE calls SET first = 1 << 60"),
+        _statement("UPDATE state SET until = until + 1"),
+        _statement("UPDATE state SET until = 'x'"),
+        _statement("UPDATE state SET until = NULL"),
+        _statement("UPDATE state SET line = x'00'"),
+    ],
+)
+def test_an_index_that_lies_is_made_again(log: Path, change: Callable[[Path], None]) -> None:
+    """Missing, damaged, of another format, with other tables, or with other places: the answer is the log's."""
+    assert found(log, outcomes=("denied",)) == ["c_deny"]
+    change(log / database.NAME)
+    assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
+    assert found(log, outcomes=("denied",)) == ["c_deny"]
+    assert SAID == []
+
+
+def test_ids_that_lie_are_made_again(log: Path) -> None:
+    """A name leads to its own call or to none."""
+    asked(log)
+    _statement("UPDATE ids SET id = (SELECT max(id) FROM calls)")(log / database.NAME)
+    assert ask.named(log, "c_de", TOLD) == ["c_deny"]
+    _statement("DELETE FROM ids")(log / database.NAME)
+    assert [each.call_id for each in ask.records(log, "c_deny", TOLD)] == ["c_deny"], "an index cannot hide a call"
+
+
+def test_a_record_that_was_changed_is_left_out_and_counted(log: Path) -> None:
+    """It is not shown as if it were so, and makes no new index each time; the control is the same call before."""
+    assert found(log, outcomes=("denied",)) == ["c_deny"]
+    replace_lines(log, [line.replace(b"evil.example", b"good.example") for line in log_lines(log)])
+    answer = asked(log)
+    assert answer.damaged == 1
+    code, _, err = run("audit", "query", "--state-dir", log.parent)
+    assert (code, "1 call left out: the record was changed" in err) == (1, True)
+    assert "c_deny" not in {call.call_id for call in answer.calls}
+    made = (log / database.NAME).stat().st_ino
+    assert asked(log).damaged == 1
+    assert (log / database.NAME).stat().st_ino == made
+
+
+def test_the_index_is_its_owners_alone(log: Path) -> None:
+    """0600 whatever the umask; a link, or one open to others, is not used, and the answer comes without it."""
+    old = os.umask(0)
+    try:
+        asked(log)
+    finally:
+        os.umask(old)
+    path = log / database.NAME
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o644)
+    assert len(found(log)) == len(CALLS)
+    assert "is not a file of our own alone" in SAID[0]
+    path.unlink()
+    target = log.parent / "target"
+    target.write_bytes(b"")
+    path.symlink_to(target)
+    assert len(found(log)) == len(CALLS)
+    assert "made in memory" in SAID[0]
+    assert target.read_bytes() == b""
+
+
+def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory without write permission, of another user, a full disk: the same answer, and a sentence."""
+
+    def refused(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_create", refused)
+        assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
+        assert SAID == [
+            "The index of the log is made in memory, for this command alone, and not kept: Permission denied."
+        ]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 12345)
+        assert len(found(log)) == len(CALLS)
+        assert "another user's" in SAID[0]
+    connected = database._connected
+
+    def small(path: str) -> sqlite3.Connection:
+        connection = connected(path)
+        if path != ":memory:":
+            connection.execute("PRAGMA max_page_count = 20")
+        return connection
+
+    monkeypatch.setattr(database, "_connected", small)
+    write(log, *(begun(f"c_{number}", reason=os.urandom(500).hex(" ")) for number in range(50)))
+    assert len(found(log)) == len(CALLS) + 50
+    assert "database or disk is full" in SAID[0]
+
+
+def test_questions_at_the_same_time_wait_for_each_other(log: Path) -> None:
+    """Beside a server that writes: each gets an answer, and the index is one."""
+    answers: list[int] = []
+
+    def ask_often() -> None:
+        answers.extend(len(ask.ask(log, Filters(tools=("run_python",)), 100, TOLD).calls) for _ in range(5))
+
+    threads = [threading.Thread(target=ask_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(30):
+        write(log, begun(f"c_more{number}"))
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 20
+    assert max(answers) <= 10 + 30
+    assert len(found(log)) == len(CALLS) + 30
+
+
+def test_one_that_is_held_too_long_is_not_waited_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process must not stop the others."""
+    monkeypatch.setattr(database, "LOCK_WAIT_SECONDS", 0.05)
+    with database.opened(log, SAID.append):
+        assert len(found(log)) == len(CALLS)
+        assert "held its lock" in SAID[0]
+
+
+def test_without_trigrams_every_call_is_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SQLite that has none answers the same."""
+    monkeypatch.setattr(database, "_TEXTS", "CREATE VIRTUAL TABLE texts USING no_such_module(text)")
+    assert found(log, text="docs.python.org") == ["c_web"]
+    assert found(log, text=DIGEST) == ["c_file"]
+
+
+def test_what_is_indexed_in_pieces_is_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written at one time, and however little is remembered."""
+    monkeypatch.setattr(adder, "_COMMIT_BYTES", 500)
+    monkeypatch.setattr(adder, "_MOST_OPEN", 0)
+    monkeypatch.setattr(adder, "_MOST_TEXTS", 0)
+    assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
+    assert found(log, text="needle in code") == ["c_runs"]
+    assert found(log, text="docs.python.org") == ["c_web"]
+
+
+def test_a_call_is_named_by_its_beginning_or_as_the_last(log: Path) -> None:
+    """An id that is the beginning of another is that call."""
+    assert ask.named(log, "last", TOLD) == ["c_runs"]
+    assert ask.named(log, "c_we", TOLD) == ["c_web"]
+    assert sorted(ask.named(log, "c_f", TOLD)) == ["c_fail", "c_file"]
+    assert ask.named(log, "c_none", TOLD) == []
+    write(log, begun("c_web2"))
+    assert ask.named(log, "c_web", TOLD) == ["c_web"]
+
+
+def test_records_of_a_call_are_those_between_its_ends(log: Path) -> None:
+    """The same that a search of the whole log finds."""
+    for call_id in CALLS:
+        assert ask.records(log, call_id, TOLD) == list(read.records_of(log, call_id))
+
+
+def run(*words: str | Path) -> tuple[int, str, str]:
+    """One command: exit code, standard output, standard error on one line."""
+    done = CliRunner().invoke(main, [str(word) for word in words])
+    return done.exit_code, done.stdout, " ".join(done.stderr.split())
+
+
+def test_the_command_prints_a_table_or_json(log: Path) -> None:
+    """None is an answer too; a limit is told."""
+    state = log.parent
+    code, out, err = run("audit", "query", "--outcome", "denied", "--outcome", "failed", "--state-dir", state)
+    assert (code, err) == (0, "")
+    assert "denied: network.allow" in out
+    assert "failed: exit 3" in out
+    code, out, _ = run("audit", "query", "--client", "Cursor", "--json", "--state-dir", state)
+    told = json.loads(out)
+    assert (code, told["more"], told["damaged"]) == (0, False, 0)
+    assert (told["calls"][0]["call_id"], told["calls"][0]["exit_code"]) == ("c_exit", 3)
+    assert "there are more (--limit)" in run("audit", "query", "--limit", "1", "--state-dir", state)[2]
+    assert run("audit", "query", "--tool", "none", "--state-dir", state)[:2] == (0, "No call fits.\n")
+    assert (
+        run("audit", "query", "--grep", "HÖHE", "--since", "1h", "--until", "2100-01-01", "--state-dir", state)[0] == 0
+    )
+    for wrong in (("--since", "yesterday"), ("--since", "99999999d"), ("--outcome", "fine"), ("--limit", "0")):
+        assert run("audit", "query", *wrong, "--state-dir", state)[0] == 2
+
+
+def test_show_is_a_page_for_a_person(log: Path) -> None:
+    """In the order of the questions; hidden are only the measurements that hold."""
+    state = log.parent
+    differs = {"field": "seccomp", "planned": 2, "inside": 0, "verdict": "differs"}
+    refused = replace(MEASURED, call_id="c_bad", verified=False, fields=({"field": "uid", "verdict": "ok"}, differs))
+    failed = CallFailed(call_id="c_bad", error="SandboxUnavailable", reason="it is not what was planned", elapsed_ms=2)
+    write(log, begun("c_bad"), refused, failed)
+    _, out, _ = run("audit", "show", "last", "--state-dir", state)
+    assert "NOT as planned, so nothing ran; 1 of 2 fields hold" in out
+    assert "seccomp: differs (planned 2, inside 0)" in out
+    assert "ended     error, SandboxUnavailable, it is not what was planned" in out
+    _, out, _ = run("audit", "show", "c_fil", "--state-dir", state)
+    order = [out.index(word) for word in ("asked", "decided", "measured", "gave", "spent", "ended", "records")]
+    assert order == sorted(order)
+    assert f"plots/Höhe.png, 3 bytes, image/png, artifact://{DIGEST[:32]}, never readable" in out
+    _, out, _ = run("audit", "show", "c_web", "--state-dir", state)
+    assert "reached   allow connect https://docs.python.org:443 by the rule egress.allow" in out
+    _, out, _ = run("audit", "show", "c_runs", "--state-dir", state)
+    assert "needle in code" in out
+    code, _, err = run("audit", "show", "c_f", "--state-dir", state)
+    assert (code, "c_fail, c_file" in err) == (2, True)
+    _, out, _ = run("audit", "show", "c_file", "--json", "--state-dir", state)
+    assert [json.loads(line)["kind"] for line in out.splitlines()] == [event.kind for event in CALLS["c_file"]]
