@@ -7,7 +7,7 @@ import select
 from time import monotonic
 
 from _glovebox_guest import wire
-from _glovebox_guest.files.output import collect
+from _glovebox_guest.files.output import Picture, collect
 from _glovebox_guest.loop import Loop, Relay, StreamHandler
 from _glovebox_guest.program import child as children
 from _glovebox_guest.program import rusage
@@ -29,6 +29,17 @@ _LOOK_SECONDS = 0.25
 """Between two looks at the processor time of all processes: as much as a program can be late to be stopped."""
 _MAX_RESULT = 64 * 1024 * 1024
 """Bytes of value and pictures together; the host keeps less, see ``glovebox_sandboxes.session.result``."""
+
+_PICTURE_CPU_SECONDS = 3
+"""Of processor time for smaller copies of pictures; one of 24 million pixels takes half of one."""
+_PICTURE_SECONDS = 10.0
+"""For the same, where others use the processor too."""
+_LATE_SECONDS = 2.0
+"""By which they may pass the job's time: less than the host waits before it ends the sandbox."""
+_PICTURE_BYTES = 32 * 1024 * 1024
+"""Of pictures that are read for it, all together."""
+_PICTURE_MEMORY = 256 * 1024 * 1024
+"""Bytes of address space for it: a decoder that is led to want more fails by itself, and not the sandbox."""
 
 
 class _InputFile(StreamHandler):
@@ -125,12 +136,8 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
     written = original is not None or _holds_anything(config["output"])
     if written or ending.spent is None:
         _reap_everything()
-    drained = monotonic() + _DRAIN_SECONDS
-    while not all(relay.empty for relay in relays) and monotonic() < drained:
-        loop.step(drained)
-    for relay in relays:
-        relay.close()
-    skipped, changes = _collected(loop, job["limits"], config, original) if written else ([], None)
+    _drain(loop, relays)
+    skipped, changes = _collected(loop, job["limits"], config, original, deadline) if written else ([], None)
     spent = rusage.reaped(ending.peak_bytes) if ending.spent is None else ending.spent
     overflowed = any(relay.overflowed for relay in relays)
     return {
@@ -146,7 +153,7 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
 
 
 def _collected(
-    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Original | None
+    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Original | None, deadline: float
 ) -> tuple[list[dict[str, object]], dict[str, object] | None]:
     """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
     room, files = limits["output_bytes"], limits["output_files"]
@@ -161,8 +168,41 @@ def _collected(
             # Before the program's own files: none of them can take its name.
             send_bytes(loop, "patch", patch)
             room, files = room - len(patch), files - 1
-    skipped = collect(loop, config["output"], max_files=files, max_bytes=room) if config["output"] else []
+    if not config["output"]:
+        return [], changes
+    skipped, pictures = collect(loop, config["output"], max_files=files, max_bytes=room)
+    if pictures:
+        _show(loop, config, pictures, min(monotonic() + _PICTURE_SECONDS, deadline + _LATE_SECONDS))
     return skipped, changes
+
+
+def _show(loop: Loop, config: Mapping[str, Any], pictures: list[Picture], deadline: float) -> None:
+    """Have smaller copies made of pictures that a client would not take, by a child that is confined as the program."""
+    from _glovebox_guest.files.output import contents
+    from _glovebox_guest.pictures import header, smaller
+
+    most = smaller.share((each.size for each in pictures), header.MAX_BYTES)
+    large = [each for each in pictures if not header.fits(each.head, each.media_type, each.size, most)]
+    while sum(each.size for each in large) > _PICTURE_BYTES:
+        large.remove(max(large, key=lambda each: each.size))
+    if not large:
+        return
+    child = children.fork(lambda: _confine(config), lambda _: smaller.show_all)
+    limits = {"cpu_seconds": _PICTURE_CPU_SECONDS, "memory_bytes": _PICTURE_MEMORY}
+    child.begin({"payload": {"pictures": contents(config["output"], large), "most": most}, "limits": limits})
+    relay = Relay(loop, child.result, "shown", _MAX_RESULT)
+    _wait(loop, child, deadline, [relay], rusage.processor_seconds() + _PICTURE_CPU_SECONDS)
+    _kill_everything()
+    _drain(loop, [relay])
+
+
+def _drain(loop: Loop, relays: list[Relay]) -> None:
+    """Send what is left in the pipes of processes that are dead."""
+    drained = monotonic() + _DRAIN_SECONDS
+    while not all(relay.empty for relay in relays) and monotonic() < drained:
+        loop.step(drained)
+    for relay in relays:
+        relay.close()
 
 
 def _not_started(reason: str) -> dict[str, Any]:

@@ -24,7 +24,10 @@ MOST_MODULES = 12
 MCP = ("server/glovebox_server/mcp/", "server/glovebox_server/transport/")
 
 #: Packages that a program may have loaded; the guest then takes its figures from them.
-OPTIONAL = {"sandboxes/_glovebox_guest/program/figures.py": "matplotlib."}
+OPTIONAL = {
+    "sandboxes/_glovebox_guest/pictures/smaller.py": "PIL.",
+    "sandboxes/_glovebox_guest/program/figures.py": "matplotlib.",
+}
 
 
 def imported(text: str) -> Iterator[str]:

@@ -12,11 +12,12 @@ import anyio
 import pytest
 from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
 
-from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
+from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Shown, SkippedFile, Usage
+from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE, MAX_PICTURES
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
-from glovebox_server.broker.collector import MAX_INLINE, MAX_INLINE_BYTES, MAX_REFUSED, Collector
+from glovebox_server.broker.collector import MAX_REFUSED, Collector
 from glovebox_server.errors import AuditUnavailable, Refused
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 
@@ -48,11 +49,13 @@ class Recorder:
         return [each.name for each in self.events if isinstance(each, ArtifactCollected)]
 
 
-def outcome(*, blobs: tuple[Blob, ...] = (), skipped: tuple[SkippedFile, ...] = ()) -> Outcome:
+def outcome(
+    *, blobs: tuple[Blob, ...] = (), skipped: tuple[SkippedFile, ...] = (), shown: tuple[Shown, ...] = ()
+) -> Outcome:
     """An outcome of which only the files matter."""
     return Outcome(
         ended="exited", code=0, reason="", stdout=NOTHING, stderr=NOTHING, value=None, blobs=blobs, skipped=skipped,
-        usage=Usage(wall_ms=1, cpu_ms=1, memory_peak_bytes=1),
+        usage=Usage(wall_ms=1, cpu_ms=1, memory_peak_bytes=1), shown=shown,
     )  # fmt: skip
 
 
@@ -260,16 +263,53 @@ async def test_figures_are_artifacts_and_shown(tmp_path: Path) -> None:
     assert [image.data for image in delivered.shown][:2] == [blob.data for blob in blobs]
 
 
+async def test_what_clients_would_not_take_is_shown_smaller_and_kept(tmp_path: Path) -> None:
+    """A figure and two files, each with its sentence; a name that is no picture's gets none (control)."""
+    about: dict[str, Any] = {"media_type": "image/png", "data": PNG, "size": (640, 480), "of": (6400, 4800)}
+    blob = Blob(media_type="image/png", data=PNG + bytes(MAX_BYTES), shown=Shown(name="", **about))
+    shown = (
+        Shown(name="a.png", **about),
+        Shown(name="b.png", reason="it is broken"),
+        Shown(name="c.txt", **about),
+        Shown(name="none.png", **about),
+    )
+    async with collecting(tmp_path, Recorder(), output_bytes=10_000_000) as (collector, _):
+        for name in ("a.png", "b.png"):
+            await put(collector, name, PNG, bytes(MAX_BYTES))
+        await put(collector, "c.txt", b"text")
+        delivered = await collector.deliver(outcome(blobs=(blob,), shown=shown), keep_pictures=True)
+    assert [image.data for image in delivered.shown] == [PNG, PNG]
+    links = {link.name: link for link in (*delivered.figures, *delivered.artifacts)}
+    assert links["figure-1.png"].bytes == len(blob.data)
+    assert list(delivered.notes) == [
+        f"figure-1.png: shown at 640 × 480; the original, 6400 × 4800, is {links['figure-1.png'].uri}",
+        f"a.png: shown at 640 × 480; the original, 6400 × 4800, is {links['a.png'].uri}",
+        f"b.png: not shown, it is broken; it is {links['b.png'].uri}",
+    ]
+
+
+async def test_a_small_file_of_too_many_pixels_is_not_shown(tmp_path: Path) -> None:
+    """It would end a conversation at the client; the control has fewer."""
+    wide = PNG.replace((640).to_bytes(4, "big"), (MAX_EDGE + 1).to_bytes(4, "big"))
+    async with collecting(tmp_path, Recorder()) as (collector, _):
+        await put(collector, "a.png", wide)
+        await put(collector, "b.png", PNG)
+        delivered = await collector.deliver(
+            outcome(blobs=(Blob(media_type="image/png", data=wide),)), keep_pictures=True
+        )
+    assert [image.data for image in delivered.shown] == [PNG]
+
+
 async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
-    """MAX_INLINE of at most MAX_INLINE_BYTES, by what came and not by what was announced, and only real ones."""
+    """Of the first MAX_PICTURES those of at most MAX_BYTES, by what came and not what was announced; only real ones."""
     recorder = Recorder()
     async with collecting(tmp_path, recorder, output_files=20, output_bytes=10_000_000) as (collector, _):
-        await put(collector, "big.png", PNG, bytes(MAX_INLINE_BYTES), size=1)
+        await put(collector, "big.png", PNG, bytes(MAX_BYTES), size=1)
         await put(collector, "false.png", b"no picture")
-        for n in range(MAX_INLINE + 2):
+        for n in range(MAX_PICTURES + 2):
             await put(collector, f"{n}.png", PNG, bytes([n]))
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    assert [image.data for image in delivered.shown] == [PNG + bytes([n]) for n in range(MAX_INLINE)]
+    assert [image.data for image in delivered.shown] == [PNG + bytes([n]) for n in range(MAX_PICTURES - 1)]
 
 
 async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None:

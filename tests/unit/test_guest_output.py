@@ -86,7 +86,7 @@ def collected(
     """What was sent, and what was skipped."""
     host = Host(refuse)
     try:
-        skipped = collect(host.loop, str(root), max_files=max_files, max_bytes=max_bytes)
+        skipped, _ = collect(host.loop, str(root), max_files=max_files, max_bytes=max_bytes)
     finally:
         host.close()
     return {name: bytes(content) for name, content in host.files.items()}, {

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from _glovebox_guest.program.emit import BLOB, HEADER, VALUE
-from glovebox_sandboxes.contract.outcome import Blob
+from _glovebox_guest.program.emit import BLOB, HEADER, SHOWN, VALUE
+from glovebox_sandboxes.contract.outcome import Blob, Shown
+from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE
 from glovebox_sandboxes.session.result import (
     IMAGE_TYPES,
     MAX_BLOB,
@@ -45,6 +46,77 @@ def test_values_and_pictures_are_read() -> None:
     assert reader.value == {"a": 1}
     assert reader.blobs == [Blob(media_type="image/png", data=PNG)] * 2
     assert reader.problems == []
+
+
+def png(width: int, height: int, length: int = 40) -> bytes:
+    """A PNG as far as its header goes."""
+    head = PNG[:8] + b"\0\0\0\rIHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    return head.ljust(length, b"\0")
+
+
+def copy(data: bytes = b"", **about: Any) -> bytes:
+    """A frame with a smaller copy."""
+    return frame(SHOWN, json.dumps(about).encode() + b"\0" + data)
+
+
+def test_a_copy_belongs_to_the_picture_before_it_or_to_the_file_it_names() -> None:
+    """And says of itself only what its own header says."""
+    small, about = png(20, 10), {"media_type": "image/png", "of": [2000, 1000]}
+    reader = read(
+        frame(BLOB, b"image/png\0" + PNG), copy(small, name="", **about), copy(small, name="a.png", **about),
+        copy(name="b.png", reason="it is broken"),
+    )  # fmt: skip
+    shown = Shown(name="", media_type="image/png", data=small, size=(20, 10), of=(2000, 1000))
+    assert reader.blobs == [Blob(media_type="image/png", data=PNG, shown=shown)]
+    assert [(each.name, each.size, each.reason) for each in reader.shown] == [
+        ("a.png", (20, 10), ""),
+        ("b.png", (0, 0), "it is broken"),
+    ]
+    assert reader.problems == []
+
+
+def test_a_copy_of_a_picture_that_was_left_out_is_no_other_pictures() -> None:
+    """The second picture has no room: its copy stands alone. The control is the one of the first."""
+    large, small = PNG + bytes(MAX_BLOB - 100), png(20, 10)
+    about = {"name": "", "media_type": "image/png", "of": [2000, 1000]}
+    blobs = [frame(BLOB, b"image/png\0" + large), copy(small, **about)]
+    reader = read(*blobs, *blobs, *blobs)
+    assert [blob.shown is not None for blob in reader.blobs] == [True, True]
+    assert [each.data for each in reader.shown] == [small]
+
+
+@pytest.mark.parametrize(
+    ("data", "about"),
+    [
+        (png(20, 10), {"media_type": "image/jpeg"}),
+        (png(MAX_EDGE + 1, 10), {}),
+        (png(0, 10), {}),
+        (png(20, 10, MAX_BYTES + 1), {}),
+        (PNG, {}),
+        (b"", {}),
+        (png(20, 10), {"reason": "and a reason"}),
+        (png(20, 10), {"name": "\x1b[2J"}),
+        (png(20, 10), {"name": "x" * 513}),
+        (png(20, 10), {"of": [0, 10]}),
+        (png(20, 10), {"of": [1 << 40, 10]}),
+        (png(20, 10), {"of": ["1", 10]}),
+        (png(20, 10), {"more": 1}),
+        (png(20, 10), {"name": 1}),
+    ],
+)
+def test_a_copy_that_is_none_is_left_out(data: bytes, about: dict[str, Any]) -> None:
+    """Of another type, larger than clients take, or described in other words. Control: the same in order."""
+    said = {"name": "a.png", "media_type": "image/png", "of": [2000, 1000]}
+    reader = read(copy(data, **said | about))
+    assert (reader.shown, len(reader.problems)) == ([], 1)
+    assert len(read(copy(png(20, 10), **said)).shown) == 1
+
+
+def test_copies_are_few() -> None:
+    """One more than a job may have ends the reading."""
+    frames = copy(png(20, 10), name="a.png", media_type="image/png", of=[2000, 1000]) * (MAX_BLOBS + 1)
+    reader = read(frames)
+    assert (len(reader.shown), len(reader.problems)) == (MAX_BLOBS, 1)
 
 
 def test_a_second_value_is_never_read() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import read
+from _glovebox_guest.pictures import header
 
 
 @pytest.fixture
@@ -128,19 +129,38 @@ PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack("!II", 640, 480) + b"\x08\x
     [
         ("a.png", PNG, "image/png", 640),
         ("a.gif", b"GIF89a" + struct.pack("<HH", 320, 200) + b"rest", "image/gif", 320),
-        ("a.jpg", b"\xff\xd8\xff\xe0rest", "image/jpeg", None),
-        ("a.webp", b"RIFF\0\0\0\0WEBPVP8 ", "image/webp", None),
+        ("a.jpg", b"\xff\xd8\xff\xc0\0\x11\x08" + struct.pack("!HH", 20, 30) + b"rest", "image/jpeg", 30),
+        ("a.webp", b"RIFF\0\0\0\0WEBPVP8X\0\0\0\0\0\0\0\0\x09\0\0\x04\0\0", "image/webp", 10),
         ("lies.txt", PNG, "image/png", 640),
     ],
 )
 def test_pictures_come_as_pictures(
-    workspace: Workspace, name: str, content: bytes, media_type: str, width: int | None
+    workspace: Workspace, name: str, content: bytes, media_type: str, width: int
 ) -> None:
     """Known by their first bytes, not by their name."""
     workspace.write(name, content)
     collected = workspace.collect("read", path=name)
     assert collected.blobs == [(media_type, content)]
     assert (collected.values[0]["media_type"], collected.values[0]["width"]) == (media_type, width)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PNG + bytes(header.MAX_BYTES),
+        PNG.replace(struct.pack("!I", 640), struct.pack("!I", header.MAX_EDGE + 1)),
+        b"\xff\xd8\xff\xe0rest",
+        b"RIFF\0\0\0\0WEBPVP8 ",
+    ],
+    ids=["bytes", "edge", "no size", "no size either"],
+)
+def test_a_picture_that_clients_would_not_take_is_never_sent_as_it_is(workspace: Workspace, content: bytes) -> None:
+    """Here is no library that could make a smaller copy, so it says so; the control is the picture above."""
+    workspace.write("a.png", content)
+    collected = workspace.collect("read", path="a.png")
+    assert collected.blobs == []
+    assert collected.values[0]["error"]["rule"] == "path.picture"
+    assert "no library for pictures" in collected.values[0]["error"]["reason"]
 
 
 def test_a_huge_picture_is_refused(workspace: Workspace) -> None:

@@ -10,7 +10,7 @@ from _glovebox_guest.loop import Loop, StreamHandler
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MAX_ENTRIES = 20_000
 """Directory entries looked at: a million files must not keep the call from ending."""
@@ -18,7 +18,21 @@ MAX_DEPTH = 16
 """Directories within directories."""
 MAX_SKIPPED = 50
 """Refused entries that are named; the rest are counted."""
+MAX_PICTURES = 4
+"""Pictures of which a client is shown something; the rest are files like others."""
 _CHUNK = 256 * 1024
+
+
+class Picture:
+    """A picture among the files: its name below ``/output``, and its size in bytes."""
+
+    __slots__ = ("head", "media_type", "name", "size")
+
+    def __init__(self, name: str, media_type: str, head: bytes, size: int) -> None:
+        self.name = name
+        self.media_type = media_type
+        self.head = head
+        self.size = size
 
 
 class _Sender(StreamHandler):
@@ -59,9 +73,14 @@ def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
         os.close(descriptor)
 
 
-def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[dict[str, object]]:
-    """Send the regular files below ``root``, in the order of their names; returns what was skipped and why."""
+def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[list[dict[str, object]], list[Picture]]:
+    """Send the regular files below ``root``, in the order of their names.
+
+    Returns:
+        What was skipped and why, and the first pictures among what was sent.
+    """
     skipped: list[dict[str, object]] = []
+    pictures: list[Picture] = []
     uncounted = 0
     files = total = 0
     for name, unfit in _walk(root):
@@ -69,7 +88,7 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[di
         if not reason and files == max_files:
             reason = f"more than {max_files} files"
         if not reason:
-            size, reason = _send(loop, root, name, max_bytes - total)
+            size, reason = _send(loop, root, name, max_bytes - total, pictures)
             files += not reason
             total += size
         if reason and len(skipped) < MAX_SKIPPED:
@@ -78,13 +97,27 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> list[di
             uncounted += 1
     if uncounted:
         skipped.append({"name": "…", "reason": f"and {uncounted} more", "count": uncounted})
-    return skipped
+    return skipped, pictures
 
 
-def _send(loop: Loop, root: str, name: str, room: int) -> tuple[int, str]:
+def contents(root: str, pictures: Iterable[Picture]) -> list[tuple[str, bytes]]:
+    """Read pictures that were sent, once more; nothing has changed since."""
+    found = []
+    for picture in pictures:
+        descriptor = _opened(root, picture.name)
+        with open(descriptor, "rb", buffering=0) as file:
+            found.append((picture.name, file.read(picture.size)))
+    return found
+
+
+def _opened(root: str, name: str) -> int:
+    # O_NONBLOCK: opening a FIFO must not wait for a writer. O_NOFOLLOW: a link's target is not an output.
+    return os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _send(loop: Loop, root: str, name: str, room: int, pictures: list[Picture]) -> tuple[int, str]:
     try:
-        # O_NONBLOCK: opening a FIFO must not wait for a writer. O_NOFOLLOW: a link's target is not an output.
-        descriptor = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _opened(root, name)
     except OSError as problem:
         return 0, f"cannot be opened: {problem.strerror}"
     try:
@@ -95,6 +128,13 @@ def _send(loop: Loop, root: str, name: str, room: int) -> tuple[int, str]:
             return 0, "has more than one name (hard link)"
         if found.st_size > room:
             return 0, "larger than what is left of the output limit"
+        if len(pictures) < MAX_PICTURES:
+            from _glovebox_guest.pictures import header
+
+            head = os.pread(descriptor, header.HEAD_BYTES, 0)
+            media_type = header.kind(head)
+            if media_type is not None:
+                pictures.append(Picture(name, media_type, head, found.st_size))
         _Sender(loop, descriptor, name, found.st_size)
         return found.st_size, ""
     finally:

@@ -28,6 +28,8 @@ MAX_VALUE = 16_384
 """Characters of the last expression's value: what a person would read of it."""
 MAX_FIGURES = 8
 """Figures returned; a loop that forgets to close its figures must not become a flood of pictures."""
+MAX_FIGURE = 8_000_000
+"""Bytes of one that is handed back whole: below what the host takes as a picture."""
 _WORKSPACE = "/workspace"
 _NO_SHELL = 127 << 8
 """What system(3) says where there is no shell."""
@@ -264,17 +266,26 @@ def _warn_as_the_program(module: Any) -> None:
 
 
 def _send_figures(emit: Emit) -> int:
-    """Hand back every open matplotlib figure as PNG; returns how many were left out."""
+    """Hand back every open matplotlib figure as PNG, and what can be shown of it; returns how many were left out."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
         return 0
     import io
 
+    from _glovebox_guest.pictures import header, smaller
+
     numbers = pyplot.get_fignums()
+    drawn = []
     for number in numbers[:MAX_FIGURES]:
         buffer = io.BytesIO()
         pyplot.figure(number).savefig(buffer, format="png", bbox_inches="tight")
-        emit.blob("image/png", buffer.getvalue())
+        drawn.append(buffer.getvalue())
+    most = smaller.share(map(len, drawn), header.MAX_BYTES)
+    for data in drawn:
+        if len(data) <= MAX_FIGURE:
+            emit.blob("image/png", data)
+        if len(data) > MAX_FIGURE or not header.fits(data, "image/png", len(data), most):
+            smaller.show(emit, "", data, most)
     return max(0, len(numbers) - MAX_FIGURES)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from io import BufferedReader, BytesIO, FileIO
 
 from _glovebox_guest import wording
+from _glovebox_guest.pictures import header
 from _glovebox_guest.stdlib import TYPE_CHECKING
-from _glovebox_guest.workspace import paths, picture
+from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.paths import Refused
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 MAX_LINE = 4_000
 """Characters of one line that are shown: a longer one is data or minified code, not something to read."""
-MAX_PICTURE = 4 * 1024 * 1024
-"""Bytes: what clients accept as one image."""
+MAX_PICTURE = 32 * 1024 * 1024
+"""Bytes: some formats are read whole before anything is decoded."""
 MAX_SCAN = 1024 * 1024 * 1024
 """Bytes looked through to find or count lines: about a second, well inside the profile's limits."""
 MAX_UTF16 = 16 * 1024 * 1024
@@ -35,7 +36,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
         descriptor, info = paths.open_file(path)
         with BufferedReader(FileIO(descriptor), _BLOCK) as file:
             head = file.peek()
-            media_type = picture.kind(head)
+            media_type = header.kind(head)
             if media_type is None:
                 value = _text(file, head, payload.get("offset", 1), payload.get("limit", 2000))
             else:
@@ -50,11 +51,25 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
 
 def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int, emit: Emit) -> dict[str, Any]:
     if size > MAX_PICTURE:
-        reason = f"The file is a picture of {size} bytes; at most {MAX_PICTURE} can be shown."
+        reason = f"The file is a picture of {size} bytes; at most {MAX_PICTURE} are read."
         raise Refused("path.too_large", reason, "Use run_python to make a smaller copy.")
-    emit.blob(media_type, file.read(MAX_PICTURE))
-    width, height = picture.size(head, media_type) or (None, None)
-    return {"media_type": media_type, "width": width, "height": height}
+    width, height = header.size(head, media_type) or (None, None)
+    truncated = None
+    if header.fits(head, media_type, size, header.MAX_BYTES):
+        emit.blob(media_type, file.read(header.MAX_BYTES))
+    else:
+        from _glovebox_guest.pictures import smaller
+
+        try:
+            made = smaller.smaller(file, header.MAX_BYTES)
+        except smaller.Unshowable as problem:
+            raise Refused(
+                "path.picture", f"The picture cannot be shown: {problem}.", "Use run_python to look into the file."
+            ) from None
+        emit.blob(made.media_type, made.data)
+        width, height = made.of
+        truncated = "shown at {} × {}".format(*made.size)
+    return {"media_type": media_type, "width": width, "height": height, "truncated": truncated}
 
 
 def _text(file: BufferedReader[Any], head: bytes, first: int, limit: int) -> dict[str, Any]:

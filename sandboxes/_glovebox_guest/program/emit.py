@@ -1,7 +1,8 @@
 """Writes a job's value and its pictures as frames to a pipe of the child's own.
 
 The host parses them (``session.result``) and believes nothing: user code runs in the process that writes them.
-A frame is ``kind: u8, length: u32`` and the payload: ``J`` one JSON value, ``B`` media type, NUL, bytes.
+A frame is ``kind: u8, length: u32`` and the payload: ``J`` one JSON value, ``B`` media type, NUL, bytes, ``S`` one JSON
+object about a smaller copy, NUL, its bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 HEADER = struct.Struct("!BI")
 VALUE = ord("J")
 BLOB = ord("B")
+SHOWN = ord("S")
 
 
 class Emit:
@@ -34,6 +36,10 @@ class Emit:
     def blob(self, media_type: str, data: bytes) -> None:
         """Hand back one picture."""
         self._frame(BLOB, media_type.encode("ascii") + b"\0" + data)
+
+    def shown(self, about: dict[str, Any], data: bytes = b"") -> None:
+        """Hand back a smaller copy of a picture: of the one before, or of the file that ``about`` names."""
+        self._frame(SHOWN, dumps(about) + b"\0" + data)
 
     def _frame(self, kind: int, payload: bytes) -> None:
         if getpid() != self._process:

@@ -41,11 +41,30 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A smaller copy of a picture, made in the sandbox for clients that would not take the picture itself."""
+
+    name: str
+    """Of the file in ``/output`` that it is a copy of; empty for a picture of the job's."""
+    media_type: str = ""
+    data: bytes = b""
+    """Empty where none could be made."""
+    size: tuple[int, int] = (0, 0)
+    """Width and height in pixels, by its header."""
+    of: tuple[int, int] = (0, 0)
+    """Those of the picture itself, as the sandbox says."""
+    reason: str = ""
+    """Why there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
     """A picture the job returned beside its value."""
 
     media_type: str
     data: bytes
+    shown: Shown | None = None
+    """What of it clients are shown instead, where they would not take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,5 +129,7 @@ class Outcome:
     usage: Usage
     changes: Changes | None = None
     """None where the program had no workspace of its own to change."""
+    shown: tuple[Shown, ...] = ()
+    """Copies of pictures in ``/output``, and of those of the job's that did not come themselves."""
     problems: tuple[str, ...] = ()
     """What of the value and the pictures could not be taken, one sentence each."""

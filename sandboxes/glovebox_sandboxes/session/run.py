@@ -147,7 +147,8 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
         stderr=streams.stderr.captured(),
         value=streams.result.value,
         blobs=tuple(streams.result.blobs),
-        problems=tuple(streams.result.problems),
+        shown=(*streams.result.shown, *streams.shown.shown),
+        problems=(*streams.result.problems, *streams.shown.problems),
         skipped=_skipped(reported),
         changes=_changes(reported, plan),
         usage=Usage(
@@ -318,16 +319,19 @@ class _Streams:
         self.stdout = HeadAndTail(keep)
         self.stderr = HeadAndTail(keep)
         self.result = ResultReader()
+        self.shown = ResultReader()
+        self._kept: Mapping[str, Callable[[bytes], None]] = {
+            "stdout": self._heard,
+            "stderr": self.stderr.feed,
+            "result": self.result.feed,
+            "shown": self.shown.feed,
+        }
         self._hooks = hooks
         self._overlay = overlay
 
     async def accept(self, kind: str, meta: Mapping[str, Any]) -> Sink | None:
-        if kind == "stdout":
-            return _Feed(self._heard)
-        if kind == "stderr":
-            return _Feed(self.stderr.feed)
-        if kind == "result":
-            return _Feed(self.result.feed)
+        if kind in self._kept:
+            return _Feed(self._kept[kind])
         name, size = meta.get("name"), meta.get("bytes")
         if kind == "patch" and self._overlay and type(size) is int:
             return await self._hooks.file(PATCH, size)

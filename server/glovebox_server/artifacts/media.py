@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from glovebox_server.artifacts.images import MAX_PIXELS, pixels
+from glovebox_sandboxes.contract.pictures import HEAD_BYTES, size
 
-HEAD_BYTES: Final = 16 * 1024
-"""How much of the beginning is kept for a judgement: enough for a JPEG's size behind its metadata."""
+MAX_PIXELS: Final = 64_000_000
+"""8,000 by 8,000: 256 MB once decoded as RGBA, about what a client survives; 300 bytes of PNG can claim 4e18."""
 
 OCTETS: Final = "application/octet-stream"
 TEXT: Final = "text/plain"
@@ -183,11 +183,11 @@ def _binary_type(head: bytes, extension: str) -> tuple[str, list[str]]:
         media_type = "image/webp"
     risks: list[str] = []
     if media_type.startswith("image/"):
-        size = pixels(head, media_type)
-        if size is None:
+        found = size(head, media_type)
+        if found is None:
             risks.append("its width and height are not where they should be")
-        elif size > MAX_PIXELS:
-            risks.append(f"it unpacks to {size} pixels, more than {MAX_PIXELS}")
+        elif (pixels := found[0] * found[1]) > MAX_PIXELS:
+            risks.append(f"it unpacks to {pixels} pixels, more than {MAX_PIXELS}")
     elif media_type == "application/x-npy" and b"O'" in head[:256]:
         risks.append("its array holds pickled objects, which run code when they are loaded")
     elif media_type == ZIP and extension in _ZIP_KINDS and _OFFICE_ENTRY.match(head, 30):

@@ -263,7 +263,8 @@ class Output:
     """One thing a call gave back, by digest and size."""
 
     name: str
-    """``stdout``, ``stderr``, ``value`` or ``image:0``, ``image:1`` and so on."""
+    """``stdout``, ``stderr``, ``value`` or ``image:0``, ``image:1`` and so on; ``shown:`` and one of these, or a file's
+    name, for the smaller copy that clients are shown."""
     digest: str
     """Digest of the bytes that were kept."""
     bytes: int

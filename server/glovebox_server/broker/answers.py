@@ -56,7 +56,7 @@ def answered(
         structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
         structured["images"] = [asdict(link) for link in delivered.figures]
         structured["changes"] = _changes(outcome.changes, delivered)
-        notes = [f"{each.name}: not collected, {each.reason}" for each in delivered.skipped]
+        notes = [*delivered.notes, *(f"{each.name}: not collected, {each.reason}" for each in delivered.skipped)]
         structured["notes"] = [*structured.get("notes", ()), *notes]
         content += [Text(text=f"[{note}]") for note in notes]
         content += _marks((*delivered.figures, *delivered.artifacts))

@@ -140,7 +140,7 @@ class Broker:
             # Digests of pictures take tens of milliseconds, in which nobody else would be served.
             finished = (
                 await anyio.to_thread.run_sync(call_finished, call, outcome, profile, gate)
-                if outcome.blobs
+                if outcome.blobs or outcome.shown
                 else call_finished(call, outcome, profile, gate)
             )
             receipt = await recorder.finish(finished)

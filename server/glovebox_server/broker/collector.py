@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from glovebox_sandboxes.contract.outcome import Blob, Outcome, SkippedFile
+from glovebox_sandboxes.contract.outcome import Blob, Outcome, Shown, SkippedFile
+from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, MAX_PICTURES, fits
 from glovebox_sandboxes.session.result import IMAGE_TYPES
 from glovebox_server.artifacts.collect import Collection
 from glovebox_server.artifacts.collect import Sink as FileSink
@@ -16,10 +17,6 @@ from glovebox_server.calls import Image, Link, ToolCall
 from glovebox_server.errors import Refused
 from glovebox_server.receipts.recorder import CallRecorder
 
-MAX_INLINE_BYTES = 128 * 1024
-"""An image file of this size is also shown; larger ones are links, because messages are capped at 256 KiB."""
-MAX_INLINE = 4
-"""Image files shown in one result."""
 MAX_REFUSED = 128
 """Refused files that get a record and a note of their own; the rest are counted, so that no flood fills the log."""
 
@@ -32,6 +29,9 @@ class Delivered:
     figures: tuple[Link, ...]
     """Pictures the job returned, which are artifacts too."""
     shown: tuple[Image, ...]
+    """What clients are shown of them, and of pictures among the files."""
+    notes: tuple[str, ...] = ()
+    """Where that is not the picture itself: what it is, and where the picture is."""
     skipped: tuple[SkippedFile, ...]
 
 
@@ -58,7 +58,7 @@ class Collector:
 
     async def accept(self, name: str, size: int) -> "_Receiving | None":
         """Take one file the guest announces; None refuses it. Its size is only what the guest says."""
-        receiving = _Receiving(self, name, keep=size <= MAX_INLINE_BYTES)
+        receiving = _Receiving(self, name, keep=size <= MAX_BYTES)
         return receiving if await receiving.begin(self._collection) else None
 
     def hold(self, receiving: "_Receiving") -> None:
@@ -82,7 +82,7 @@ class Collector:
 
     def saw(self, uri: str, content: bytes) -> None:
         """Keep a small picture, to be shown."""
-        if len(self._images) < MAX_INLINE and any(content.startswith(magic) for magic in IMAGE_TYPES.values()):
+        if len(self._images) < MAX_PICTURES and any(content.startswith(magic) for magic in IMAGE_TYPES.values()):
             self._images[uri] = content
 
     async def deliver(self, outcome: Outcome, *, keep_pictures: bool) -> Delivered:
@@ -101,33 +101,39 @@ class Collector:
             await self.refuse(receiving.name, _INCOMPLETE)
         for skipped in outcome.skipped:
             await self._record(quoted(skipped.name), skipped.reason, skipped.count)
-        figures = await self._keep(outcome.blobs) if keep_pictures else set()
+        figures = await self._keep(outcome.blobs) if keep_pictures else {}
         links = [_link(artifact) for artifact in await self._publish()]
         if self._uncounted:
             await self._refused("…", f"and {self._uncounted} more", self._uncounted)
-        shown = [Image(data=blob.data, media_type=blob.media_type) for blob in outcome.blobs]
-        shown += [
-            Image(data=self._images[link.uri], media_type=link.media_type)
-            for link in links
-            if link.uri in self._images and link.media_type in IMAGE_TYPES
-        ]
+        looks = _Looks()
+        by_uri = {link.uri: link for link in links}
+        for number, blob in enumerate(outcome.blobs):
+            looks.add(by_uri.get(figures.get(number, "")), blob.data, blob.media_type, blob.shown)
+        copies = {each.name: each for each in reversed(outcome.shown)}
+        pictures = [link for link in links if link.uri not in figures.values() and link.media_type in IMAGE_TYPES]
+        for link in pictures[:MAX_PICTURES]:
+            looks.add(link, self._images.get(link.uri, b""), link.media_type, copies.get(link.name))
+        for copy in outcome.shown:
+            if not copy.name:
+                looks.add(None, b"", copy.media_type, copy)
         return Delivered(
-            artifacts=tuple(link for link in links if link.uri not in figures),
-            figures=tuple(link for link in links if link.uri in figures),
-            shown=tuple(shown),
+            artifacts=tuple(link for link in links if link.uri not in figures.values()),
+            figures=tuple(link for link in links if link.uri in figures.values()),
+            shown=tuple(looks.shown),
+            notes=tuple(looks.notes),
             skipped=tuple(self._skipped),
         )
 
-    async def _keep(self, blobs: tuple[Blob, ...]) -> set[str]:
-        """Put pictures beside the files; returns their addresses. A file of that name wins."""
-        kept = set()
+    async def _keep(self, blobs: tuple[Blob, ...]) -> dict[int, str]:
+        """Put pictures beside the files; returns their addresses by number. A file of that name wins."""
+        kept = {}
         for number, blob in enumerate(blobs, 1):
             name = f"figure-{number}.{blob.media_type.partition('/')[2]}"
             receiving = _Receiving(self, name, keep=False)
             if await receiving.begin(self._collection):
                 await receiving.data(blob.data)
                 await receiving.end()
-                kept.add(receiving.uri)
+                kept[number - 1] = receiving.uri
         return kept
 
     async def _publish(self) -> tuple[Artifact, ...]:
@@ -172,6 +178,35 @@ def _link(artifact: Artifact) -> Link:
     )
 
 
+class _Looks:
+    """What clients are shown of a call's pictures: the picture itself or, where they would not take it, a copy."""
+
+    def __init__(self) -> None:
+        self.shown: list[Image] = []
+        self.notes: list[str] = []
+
+    def add(self, link: Link | None, data: bytes, media_type: str, copy: Shown | None) -> None:
+        """Show a picture.
+
+        Args:
+            link: where it is, if it was kept.
+            data: the picture; empty where it is too large.
+            media_type: of it.
+            copy: a smaller one, or why there is none.
+        """
+        name, kept = (link.name, link.uri) if link else ("A picture", "not kept")
+        if copy is not None and copy.data:
+            self.shown.append(Image(data=copy.data, media_type=copy.media_type))
+            shown, of = (f"{width} × {height}" for width, height in (copy.size, copy.of))
+            self.notes.append(f"{name}: shown at {shown}; the original, {of}, is {kept}")
+        elif copy is not None:
+            self.notes.append(f"{name}: not shown, {copy.reason}; it is {kept}")
+        elif fits(data[:HEAD_BYTES], media_type, len(data), MAX_BYTES):
+            self.shown.append(Image(data=data, media_type=media_type))
+        else:
+            self.notes.append(f"{name}: not shown, no smaller copy was made of it in time; it is {kept}")
+
+
 class _Receiving:
     """One file on its way from the guest to the store. What is refused is recorded and the rest of it thrown away."""
 
@@ -208,7 +243,7 @@ class _Receiving:
             raise
         if self._kept is not None:
             self._kept += data
-            if len(self._kept) > MAX_INLINE_BYTES:
+            if len(self._kept) > MAX_BYTES:
                 self._kept = None
 
     async def end(self) -> None:

@@ -61,6 +61,9 @@ def call_finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: Egre
     if outcome.value is not None:
         outputs.append(_output("value", value.encode(), len(value)))
     outputs += [_output(f"image:{n}", blob.data, len(blob.data)) for n, blob in enumerate(outcome.blobs)]
+    copies = [(f"image:{n}", blob.shown) for n, blob in enumerate(outcome.blobs) if blob.shown is not None]
+    copies += [(copy.name, copy) for copy in outcome.shown]
+    outputs += [_output(f"shown:{name}", copy.data, len(copy.data)) for name, copy in copies if copy.data]
     texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": value}
     kept: dict[str, str] = {name: text[:MAX_KEPT] for name, text in texts.items() if name in profile.audit.keep}
     return CallFinished(

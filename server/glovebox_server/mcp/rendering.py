@@ -32,7 +32,7 @@ _LEAST_TEXT = 256
 def tool_result(result: CallResult) -> types.CallToolResult:
     """Turn a broker's result into MCP's, within ``MAX_MESSAGE_BYTES``.
 
-    What does not fit goes in this order: images (each is also an artifact, or can be asked for again), then the middle
+    What does not fit goes in this order: images beyond half of it (each has its original elsewhere), then the middle
     of the longest texts, with the number of characters that were left out in their place. What cannot fit is told by
     its length: nothing is encoded that is left out, for everybody waits meanwhile.
     """

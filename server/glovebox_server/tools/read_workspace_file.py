@@ -38,7 +38,7 @@ class Read(Value):
     total_lines: int | None = None
     """None where the file is too large to count them."""
     truncated: str | None = None
-    """What is missing, None for nothing."""
+    """What is missing, or how a picture is shown; None for nothing."""
     next_offset: int | None = None
     """Where to read on, None at the end of the file."""
     encoding: str | None = None
@@ -57,7 +57,8 @@ def _answer(outcome: Outcome) -> Answer:
         return failed(value)
     if value.text is None:
         size = "" if value.width is None else f", {value.width} × {value.height} pixels"
-        text = f"[{value.path}: {value.media_type}{size}, {value.bytes} bytes]"
+        how = f"; {value.truncated}" if value.truncated else ""
+        text = f"[{value.path}: {value.media_type}{size}, {value.bytes} bytes{how}]"
     else:
         text = f"[{_heading(value)}]\n{value.text}"
     return Answer(fields=value.model_dump(), content=(Text(text=text),), failed=False)

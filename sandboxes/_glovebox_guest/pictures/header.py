@@ -1,0 +1,102 @@
+"""Reads a picture's kind and size from a file's first bytes, and whether clients take it. Nothing is decoded.
+
+The host asks it too, of bytes that come from sandboxes: no image library, ever. Without ``re``, which a sandbox that is
+started for its call would wait for.
+"""
+
+from __future__ import annotations
+
+HEAD_BYTES = 16 * 1024
+"""How much of a file's beginning is worth looking at: enough for a JPEG's size behind its metadata."""
+MAX_EDGE = 1568
+"""Pixels on the longer side. Beyond it models' providers scale down themselves; some end a conversation whose pictures
+have more than 2,000."""
+MAX_BYTES = 96 * 1024
+"""All pictures of one kind (figures, files) in one result: half of it, once they are base64. Claude Desktop gives up
+a result of 1 MiB."""
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+# Start-of-frame markers carry height and width; C4, C8 and CC in their range are something else, and 01 and D0 to D8
+# stand alone, without a length. ITU-T T.81 table B.1.
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
+_FOURTEEN_BITS = 0x3FFF
+
+
+def kind(head: bytes) -> str | None:
+    """Return the media type of a PNG, JPEG, GIF or WebP picture, None for anything else."""
+    for magic, media_type in _MAGIC:
+        if head.startswith(magic):
+            return media_type
+    return "image/webp" if head[:4] == b"RIFF" and head[8:12] == b"WEBP" else None
+
+
+def size(head: bytes, media_type: str) -> tuple[int, int] | None:
+    """Return width and height in pixels as the header claims them, or None when the head does not hold them.
+
+    Args:
+        head: the beginning of the file, hostile.
+        media_type: as ``kind`` says.
+    """
+    if media_type == "image/png":  # https://www.w3.org/TR/png-3/#11IHDR: the first chunk
+        return _two(head, 16, 4, "big") if head[12:16] == b"IHDR" else None
+    if media_type == "image/gif":  # logical screen descriptor behind the signature
+        return _two(head, 6, 2, "little")
+    return _webp(head) if media_type == "image/webp" else _jpeg(head)
+
+
+def fits(head: bytes, media_type: str, length: int, most: int) -> bool:
+    """Tell by its header whether clients take a picture as it is.
+
+    Args:
+        head: its first bytes, hostile.
+        media_type: as ``kind`` says.
+        length: all of its bytes.
+        most: how many it may have.
+    """
+    found = size(head, media_type)
+    return length <= most and found is not None and 0 < min(found) <= max(found) <= MAX_EDGE
+
+
+def _two(head: bytes, at: int, width: int, order: str) -> tuple[int, int] | None:
+    """Two numbers of ``width`` bytes each, where the head holds both."""
+    if len(head) < at + 2 * width:
+        return None
+    first, second = head[at : at + width], head[at + width : at + 2 * width]
+    return int.from_bytes(first, order), int.from_bytes(second, order)  # type: ignore[arg-type]  # "big" or "little"
+
+
+def _webp(head: bytes) -> tuple[int, int] | None:
+    """https://developers.google.com/speed/webp/docs/riff_container: three kinds of first chunk, little-endian."""
+    chunk = head[12:16]
+    if chunk == b"VP8X":  # stored less one
+        found = _two(head, 24, 3, "little")
+        return found and (found[0] + 1, found[1] + 1)
+    if chunk == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":  # the two bits above the fourteen are a scale
+        found = _two(head, 26, 2, "little")
+        return found and (found[0] & _FOURTEEN_BITS, found[1] & _FOURTEEN_BITS)
+    if chunk == b"VP8L" and head[20:21] == b"\x2f" and len(head) >= 25:  # stored less one
+        bits = int.from_bytes(head[21:25], "little")
+        return (bits & _FOURTEEN_BITS) + 1, (bits >> 14 & _FOURTEEN_BITS) + 1
+    return None
+
+
+def _jpeg(head: bytes) -> tuple[int, int] | None:
+    at = len(b"\xff\xd8")
+    while head[at : at + 1] == b"\xff":
+        while head[at : at + 1] == b"\xff":  # fill bytes
+            at += 1
+        marker = head[at : at + 1]
+        length = head[at + 1 : at + 3]
+        if not marker or len(length) < 2:
+            return None
+        if marker[0] in _JPEG_FRAMES:  # length, precision, height, width
+            found = _two(head, at + 4, 2, "big")
+            return found and (found[1], found[0])
+        # the length counts its own two bytes, so a lie of 0 or 1 must not send us backwards
+        at += 1 + (0 if marker[0] in _JPEG_BARE else max(2, int.from_bytes(length, "big")))
+    return None

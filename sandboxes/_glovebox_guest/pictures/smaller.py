@@ -1,0 +1,166 @@
+"""Makes a smaller copy of a picture, for a client that would not take it as it is.
+
+Decodes hostile bytes, so it runs in the process of a program or of a job, never in process 1. Pillow is imported by the
+first picture that needs it.
+"""
+
+from __future__ import annotations
+
+from _glovebox_guest.pictures.header import MAX_EDGE
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, BinaryIO
+
+    from _glovebox_guest.program.emit import Emit
+
+MAX_PIXELS = 32_000_000
+"""Decoded they take 128 MB, inside the shipped profiles' memory. Counted before anything is decoded."""
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+_COLOURS = 256
+_OCTREE = 2
+"""``Image.Quantize.FASTOCTREE``: a fifth of the time of the others."""
+_NO_DRAWING = 3
+"""So many times too large, a PNG is of a photograph, and further ones are not tried."""
+_QUALITIES = (85, 65)
+_STEP = 0.85
+"""Of each side, where nothing was small enough."""
+_WHITE = (255, 255, 255)
+_SIXTEEN_BITS = 1 / 256
+
+
+class Unshowable(Exception):  # noqa: N818 - it is told, as a value
+    """There is no smaller copy; the text says why."""
+
+
+class Smaller:
+    """A smaller copy: its type, bytes and size, and the size of the picture it is made of, in pixels."""
+
+    __slots__ = ("data", "media_type", "of", "size")
+
+    def __init__(self, media_type: str, data: bytes, size: tuple[int, int], of: tuple[int, int]) -> None:
+        self.media_type = media_type
+        self.data = data
+        self.size = size
+        self.of = of
+
+
+def share(sizes: Iterable[int], room: int) -> int:
+    """Return how many bytes each may have so that all fit, where those below it leave the others what they do not need.
+
+    Args:
+        sizes: bytes that each would take.
+        room: bytes for all together.
+    """
+    waiting = sorted(sizes)
+    while waiting:
+        most = room // len(waiting)
+        if waiting[0] > most:
+            return most
+        room -= waiting.pop(0)
+    return room
+
+
+def show_all(payload: Mapping[str, Any], emit: Emit) -> None:
+    """Hand back a copy of each of ``pictures``, names and contents, of at most ``most`` bytes."""
+    for name, data in payload["pictures"]:
+        show(emit, name, data, payload["most"])
+
+
+def show(emit: Emit, name: str, data: bytes, most: int) -> None:
+    """Hand back a smaller copy of a picture, or why there is none.
+
+    Args:
+        emit: takes it.
+        name: of the file below ``/output``; empty for the picture that was handed back before.
+        data: the picture.
+        most: bytes of the copy.
+    """
+    from io import BytesIO
+
+    try:
+        made = smaller(BytesIO(data), most)
+    except Unshowable as problem:
+        emit.shown({"name": name, "reason": str(problem)})
+    else:
+        emit.shown({"name": name, "media_type": made.media_type, "of": list(made.of)}, made.data)
+
+
+def smaller(file: BinaryIO, most: int) -> Smaller:
+    """Return a copy of at most ``most`` bytes and ``MAX_EDGE`` pixels a side.
+
+    Args:
+        file: a PNG, JPEG, GIF or WebP picture; of an animation its first frame.
+        most: bytes.
+
+    Raises:
+        Unshowable: it is too large to be decoded, or cannot be.
+    """
+    try:
+        from PIL import Image, ImageOps, WebPImagePlugin  # type: ignore[import-not-found]  # in the runtime
+    except ImportError:
+        raise Unshowable("this sandbox has no library for pictures") from None
+    del WebPImagePlugin  # Pillow finds it by itself only after importing fifty others
+    Image.MAX_IMAGE_PIXELS = None  # counted here
+    try:
+        image: Any = Image.open(file, formats=_FORMATS)
+        of = image.size
+        _require_decodable(of)
+        photo = image.format == "JPEG"
+        image.draft(None, (MAX_EDGE, MAX_EDGE))  # a JPEG is decoded at a fraction of its size
+        image = _plain(image)
+        image.thumbnail((MAX_EDGE, MAX_EDGE), reducing_gap=2.0)
+        image = ImageOps.exif_transpose(image)
+        image.info = {}  # comments and colour profiles, which Pillow would write again, however long
+        return _encoded(image, most, of, photo=photo)
+    except (MemoryError, RecursionError):
+        raise Unshowable("there was no memory left for it") from None
+    except Unshowable:
+        raise
+    except Exception as problem:  # noqa: BLE001 - whatever a decoder of hostile bytes raises
+        raise Unshowable(f"it cannot be decoded ({type(problem).__name__})") from None
+
+
+def _require_decodable(size: tuple[int, int]) -> None:
+    pixels = size[0] * size[1]
+    if pixels > MAX_PIXELS:
+        raise Unshowable(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")
+
+
+def _plain(image: Any) -> Any:
+    """The same as grey or RGB, on white where it is transparent: every encoder takes these."""
+    if image.mode.startswith("I"):  # 16 bits, of which Pillow would keep the lower 8
+        return image.convert("I").point(lambda value: value * _SIXTEEN_BITS).convert("L")
+    if image.has_transparency_data:
+        from PIL import Image
+
+        image = image.convert("RGBA")
+        behind = Image.new("RGB", image.size, _WHITE)
+        behind.paste(image, mask=image)
+        return behind
+    return image if image.mode == "L" else image.convert("RGB")
+
+
+def _encoded(image: Any, most: int, of: tuple[int, int], *, photo: bool) -> Smaller:
+    """As a PNG of 256 colours, which keeps lines and letters sharp, else as JPEG; smaller until one of them fits."""
+    while max(image.size) > 1:
+        if not photo:
+            data = _saved(image.quantize(_COLOURS, method=_OCTREE), format="PNG")
+            if len(data) <= most:
+                return Smaller("image/png", data, image.size, of)
+            photo = len(data) > _NO_DRAWING * most
+        for quality in _QUALITIES:
+            data = _saved(image, format="JPEG", quality=quality)
+            if len(data) <= most:
+                return Smaller("image/jpeg", data, image.size, of)
+        image = image.resize([max(1, int(edge * _STEP)) for edge in image.size])
+    raise Unshowable(f"it does not fit into {most} bytes")
+
+
+def _saved(image: Any, **options: object) -> bytes:
+    from io import BytesIO
+
+    buffer = BytesIO()
+    image.save(buffer, **options)
+    return buffer.getvalue()

@@ -1,0 +1,156 @@
+"""Pictures that clients would not take: smaller copies are made where the program ran, and the originals are kept."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.fixtures.brokered import Called, Glovebox
+
+from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, fits, kind
+from glovebox_server import app as apps
+from glovebox_server.artifacts.store import Reader
+from glovebox_server.calls import Image, Principal
+from glovebox_server.settings import Settings
+
+pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+
+PNG = """
+import struct, zlib
+def chunk(name, data):
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+def png(width, height, *parts):
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\\x89PNG\\r\\n\\x1a\\n" + head + b"".join(parts) + chunk(b"IEND", b"")
+"""
+NOISE = """
+import numpy
+from PIL import Image
+noise = numpy.random.default_rng(1).integers(0, 255, (900, 1200, 3), dtype="uint8")
+Image.fromarray(noise).save("/output/noise.png")
+"""
+FIGURE = """
+import matplotlib.pyplot as plt
+plt.figure(figsize=(30, 20))
+for k in range(40):
+    plt.plot([0, k], [k, 0])
+plt.axis("off")
+plt.show()
+"""
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Glovebox]:
+    """A server with its shipped profiles and an empty workspace."""
+    workspace = directory / "workspace"
+    workspace.mkdir(exist_ok=True)
+    workspace.chmod(0o755)
+    async with apps.opened(Settings(workspace=workspace, state_dir=directory / "state"), "cli") as app:
+        yield Glovebox(app)
+
+
+def shown(called: Called) -> list[Image]:
+    """The pictures of a result; clients take each of them."""
+    found = [each for each in called.result.content if isinstance(each, Image)]
+    for each in found:
+        assert kind(each.data) == each.media_type
+        assert fits(each.data[:HEAD_BYTES], each.media_type, len(each.data), MAX_BYTES)
+    return found
+
+
+async def test_large_pictures_are_shown_smaller_and_kept_as_they_are(tmp_path: Path) -> None:
+    """A file, a figure, and a picture of the workspace; the record has a digest of each copy."""
+    async with opened(tmp_path) as glovebox:
+        drawn = await glovebox.call("run_python", code=FIGURE + NOISE)
+        assert len(shown(drawn)) == 2
+        (figure,), (file,) = drawn.fields["images"], drawn.fields["artifacts"]
+        assert (figure["name"], file["name"]) == ("figure-1.png", "noise.png")
+        assert file["bytes"] > MAX_BYTES
+        first, second = drawn.fields["notes"]
+        assert first.startswith("figure-1.png: shown at ")
+        assert first.endswith(f" is {figure['uri']}")
+        assert second.startswith("noise.png: shown at ")
+        assert second.endswith(f"; the original, 1200 × 900, is {file['uri']}")
+        assert {"image:0", "shown:image:0", "shown:noise.png"} <= {
+            each["name"] for each in drawn.records[-2].data["outputs"]
+        }
+        reader: Reader
+        async with glovebox.app.artifacts.open(file["uri"], Principal(id="local:test", transport="cli")) as reader:
+            content = await reader.read(10_000_000)
+        (tmp_path / "workspace" / "noise.png").write_bytes(content)
+        read = await glovebox.call("read_workspace_file", path="noise.png")
+        assert len(shown(read)) == 1
+        assert f"[noise.png: image/png, 1200 × 900 pixels, {len(content)} bytes; shown at " in read.text
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (
+            'png(40000, 40000, chunk(b"IDAT", zlib.compress(bytes(10**6))), chunk(b"tEXt", bytes(10**5)))',
+            "1600000000 pixels",
+        ),
+        ('png(3000, 2000, chunk(b"IDAT", b"no deflate" * 10**4))', "cannot be decoded"),
+        (
+            'png(400, 300, chunk(b"IDAT", zlib.compress(__import__("os").urandom(360300))))[:200000]',
+            "cannot be decoded",
+        ),
+        ('b"\\x89PNG\\r\\n\\x1a\\n" + bytes(10**5)', "cannot be decoded"),
+        ('b"RIFF\\xff\\xff\\xff\\x7fWEBPVP8X" + bytes(10**5)', "cannot be decoded"),
+        ('b"GIF89a" + struct.pack("<HH", 60000, 60000) + b"\\x80\\0\\0" + bytes(10**5)', "cannot be decoded"),
+        ('b"\\xff\\xd8" + (b"\\xff\\xe1\\xff\\xff" + bytes(65533)) * 3', "cannot be decoded"),
+    ],
+    ids=["bomb", "no deflate", "torn", "no header", "webp", "gif", "jpeg"],
+)
+async def test_a_picture_that_cannot_be_decoded_stays_a_file(tmp_path: Path, make: str, reason: str) -> None:
+    """The call is as good as without it, and a sentence says why; beside it a sound one is shown (control)."""
+    async with opened(tmp_path) as glovebox:
+        code = f"{PNG}\nopen('/output/bad.png', 'wb').write({make})\n{NOISE}"
+        called = await glovebox.call("run_python", code=code)
+        assert (called.fields["ended"], called.fields["exit_code"]) == ("exited", 0)
+        assert [each["name"] for each in called.fields["artifacts"]] == ["bad.png", "noise.png"]
+        bad, _ = called.fields["notes"]
+        assert bad.startswith("bad.png: not shown, it ")
+        assert reason in bad
+        assert len(shown(called)) == 1
+
+
+async def test_a_program_says_nothing_of_files_it_did_not_write(tmp_path: Path) -> None:
+    """A copy that it sends itself, of a file that is none, and words for a terminal, come to nothing."""
+    forge = """
+import os, struct
+def say(about, data):
+    payload = about + b"\\0" + data
+    os.write(3, b"S" + struct.pack(">I", len(payload)) + payload)
+small = png(20, 10)
+say(b'{"name":"no.png","media_type":"image/png","of":[1,1]}', small)
+say(b'{"name":"a.txt","media_type":"image/png","of":[1,1]}', small)
+say(b'{"name":"b.png","reason":"\\\\u001b[2J"}', b"")
+open("/output/a.txt", "w").write("text")
+open("/output/b.png", "wb").write(small)
+"""
+    async with opened(tmp_path) as glovebox:
+        called = await glovebox.call("run_python", code=PNG + forge)
+    assert len(shown(called)) == 1  # b.png, as it is
+    assert called.fields["notes"] == ["A smaller copy of a picture is not what it claims."]
+
+
+async def test_a_picture_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    """A JPEG of 31 million pixels with 400 scans, each of a few bytes; the control has those it was made with."""
+    make = """
+from io import BytesIO
+from PIL import Image
+buffer = BytesIO()
+Image.new("L", (5600, 5600), 200).save(buffer, "JPEG", progressive=True)
+data = buffer.getvalue()
+last = data.rindex(b"\\xff\\xda")
+for name, scans in (("a.jpg", 1), ("b.jpg", 400)):
+    padding = b"\\xff\\xfe\\xea\\x60" + bytes(59998)
+    open("/output/" + name, "wb").write(data[:2] + 2 * padding + data[2:last] + scans * data[last:-2] + data[-2:])
+"""
+    async with opened(tmp_path) as glovebox:
+        called = await glovebox.call("run_python", code=make.replace("\\\\", "\\"))
+    assert called.fields["ended"] == "exited"
+    assert [each["name"] for each in called.fields["artifacts"]] == ["a.jpg", "b.jpg"]
+    assert len(shown(called)) == 1
+    assert called.fields["elapsed_ms"] < 15_000
