@@ -2,10 +2,21 @@
 
 import anyio
 import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 from tests.fixtures.pools import jumping
 
+from glovebox_server.transport import auth
 from glovebox_server.transport.messages import Malformed
-from glovebox_server.transport.reading import AHEAD_SECONDS, ALONE_SECONDS, REQUEST_SECONDS, SHARE, WHOLE, Reading
+from glovebox_server.transport.reading import (
+    AHEAD_SECONDS,
+    ALONE_SECONDS,
+    CALL_SECONDS,
+    REQUEST_SECONDS,
+    SHARE,
+    WHOLE,
+    Reading,
+)
 
 CALLERS = 250
 """Connections of one token in the attack that was seen; a token alone has up to 900."""
@@ -22,6 +33,7 @@ class Slow:
     async def read(self, caller: str) -> None:
         """Read one body of this caller's."""
         async with self.reading.turn(caller):
+            self.reading.charge(caller, REQUEST_SECONDS)
             self.spent += self.seconds
 
 
@@ -116,3 +128,49 @@ async def test_one_that_stops_waiting_gives_its_turn_up() -> None:
     assert wait.cancelled_caught
     with anyio.fail_after(2 * 0.1 * WHOLE / SHARE):
         await slow.read("token:a")
+
+
+class Gate:
+    """The gate of a server, in a clock that jumps, before an application that takes 10 ms to answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auth, "Reading", lambda: Reading(anyio.current_time))
+        self._gate = auth.AuthMiddleware(self._answer, hosts=["here"], known={"much": "m" * 40, "other": "o" * 40})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await anyio.sleep(0.01)
+        await Response("done")(scope, receive, send)
+
+    async def call(self, caller: str) -> int:
+        """Make one call; the answer's status."""
+        body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}'
+        headers = {"host": "here", "authorization": f"Bearer {caller[0] * 40}", "content-length": str(len(body))}
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope: Scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": raw}
+        status = 0
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+
+        await self._gate(scope, receive, send)
+        return status
+
+
+@jumping
+async def test_one_call_at_a_time_never_waits_and_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another caller: a hundred one after the other take their own time, 250 at once their share's."""
+    gate = Gate(monkeypatch)
+    began = anyio.current_time()
+    for _ in range(100):
+        assert [await gate.call("other"), await gate.call("much")] == [200, 200]
+    assert anyio.current_time() - began == pytest.approx(200 * 0.01)
+    began = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(CALLERS):
+            tasks.start_soon(gate.call, "much")
+    whole = CALLERS * (REQUEST_SECONDS + CALL_SECONDS) / SHARE
+    assert whole * 0.95 < anyio.current_time() - began < whole

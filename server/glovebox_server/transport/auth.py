@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import GONE_SCOPE_KEY
 from glovebox_server.transport import messages, tokens
-from glovebox_server.transport.reading import Reading
+from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, Reading
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
@@ -59,6 +59,8 @@ class AuthMiddleware:
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
         self._known = dict(known)
         self._open: Counter[str] = Counter()
+        self._asked: Counter[str] = Counter()
+        """Of those open, the ones that are no streams for what the server may say some day."""
         self._reading = Reading()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,11 +99,14 @@ class AuthMiddleware:
             refusal = Response("Too many requests of this caller are open", status_code=429)
             await refusal(scope, receive, send)
             return
+        asks = scope["method"] != "GET"
         self._open[caller] += 1
+        self._asked[caller] += asks
         try:
             await self._pass(scope, receive, send)
         finally:
             self._open[caller] -= 1
+            self._asked[caller] -= asks
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = scope[GONE_SCOPE_KEY] = anyio.Event()
@@ -135,11 +140,17 @@ class AuthMiddleware:
             return Response("The body is too large", status_code=413)
         if body is None:
             return None
+        caller = scope[PRINCIPAL_SCOPE_KEY].id
         try:
             with anyio.fail_after(BODY_SECONDS):
-                async with self._reading.turn(scope[PRINCIPAL_SCOPE_KEY].id):
-                    if scope["method"] == "POST":
-                        messages.value_of(body)
+                async with self._reading.turn(caller):
+                    # Who asks for one thing at a time, and waits for it, keeps others waiting for no more than that.
+                    beside = self._open[caller] if scope["method"] == "GET" else self._asked[caller]
+                    charged = beside > 1 or scope[PRINCIPAL_SCOPE_KEY].transport == "sse"
+                    if charged:
+                        self._reading.charge(caller, REQUEST_SECONDS)
+                    if scope["method"] == "POST" and messages.is_call(messages.value_of(body)) and charged:
+                        self._reading.charge(caller, CALL_SECONDS)
         except TimeoutError:
             return Response("Too much of this caller waits to be read", status_code=429)
         except messages.Malformed as error:

@@ -35,6 +35,11 @@ def value_of(text: bytes) -> Any:
     return value
 
 
+def is_call(value: Any) -> bool:
+    """Whether a message asks for a tool to be called."""
+    return isinstance(value, dict) and value.get("method") == "tools/call"
+
+
 def known_id(value: Any) -> str | int | None:
     """The id of what may be a message; None where it has none that could be answered to."""
     identity = value.get("id") if isinstance(value, dict) else None

@@ -21,6 +21,9 @@ WHOLE = 4.0
 #: Seconds of the loop that any request takes beside its body: `ping` 1.3 ms, `tools/list` 1.7 (measured).
 REQUEST_SECONDS = 0.0015
 
+#: Seconds of the loop that a call takes beside that: records, sandbox, answer (measured, `print(1)`).
+CALL_SECONDS = 0.008
+
 #: Seconds since another caller's request in which one is not alone. Who is alone keeps nobody waiting.
 ALONE_SECONDS = 10.0
 
@@ -55,12 +58,16 @@ class Reading:
             if debt > 0:
                 await anyio.sleep(debt)
             began = self._clock()
+            account.paid = max(account.paid, began)
             try:
                 yield
             finally:
-                ended = self._clock()
-                spent = (ended - began) * WHOLE + (0.0 if self._alone(caller) else REQUEST_SECONDS)
-                account.paid = max(account.paid, began) + spent / SHARE
+                account.paid += (self._clock() - began) * WHOLE / SHARE
+
+    def charge(self, caller: str, seconds: float) -> None:
+        """Have a caller who is not alone pay, in its turn, for what its request will take: seconds of the loop."""
+        if not self._alone(caller):
+            self._accounts[caller].paid += seconds / SHARE
 
     def _seen(self, caller: str) -> _Account:
         account = self._accounts.pop(caller, None) or _Account()
