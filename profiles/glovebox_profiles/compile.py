@@ -30,6 +30,7 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
             cpu_seconds=limits.cpu_seconds,
             memory_bytes=limits.memory,
             pids=limits.pids,
+            processors=limits.processors,
             scratch_bytes=limits.scratch,
             output_bytes=limits.output.bytes,
             output_files=limits.output.files,

@@ -120,9 +120,10 @@ def _reach(profile: Profile) -> tuple[str, ...]:
 def _spend(profile: Profile) -> tuple[str, ...]:
     limits = profile.limits
     wall, processor = counted(limits.wall_seconds, "second"), counted(limits.cpu_seconds, "second")
+    busy = counted(limits.processors, "processor")
     return (
         f"{wall} of real time, {processor} of processor time.",
-        f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads at a time.",
+        f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads at a time; at most {busy} busy.",
         f"{words.size(limits.stream)} of stdout and as much of stderr are kept; the rest is counted and dropped.",
         "Limits hold for the sandbox as a whole; a host that cannot do that is refused."
         if limits.enforce == "cgroup"

@@ -40,6 +40,7 @@ WALL_SECONDS: Final = (1.0, 600.0)
 CPU_SECONDS: Final = (1, 600)
 MEMORY: Final = (64 * MIB, 64 * GIB)
 PIDS: Final = (8, 4096)
+PROCESSORS: Final = (1, 8)
 SCRATCH: Final = (MIB, 16 * GIB)
 OUTPUT_BYTES: Final = (MIB, GIB)
 OUTPUT_FILES: Final = (1, 1024)
@@ -235,6 +236,8 @@ class Limits(_Table):
     """Memory of all processes in the sandbox, scratch and output files included."""
     pids: Annotated[int, Field(ge=PIDS[0], le=PIDS[1])] = PIDS[0]
     """Processes and threads at one time."""
+    processors: Annotated[int, Field(ge=PROCESSORS[0], le=PROCESSORS[1])] = PROCESSORS[0]
+    """Processors that may be busy for it at one time, where there are control groups."""
     scratch: Annotated[int, _Size, Field(ge=SCRATCH[0], le=SCRATCH[1])] = SCRATCH[0]
     """Size of the private /tmp, gone after the call."""
     workspace: Workspace = Workspace()

@@ -91,6 +91,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _at_most("limits.cpu_seconds"),
     _at_most("limits.memory"),
     _at_most("limits.pids"),
+    _at_most("limits.processors"),
     _at_most("limits.scratch"),
     _at_most("limits.workspace.bytes"),
     _at_most("limits.workspace.files"),

@@ -24,6 +24,7 @@ LABELS = {
     "limits.cpu_seconds": "Seconds of processor time",
     "limits.memory": "Memory",
     "limits.pids": "Processes and threads at a time",
+    "limits.processors": "Processors at a time",
     "limits.scratch": "Scratch space in /tmp",
     "limits.workspace.bytes": "Size of the workspace's copy",
     "limits.workspace.files": "Files in the workspace's copy",

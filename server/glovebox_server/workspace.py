@@ -7,17 +7,26 @@ a person's secrets. Decision 0026 says why.
 
 import os
 import pwd
+import shlex
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Literal
 
 from glovebox_sandboxes.contract.errors import Diagnosed, Refusal
 from glovebox_sandboxes.host import mounts
+from glovebox_sandboxes.host.identity import changes_user
+from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 
 OPTION = "--workspace, GLOVEBOX_WORKSPACE"
+_LOOKED_AT = 1000
+"""Entries of a workspace that are looked at for what is closed: a server's start waits for it."""
+_NAMED = 3
+"""Of those that are closed."""
 
 NOT_SERVED = Refusal(
     rule="workspace.missing",
@@ -57,11 +66,13 @@ class Workspace:
     path: Path | None
     reason: str = ""
     """Why none is; for the operator, as it may name directories of the host."""
+    closed: str = ""
+    """What of it sandboxes cannot read, and what to do; for the operator. Empty where nothing is seen to be closed."""
 
     def __str__(self) -> str:
-        """Say it in one sentence, with what to do where none is served."""
+        """Say it in one sentence, with what to do where none is served, or it cannot be read."""
         if self.path is not None:
-            return str(self.path)
+            return self.closed or str(self.path)
         return f"No workspace is served: {self.reason}. Name one with --workspace or GLOVEBOX_WORKSPACE."
 
 
@@ -107,7 +118,7 @@ def find(settings: Settings, transport: str) -> Workspace:
         if reason := objection(found, own(settings)):
             fix = "Its files are not for programs to read: name another directory."
             raise WorkspaceRefused(OPTION, f"{found.path} {reason}", fix)
-        return Workspace(path=found.path)
+        return _served(found.path)
     if transport == "http":
         return Workspace(path=None, reason="over HTTP there is none unless it is named")
     try:
@@ -119,7 +130,43 @@ def find(settings: Settings, transport: str) -> Workspace:
         return Workspace(path=None, reason="the current directory's name is not UTF-8")
     if reason := objection(found, own(settings), _homes(found.path)):
         return Workspace(path=None, reason=f"the current directory, {found.path}, {reason}")
-    return Workspace(path=found.path)
+    return _served(found.path)
+
+
+def _served(path: Path) -> Workspace:
+    return Workspace(path=path, closed=closed(path) if changes_user() else "")
+
+
+def closed(directory: Path) -> str:
+    """Say what other users cannot read of a directory and of what lies in it, and what opens it; empty for nothing.
+
+    Sandboxes of a server that runs as root are users that own nothing: what is not for everybody is not for them.
+    """
+    place = str(directory)
+    try:
+        found = directory.stat()
+        shut = not _open(found)
+        with os.scandir(directory) as entries:
+            looked = [(each.name, each.stat(follow_symlinks=False)) for each in islice(entries, _LOOKED_AT)]
+    except OSError:
+        return ""  # gone, or changing: calls say so
+    names = sorted(name for name, status in looked if not stat.S_ISLNK(status.st_mode) and not _open(status))
+    if not shut and not names:
+        return ""
+    owner = f", or start Glovebox as user {found.st_uid}, who owns it" if found.st_uid else ""
+    why = "as root, Glovebox runs each as a user of its own, who reads what everybody may"
+    if shut:
+        return f"Sandboxes cannot read {place}: {why}. Run `chmod -R o+rX {shlex.quote(place)}`{owner}."
+    # Somebody may have closed them on purpose.
+    some = shlex.join(f"{place}/{name}" for name in names[:_NAMED])
+    rest = f" (and {len(names) - _NAMED} more)" if len(names) > _NAMED else ""
+    count = f"{len(names)} of {len(looked)} entries of {place}"
+    return printable(f"Sandboxes cannot read {count}: {why}. If they are to, run `chmod -R o+rX {some}`{rest}{owner}.")
+
+
+def _open(found: os.stat_result) -> bool:
+    wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(found.st_mode) else 0)
+    return found.st_mode & wanted == wanted
 
 
 def place(directory: Path) -> Place:

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.fixtures.guest_jobs import Workspace, make
 
-from _glovebox_guest.jobs import read
-from _glovebox_guest.workspace import glob, paths
+from _glovebox_guest.jobs import read, search
+from _glovebox_guest.workspace import glob, helper, paths
 
 names = st.binary(min_size=1, max_size=30).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
@@ -101,6 +101,62 @@ def test_a_text_is_found_where_the_pattern_of_it_is(pattern: str, fold: bool, co
     with workspace({(b"f",): content}) as made:
         found = made.run("search", pattern=pattern, literal=True, ignore_case=fold)
         assert found == made.run("search", pattern=f"(?:{re.escape(pattern)})", ignore_case=fold)
+
+
+regexes = st.lists(
+    st.sampled_from(["a", "b", "ab", "é", ".", "a+", "b*", "a{2}", "(ab)", "(?:b|é)", "(?i:a)", "^", "$", r"\b", r"\w",
+                     "[ab]", "(a)?", "(?=b)", "(?!a)", "(?>ab)", "a++", "|", r"\ufffd", r"\r", r"\n", r"\x61"]),
+    max_size=6,
+).map("".join)  # fmt: skip
+
+
+@given(
+    pattern=regexes, fold=st.booleans(),
+    content=st.lists(
+        st.sampled_from([b"a", b"b", b"A", "é".encode(), b"\r", b"\n", b"\r\n", b"\xff", b" "])
+    ).map(b"".join),
+)  # fmt: skip
+@settings(max_examples=500, deadline=None)
+def test_no_line_is_lost_by_looking_for_a_text_first(pattern: str, fold: bool, content: bytes) -> None:
+    """A text that every match holds is looked for in bytes; without that the answer is the same."""
+    with workspace({(b"f",): content, (b"g",): content.decode("latin-1").encode("utf-16")}) as made:
+        found = made.run("search", pattern=pattern, ignore_case=fold)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(search, "needle", lambda _: "")
+            assert found == made.run("search", pattern=pattern, ignore_case=fold)
+
+
+@given(
+    tree=st.dictionaries(
+        st.tuples(st.integers(0, 40).map(lambda number: b"%02d" % number)),
+        st.lists(st.sampled_from([b"needle\n", b"x\n", b"\0"]), max_size=4).map(b"".join), max_size=30,
+    ),
+    limit=st.integers(1, 12), own=st.integers(1, 3), given_=st.integers(1, 8), ends=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_two_processes_find_what_one_does(
+    tree: dict[tuple[bytes, ...], bytes], limit: int, own: int, given_: int, ends: bool
+) -> None:
+    """In the same order, with the same counts and the same end; also where the second dies, or cannot be had."""
+    with workspace(tree) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(helper, "ALONE", 2)
+        patch.setattr(helper, "_OWN", own)
+        patch.setattr(helper, "_MOST", given_)
+        patch.setattr(os, "sched_getaffinity", lambda _: {0})
+        alone = made.run("search", pattern="needle", limit=limit)
+        patch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+        assert made.run("search", pattern="needle", limit=limit) == alone
+        process, batch = os.getpid(), search._Search.batch
+
+        def dying(*arguments: Any) -> Any:
+            if os.getpid() != process:
+                os._exit(9)
+            return batch(*arguments)
+
+        patch.setattr(search._Search, "batch", dying)
+        if not ends:
+            patch.setattr(os, "fork", lambda: (_ for _ in ()).throw(BlockingIOError()))
+        assert made.run("search", pattern="needle", limit=limit) == alone
 
 
 @given(

@@ -214,6 +214,27 @@ def test_a_workspace_closed_to_the_sandbox_is_no_empty_one(
     assert "chmod -R o+rX" in body["error"]["message"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes are another user than the workspace's owner")
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o644), (0o755, 0o600), (0o755, 0o644)])
+def test_a_program_that_may_not_read_its_workspace_is_told_who_can_change_that(
+    folder: int, file: int, home: Home
+) -> None:
+    """The operator at once, with the directory's name; the caller without it. The last is the control."""
+    (home.workspace / "a.txt").write_text("x")
+    (home.workspace / "a.txt").chmod(file)
+    home.workspace.chmod(folder)
+    code, body, told = home.call("run_python", {"code": "print(open('a.txt').read())"})
+    if (folder, file) == (0o755, 0o644):
+        assert (code, str(home.workspace) in told) == (OK, False)
+        return
+    assert code == FAILED
+    assert "chmod -R o+rX" in body["error"]["message"]
+    assert str(home.workspace) not in str(body)
+    assert f"un `chmod -R o+rX {home.workspace}{'' if folder == 0o700 else '/a.txt'}`" in told
+    _, body, told = home.call("run_python", {"code": "open('/nowhere/b.txt')"})
+    assert ("chmod" in body["error"]["message"]) == (folder == 0o700)
+
+
 @needs_bubblewrap
 @pytest.mark.parametrize(
     ("program", "kind", "line"),

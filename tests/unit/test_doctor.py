@@ -13,6 +13,7 @@ from rich.console import Console
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.drivers import registry
+from glovebox_server import workspace
 from glovebox_server.cli.actions import doctor
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.settings import Settings
@@ -118,8 +119,22 @@ async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capa
     body = json.loads("\n".join(shown(console)))
     assert [each["usable"] for each in body["drivers"]] == [False, True]
     assert body["profiles"] == {"error": None}
-    assert body["workspace"] == {"error": None, "path": str(settings.workspace), "reason": ""}
+    assert body["workspace"] == {"error": None, "path": str(settings.workspace), "reason": "", "closed": ""}
     assert "glovebox setup" in body["advice"]
+
+
+async def test_a_workspace_that_sandboxes_cannot_read_is_found(
+    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command; the control is the same workspace where sandboxes are its owner's."""
+    assert settings.workspace is not None
+    settings.workspace.chmod(0o700)
+    for other, word in ((True, "closed"), (False, "fine")):
+        monkeypatch.setattr(workspace, "changes_user", lambda other=other: other)
+        console = terminal()
+        assert await doctor.run(settings, console, as_json=False) == OK
+        assert f"workspace: {word}" in shown(console)
+        assert (f"`chmod -R o+rX {settings.workspace}`" in " ".join(" ".join(shown(console)).split())) == other
 
 
 async def test_a_workspace_that_holds_what_is_the_servers_is_found(

@@ -227,3 +227,28 @@ def test_a_directory_without_a_name_is_not_the_current_one(option: str, by: str,
         )
         assert done.exit_code == code, done.output
         assert code == OK or variable in done.stderr
+
+
+def test_what_of_a_workspace_other_users_cannot_read_is_said_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Itself, or what lies in it; a link does not count. Sandboxes of the server's own user are no others."""
+    directory = tmp_path / "my project"
+    directory.mkdir(mode=0o755)
+    (directory / "open").write_text("")
+    (directory / "link").symlink_to("open")
+    assert workspace.closed(directory) == ""
+    (directory / "file").touch(mode=0o600)
+    (directory / "sub").mkdir(mode=0o744)
+    said = workspace.closed(directory)
+    assert f"cannot read 2 of 4 entries of {directory}:" in said
+    assert f"If they are to, run `chmod -R o+rX '{directory}/file' '{directory}/sub'`" in said
+    directory.chmod(0o750)
+    assert f"cannot read {directory}:" in workspace.closed(directory)
+    assert f"Run `chmod -R o+rX '{directory}'`" in workspace.closed(directory)
+    settings = Settings(workspace=directory, state_dir=tmp_path / "state", data_dir=tmp_path / "data")
+    for changes, words in ((True, "chmod"), (False, "")):
+        monkeypatch.setattr(workspace, "changes_user", lambda changes=changes: changes)
+        assert words in str(find(settings, "stdio"))
+        assert bool(find(settings, "stdio").closed) == changes
+    assert workspace.closed(tmp_path / "gone") == ""

@@ -51,9 +51,11 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
     contents, times, and whether a file's owner may run it. What is neither, and what cannot be read, has no copy.
 
     Raises:
-        TooLarge: there are more entries or bytes than may be copied; nothing was.
+        TooLarge: there are more entries or bytes than may be copied, or it cannot be read; nothing was.
         OSError: the copy could not be written.
     """
+    if not os.access(source, os.R_OK | os.X_OK):  # or it would look as if it were empty
+        raise TooLarge("it cannot be read (permission denied)")
     found = list(_counted(source, max_files, max_bytes))
     original = Original([name for name, _ in found])
     for name, status in found:

@@ -129,11 +129,11 @@ def _gathered(walk: Walk, limit: int) -> _Tree:
             parent = path.rpartition("/")[0]
             if parent != last:
                 last, folder = parent, tree.folders[parent]
-            if entry.is_dir(follow_symlinks=False):
-                tree.folders[path] = _Folder()
-            elif entry.is_file(follow_symlinks=False):
+            if entry.is_file(follow_symlinks=False):
                 folder.files += 1
                 folder.bytes += _size(entry)
+            elif entry.is_dir(follow_symlinks=False):
+                tree.folders[path] = _Folder()
         folder.count += 1
         # Of a folder that cannot be opened the names are not needed; of the first one some are shown in any case.
         if folder.count <= limit or (walk.whole and last == tree.top):

@@ -12,18 +12,22 @@ import warnings
 from _glovebox_guest import wording
 from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import paths
+from _glovebox_guest.workspace.helper import in_order
+from _glovebox_guest.workspace.needle import needle
 from _glovebox_guest.workspace.tree import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+    from collections.abc import Callable, Iterator
+    from typing import Any, TypeAlias
 
     from _glovebox_guest.program.emit import Emit
 
+    Result: TypeAlias = tuple[str, list[tuple[int, dict[str, Any]]]]
+
 MAX_FILE = 8 * 1024 * 1024
 """Bytes: a larger text is data, which a program reads better."""
-MAX_SECONDS = 10.0
-"""Below the 15 seconds of processor time the shipped profile grants."""
+MAX_SECONDS = 7.0
+"""Two processes take below the 15 seconds of processor time the shipped profile grants."""
 MAX_SHOWN = 400
 """Characters of one line that are shown, the match among them."""
 _LEAD = 80
@@ -36,8 +40,8 @@ _FIRST_READ = 16 * 1024
 # Whether text was searched as a whole or line by line can only make a difference to what looks around, or does not
 # try again with less.
 _NEEDS_LINES = re.compile(r"\(\?[=!<>(]|\\[AZ]|[*+?}]\+")
-_SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
-"""What makes a pattern more than a text."""
+_SEARCHED, _BINARY, _LARGE, _UNREADABLE = "text", "binary", f"files over {MAX_FILE} bytes", "unreadable files"
+"""What can become of a file."""
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
@@ -48,21 +52,25 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     except paths.Refused as problem:
         emit.value(problem.value())
         return
-    for path, entry in walk:
-        if entry.is_file(follow_symlinks=False):
-            search.file(path, entry.path)
-            if search.full or walk.out_of_time():
+    answer = _Answer(payload.get("limit", 100))
+    files = ((path, entry.path) for path, entry in walk if entry.is_file(follow_symlinks=False))
+    searched = in_order(lambda batch: search.batch(batch, walk.out_of_time), files)
+    try:
+        for batch in searched:
+            answer.take(batch)
+            if answer.full or walk.out_of_time():
                 break
-    notes = [f"stopped at {search.full}"] if search.full else []
-    for count, what in ((search.large, f"files over {MAX_FILE} bytes"), (search.unreadable, "unreadable files")):
-        if count:
-            notes.append(f"not searched: {what}, {count}")
+    finally:
+        searched.close()
+    count = answer.count
+    notes = [f"stopped at {answer.full}"] if answer.full else []
+    notes += [f"not searched: {what}, {count[what]}" for what in (_LARGE, _UNREADABLE) if count[what]]
     notes += walk.notes()
     emit.value(
         {
-            "matches": search.matches,
-            "searched": search.searched,
-            "binary": search.binary,
+            "matches": answer.matches,
+            "searched": count[_SEARCHED],
+            "binary": count[_BINARY],
             "passed_over": sorted(walk.passed_over),
             "ignored": walk.ignored,
             "truncated": "; ".join(notes) or None,
@@ -70,65 +78,77 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     )
 
 
-class _Search:
-    def __init__(self, payload: dict[str, Any]) -> None:
-        self._pattern = _compiled(
-            payload["pattern"], literal=payload.get("literal", False), fold=payload.get("ignore_case", False)
-        )
-        self._by_line = not payload.get("literal") and _NEEDS_LINES.search(payload["pattern"]) is not None
-        self._needle = _needle(
-            payload["pattern"], literal=payload.get("literal", False), fold=payload.get("ignore_case", False)
-        )
-        self._context = payload.get("context", 0)
-        self._limit = payload.get("limit", 100)
+class _Answer:
+    """The results of files in their order, up to what one answer may hold."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._room = wording.MAX_ANSWER
         self.matches: list[dict[str, Any]] = []
-        self.searched = self.binary = self.large = self.unreadable = 0
+        self.count = dict.fromkeys((_SEARCHED, _BINARY, _LARGE, _UNREADABLE), 0)
+        """Files by what became of them."""
         self.full = ""
         """Which bound of the answer is reached, empty for none."""
 
-    def file(self, name: str, path: str) -> None:
-        """Search one file; ``name`` is its path relative to the workspace."""
-        try:
-            data = _content(path)
-        except OSError:
-            self.unreadable += 1
-            return
-        if data is None:
-            self.large += 1
-            return
-        # Most files have no match, and looking at bytes is several times as fast as at text.
-        lacks = self._needle not in data and not data.startswith(wording.UTF16_MARKS)
-        if lacks and not wording.is_binary(data):
-            self.searched += 1
-            return
-        text = wording.lenient(data)
-        if text is None:
-            self.binary += 1
-            return
-        self.searched += 1
-        # A pattern's $ means the end of the line, whoever wrote the file.
-        text = text.replace("\r\n", "\n")
+    def take(self, batch: list[Result]) -> None:
+        """Add them, until one does not fit."""
+        for became, matches in batch:
+            self.count[became] += 1
+            for cost, match in matches:
+                if len(self.matches) == self._limit:
+                    self.full = f"{self._limit} matches"
+                    return
+                self._room -= cost
+                if self._room < 0:
+                    self.full = f"{len(self.matches)} matches, as much as fits into one answer"
+                    return
+                self.matches.append(match)
+
+
+class _Search:
+    def __init__(self, payload: dict[str, Any]) -> None:
+        literal, fold = payload.get("literal", False), payload.get("ignore_case", False)
+        self._pattern = _compiled(payload["pattern"], literal=literal, fold=fold)
+        self._by_line = not literal and _NEEDS_LINES.search(payload["pattern"]) is not None
+        # What a file in UTF-8 must hold to match.
+        self._needle = needle(self._pattern).encode()
+        self._context = payload.get("context", 0)
+        self._limit = payload.get("limit", 100)
+
+    def batch(self, files: list[tuple[str, str]], out_of_time: Callable[[], bool]) -> list[Result]:
+        """Search files given as path relative to the workspace, and path.
+
+        Returns:
+            Of each what became of it and its matches with their cost in the answer; of the rest of the files nothing,
+            where these matches are more than an answer holds, or there is no more time.
+        """
+        found: list[Result] = []
+        left, room = self._limit, wording.MAX_ANSWER
+        for name, path in files:
+            became, text = _text(path, self._needle)
+            matches = []
+            for cost, match in self._matches(name, text) if text else ():
+                matches.append((cost, match))
+                left, room = left - 1, room - cost
+                # One more than fits shows that it did not.
+                if left < 0 or room < 0:
+                    break
+            found.append((became, matches))
+            if left < 0 or room < 0 or out_of_time():
+                break
+        return found
+
+    def _matches(self, name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         number, counted, display_name = 1, 0, paths.display_name(name)
         for start, end, column in self._lines(text):
-            if len(self.matches) == self._limit:
-                self.full = f"{self._limit} matches"
-                return
             number += text.count("\n", counted, start)
             counted = start
             match: dict[str, Any] = {"path": display_name, "line": number, "text": _cut(text[start:end], column)}
             if self._context:
                 match["before"] = _before(text, start, self._context)
                 match["after"] = _after(text, end, self._context)
-            self._room -= (
-                _OVERHEAD
-                + wording.cost(display_name)
-                + sum(map(wording.cost, [match["text"], *match.get("before", ()), *match.get("after", ())]))
-            )
-            if self._room < 0:
-                self.full = f"{len(self.matches)} matches, as much as fits into one answer"
-                return
-            self.matches.append(match)
+            texts = [display_name, match["text"], *match.get("before", ()), *match.get("after", ())]
+            yield _OVERHEAD + sum(map(wording.cost, texts)), match
 
     def _lines(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Yield start, end and the match's column (from 0) of each line that matches."""
@@ -163,12 +183,23 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
         raise paths.Refused("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None
 
 
-def _needle(pattern: str, *, literal: bool, fold: bool) -> bytes:
-    """Return what a file in UTF-8 must hold to match; nothing where that cannot be said so simply."""
-    # Whatever is no UTF-8 is read as U+FFFD.
-    if fold or "\ufffd" in pattern or not (literal or _SPECIAL.search(pattern) is None):
-        return b""
-    return pattern.encode("utf-8", "surrogatepass")
+def _text(path: str, needle: bytes) -> tuple[str, str]:
+    """What became of a file, and its text where it may match."""
+    try:
+        data = _content(path)
+    except OSError:
+        return _UNREADABLE, ""
+    if data is None:
+        return _LARGE, ""
+    # Most files have no match, and looking at bytes is several times as fast as at text.
+    lacks = needle not in data and not data.startswith(wording.UTF16_MARKS)
+    if lacks and not wording.is_binary(data):
+        return _SEARCHED, ""
+    text = wording.lenient(data)
+    if text is None:
+        return _BINARY, ""
+    # A pattern's $ means the end of the line, whoever wrote the file.
+    return _SEARCHED, text.replace("\r\n", "\n")
 
 
 def _content(path: str) -> bytes | None:

@@ -127,7 +127,26 @@ def _missing(problem: OSError) -> str:
 def _forbidden(problem: OSError) -> str:
     if str(problem.filename).startswith("/output"):
         return "/output can only be written: work in /tmp and copy the result."
+    if closed := _closed(problem.filename):
+        return closed
     return _no_program() if _raised_in(problem, "subprocess", "_execute_child") else ""
+
+
+def _closed(place: object) -> str:
+    """What to say where the host does not let its sandboxes read the workspace, or this part of it."""
+    from _glovebox_guest.workspace import paths
+
+    if os.path.isdir(_WORKSPACE) and not os.access(_WORKSPACE, os.R_OK | os.X_OK):
+        # It was not entered, so a name relative to it is not denied but simply not there.
+        closed = paths.closed()
+        return f"{closed.reason} {closed.hint}"
+    if not isinstance(place, str) or not os.path.abspath(place).startswith(f"{_WORKSPACE}/"):
+        return ""
+    try:
+        os.close(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as problem:
+        return paths.ALLOW if problem.errno == errno.EACCES else ""
+    return ""
 
 
 def _full(_: object = None) -> str:
@@ -169,6 +188,8 @@ def _not_found(path: str) -> str:
     for place, text in _EMPTY.items():
         if path.startswith(place):
             return text
+    if closed := _closed(path):
+        return closed
     if not os.access(_WORKSPACE, os.R_OK | os.X_OK):
         return "No workspace is served to this tool: there are no files but those in /input."
     if similar := _similar(path):

@@ -24,6 +24,12 @@ MAX_LINKS = 40
 _SHOWN = 200
 """Characters of a caller's path repeated in a message."""
 
+ALLOW = (
+    "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "
+    "so everybody must be able to read what they are to read (chmod -R o+rX)."
+)
+"""What to do where the host denies reading: nothing in a sandbox, and no argument of the caller's."""
+
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A FIFO without a writer blocks open(2), and a terminal would become ours.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -217,11 +223,7 @@ def outside(path: str) -> Refused:
 
 def closed() -> Refused:
     """Return what is said where nothing of the workspace can be seen: not the caller's to put right."""
-    hint = (
-        "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "
-        "so everybody must be able to read the workspace (chmod -R o+rX)."
-    )
-    return Refused("path.unreadable", "The workspace itself cannot be read (permission denied).", hint)
+    return Refused("path.unreadable", "The workspace itself cannot be read (permission denied).", ALLOW)
 
 
 def _translate(path: str, error: OSError | ValueError) -> NoReturn:
@@ -235,7 +237,7 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
         raise Refused("path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint) from None
     if number in (errno.EACCES, errno.EPERM) and not os.access(ROOT, os.X_OK):
         raise closed() from None
-    hint = "The file's owner has to allow reading it."
+    hint = ALLOW if number in (errno.EACCES, errno.EPERM) else "Try again."
     why = os.strerror(number or errno.EIO).lower()
     raise Refused("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
-    Matcher: TypeAlias = Callable[[str], re.Match[str] | None]
+    Matcher: TypeAlias = Callable[[str], object]
     Obeyed: TypeAlias = tuple[tuple[int, ignore.Rules], ...]
 
 PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
@@ -71,7 +71,8 @@ class Walk:
         self._named = set(re.split(r"[/{},]", pattern))
         self._obeys = not include_ignored and not self._single
         self._reader = ignore.Reader()
-        self._depth, self._match = _compiled(rest or ["**"])
+        # Of a folder every path below is meant, and none is empty.
+        self._depth, self._match = _compiled(rest) if rest not in ([], ["**"]) else (None, len)
         self._seconds = seconds
         self._deadline = monotonic() + seconds
         self.scanned = 0
@@ -102,7 +103,7 @@ class Walk:
                 is_folder = entry.is_dir(follow_symlinks=False)
                 left_out = obeyed and _left_out(obeyed, entry.name, way + path, folder=is_folder)
                 if left_out and entry.name not in self._named:
-                    self.ignored += (is_folder and self._reaches(len(stack))) or self._match(path) is not None
+                    self.ignored += (is_folder and self._reaches(len(stack))) or bool(self._match(path))
                     continue
                 if self._match(path):
                     yield prefix + path, entry

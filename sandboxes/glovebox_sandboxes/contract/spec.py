@@ -41,6 +41,8 @@ class Limits:
     """Number of artifacts of one call."""
     stream_bytes: int
     """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
+    processors: int = 1
+    """That it may keep busy at one time, where a control group can say so."""
     workspace_bytes: int = 0
     """Size of the tmpfs at ``/workspace`` where writes are kept apart."""
     workspace_files: int = 0

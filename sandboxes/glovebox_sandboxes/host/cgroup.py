@@ -20,8 +20,6 @@ from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.host.host_view import groups_of
 
 _CPU_PERIOD_US = 100_000
-CORES = 1.0
-"""Processors a sandbox may keep busy at one time: a call is one program, and its neighbours want theirs."""
 SOCKET_BYTES = 32 * 1024 * 1024
 """On v1, what sockets of a sandbox may hold in flight: v1 counts that apart from memory, and without a limit not at all
 (cgroup-v1/memory.html, 2.7.2). What all sockets of a machine hold together has an end too, so one sandbox could have
@@ -166,7 +164,7 @@ def _make(parents: tuple[Path, ...]) -> bool:
 
 def settings(version: int, limits: Limits) -> Mapping[str, str]:
     """File name → content that enforces the limits; pure, part of the plan."""
-    quota = int(CORES * _CPU_PERIOD_US)
+    quota = limits.processors * _CPU_PERIOD_US
     if version == 1:
         return {
             "memory.limit_in_bytes": str(limits.memory_bytes),

@@ -215,7 +215,10 @@ class _Processor:
 
 
 def _too_large(reason: str) -> UnsupportedSpec:
-    fix = 'Raise limits.workspace in the profile, serve a smaller directory (--workspace), or use workspace = "read".'
+    fix = (
+        "Raise limits.workspace in the profile, serve a smaller directory (--workspace), which sandboxes may read "
+        '(as root: chmod -R o+rX), or use workspace = "read".'
+    )
     return UnsupportedSpec("files.workspace", f"the workspace cannot be copied: {reason}", fix)
 
 

@@ -47,7 +47,9 @@ class Found:
         """By which mechanism each limit is enforced, but for those that are ``different``."""
         mechanism = self.hierarchy.mechanism if self.hierarchy else "rlimit"
         processor = mechanism if self.hierarchy and self.hierarchy.counts else "rlimit"
-        usual = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": processor, "wall_seconds": "broker",
+        busy = mechanism if self.hierarchy else "none"
+        usual = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": processor, "processors": busy,
+                 "wall_seconds": "broker",
                  "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
         return usual | different
 

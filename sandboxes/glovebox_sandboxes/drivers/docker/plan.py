@@ -13,7 +13,17 @@ from typing import Any, Literal
 from glovebox_sandboxes.contract.base import Level, Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
-from glovebox_sandboxes.contract.spec import GUEST_UID, INPUT, ORIGINAL, OUTPUT, SCRATCH, WORKSPACE, Mount, SandboxSpec
+from glovebox_sandboxes.contract.spec import (
+    GUEST_UID,
+    INPUT,
+    ORIGINAL,
+    OUTPUT,
+    SCRATCH,
+    WORKSPACE,
+    Limits,
+    Mount,
+    SandboxSpec,
+)  # fmt: skip
 from glovebox_sandboxes.drivers import sentry
 from glovebox_sandboxes.runtime import guest_tree
 
@@ -38,8 +48,6 @@ _BYTES_PER_INODE = 4096
 """A tmpfs file costs at least a page; so a million empty files are refused by the same bound as their bytes."""
 _SHARED_MEMORY = 1024 * 1024
 """Bytes of /dev/shm: room for the semaphores of multiprocessing, none for data, which belongs in /tmp."""
-_CPUS = 1
-"""Processors at one time: a program that needs more is not the small, interactive kind this is for."""
 _OPEN_FILES = 1024
 """The usual soft limit of a login shell; a sandbox needs no more."""
 _CPU_ALLOWANCE = 10
@@ -97,6 +105,8 @@ class Host:
     runtime: Runtime = "runc"
     groups: bool = True
     """Whether the Engine may make control groups; without root it may not on version 1."""
+    processors: int = 1
+    """It has: of more the Engine makes no container."""
     added: tuple[str, ...] = ("/etc/hostname",)
     """Files that the Engine mounts into a container beside what it is asked for."""
 
@@ -179,7 +189,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
             "CgroupnsMode": "private",
             "Init": False,
             "Devices": [],
-            **(_groups(limits.memory_bytes, outside.pids) if host.groups else {}),
+            **(_groups(outside, min(limits.processors, host.processors)) if host.groups else {}),
             # The host's own programs first: a sandbox is what the kernel should give up in a shortage.
             "OomScoreAdj": 500,
             "ShmSize": _SHARED_MEMORY,
@@ -312,8 +322,9 @@ def _ulimit(name: str, value: int) -> dict[str, Any]:
     return {"Name": name, "Soft": value, "Hard": value}
 
 
-def _groups(memory: int, pids: int) -> dict[str, int]:
-    return {"Memory": memory, "MemorySwap": memory, "PidsLimit": pids, "NanoCpus": _CPUS * 1_000_000_000}
+def _groups(limits: Limits, processors: int) -> dict[str, int]:
+    memory = limits.memory_bytes
+    return {"Memory": memory, "MemorySwap": memory, "PidsLimit": limits.pids, "NanoCpus": processors * 1_000_000_000}
 
 
 def _tmpfs(size: int) -> str:

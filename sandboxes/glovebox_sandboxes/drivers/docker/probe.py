@@ -58,6 +58,7 @@ def probe(engine: Engine, runtime: Runtime) -> tuple[Capabilities, Host]:
         socket=engine.socket,
         runtime=runtime,
         groups=groups,
+        processors=int(info.get("NCPU") or 1),
         added=("/etc/hostname", *(() if own is None else podman.MOUNTS)),
     )
     gaps = _engine_gaps(info, engine.version, options, runtime) if own is None else _podman_gaps(info, own, runtime)
@@ -171,7 +172,7 @@ def _limits(info: Mapping[str, Any], groups: bool) -> Mapping[str, str]:
     return {
         "wall_seconds": "guest and broker",
         "cpu_seconds": "rlimit",
-        **({"cpu": group} if groups else {}),
+        "processors": group if groups else "none",
         "memory_bytes": group,
         "pids": group,
         "scratch_bytes": "tmpfs",

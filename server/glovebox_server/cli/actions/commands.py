@@ -63,7 +63,8 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
             principal = Principal(id=f"local:{os.getuid()}", transport="cli")
             result = await app.broker.submit(principal, tool, raw, _Told(err))
             profile = app.profiles.get(tool)
-            if app.workspace.path is None and profile is not None and profile.files.workspace != "none":
+            wanted = profile is not None and profile.files.workspace != "none"
+            if wanted and (app.workspace.path is None or (app.workspace.closed and result.failed)):
                 err.print(str(app.workspace), markup=False, highlight=False)
         _show(result, out, as_json=as_json)
         if "refused" in result.structured:
@@ -165,7 +166,7 @@ def serve(
             return catalogue.digest(catalogue.listed(TOOLS.values(), profiles))
 
         async with apps.opened(settings, transport, tools_digest) as app:
-            if app.workspace.path is None:
+            if app.workspace.path is None or app.workspace.closed:
                 err.print(str(app.workspace), markup=False, highlight=False)
             if transport == "stdio":
                 event_loop.settled()

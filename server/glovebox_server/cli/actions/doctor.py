@@ -53,7 +53,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
             "host": host_info.facts(),
             "drivers": reports,
             "profiles": {"error": problem},
-            "workspace": {"error": refused, "path": path, "reason": served.reason},
+            "workspace": {"error": refused, "path": path, "reason": served.reason, "closed": served.closed},
             "advice": advice,
         }
         print_json(out.file, body)
@@ -64,8 +64,17 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
             _block(out, each, width)
         _verdict(out, "profiles", "wrong" if problem else "fine")
         _line(out, "problem" if problem else "loaded", problem or loaded, width)
-        _verdict(out, "workspace", "wrong" if refused else "fine" if served.path else "none")
-        _line(out, "problem" if refused else "served" if served.path else "", refused or str(served), width)
+        _verdict(
+            out,
+            "workspace",
+            "wrong" if refused else "none" if not served.path else "closed" if served.closed else "fine",
+        )
+        _line(
+            out,
+            "problem" if refused or served.closed else "served" if served.path else "",
+            refused or str(served),
+            width,
+        )
         if advice:
             out.print()
             for line in _laid_out(advice, width, ""):
@@ -76,7 +85,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
 
 
 def _verdict(out: Console, what: str, word: str) -> None:
-    colour = {"fine": "green", "none": "yellow"}.get(word, "red")
+    colour = {"fine": "green", "none": "yellow", "closed": "yellow"}.get(word, "red")
     out.print(Text.assemble((what, "bold"), ": ", (word, colour)))
 
 
@@ -128,7 +137,9 @@ def _block(out: Console, found: Capabilities, width: int | None) -> None:
     if found.version:
         _line(out, "version", found.version, width)
     if found.usable:
-        _line(out, "limits by", ", ".join(dict.fromkeys(found.limits.values())), width)
+        _line(
+            out, "limits by", ", ".join(dict.fromkeys(each for each in found.limits.values() if each != "none")), width
+        )
     for missing in found.missing:
         _line(out, "missing", missing.what, width)
         _line(out, "", f"→ {missing.fix}", width)

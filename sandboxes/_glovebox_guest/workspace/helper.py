@@ -1,0 +1,159 @@
+"""Has a second process do half of the work on many items, where there is a second processor. Standard library only.
+
+No program is started: it is a fork of this one, with the same rights, limits and files, and killed before the work is
+handed back. It talks to this process alone.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+from collections import deque
+from itertools import islice
+from time import monotonic
+
+from _glovebox_guest.stdlib import TYPE_CHECKING, signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from typing import Any, TypeAlias
+
+    Item: TypeAlias = tuple[str, str]
+    Work: TypeAlias = Callable[[list[Item]], list[Any]]
+
+ALONE = 512
+"""Items before there is a helper: it takes as long to start as some hundred small files to search."""
+_OWN = 32
+"""Items this process takes at a time, before it looks whether the helper is idle."""
+_MOST = 1024
+"""Items the helper gets at most."""
+_AHEAD = 64
+"""Batches this process may be done with before one of the helper's."""
+_SECONDS = 0.02
+"""Of work for the helper: much more than a change of processes, and less than anybody waits for."""
+
+
+def in_order(work: Work, items: Iterator[Item]) -> Generator[list[Any], None, None]:
+    """Yield what ``work`` makes of the items, some at a time, in their order; closing it ends the helper.
+
+    Args:
+        work: from items to results that ``marshal`` knows; done in either process.
+        items: taken in this process.
+    """
+    waiting: deque[_Batch] = deque()
+    helper: _Helper | None = None
+    taken = 0
+    try:
+        while True:
+            if helper is None and taken >= ALONE and len(os.sched_getaffinity(0)) > 1:
+                helper = _Helper(work)
+            if helper is not None and helper.idle and (given := list(islice(items, helper.size))):
+                waiting.append(helper.give(given))
+            own = list(islice(items, _OWN))
+            taken += len(own)
+            if own:
+                waiting.append(_Batch(own, work(own)))
+            if helper is not None:
+                helper.look(wait=not own or len(waiting) > _AHEAD)
+            while waiting and waiting[0].results is not None:
+                yield waiting.popleft().results or []
+            if not own and not waiting:
+                return
+    finally:
+        if helper is not None:
+            helper.end()
+
+
+class _Batch:
+    __slots__ = ("items", "results")
+
+    def __init__(self, items: list[Item], results: list[Any] | None = None) -> None:
+        self.items = items
+        self.results = results
+
+
+class _Helper:
+    """The other process, and the one batch it has at a time: so neither ever waits for the other to read."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.size = ALONE // 4
+        """Items of its next batch."""
+        self._batch: _Batch | None = None
+        self._began = 0.0
+        self._pid = 0
+        self._start()
+
+    def _start(self) -> None:
+        # What is written to a helper that has ended must not end this process.
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        orders, self._orders = os.pipe()
+        self._results, results = os.pipe()
+        try:
+            self._pid = os.fork()
+        except OSError:  # no more processes: it is done here, in give()
+            os.close(orders)
+            os.close(results)
+            return
+        if self._pid == 0:
+            try:
+                os.close(self._orders)
+                os.close(self._results)
+                with open(orders, "rb") as source, open(results, "wb") as target:
+                    while True:
+                        items = marshal.load(source)  # noqa: S302 - from the process it is a fork of
+                        marshal.dump(self._work(items), target)
+                        target.flush()
+            finally:
+                os._exit(0)
+        os.close(orders)
+        os.close(results)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no batch."""
+        return self._batch is None
+
+    def give(self, items: list[Item]) -> _Batch:
+        """Have it work on these."""
+        batch = self._batch = _Batch(items)
+        self._began = monotonic()
+        view = memoryview(marshal.dumps(items))
+        try:
+            while view:
+                view = view[os.write(self._orders, view) :]
+        except OSError:
+            self._take_back()
+        return batch
+
+    def look(self, *, wait: bool) -> None:
+        """Take its results, if they are there; or wait for them."""
+        if self._batch is None:
+            return
+        poll = select.poll()
+        poll.register(self._results, select.POLLIN)
+        if not poll.poll(None if wait else 0):
+            return
+        try:
+            with open(self._results, "rb", closefd=False) as source:
+                self._batch.results = marshal.load(source)  # noqa: S302 - as above
+        except (EOFError, ValueError, TypeError):
+            self._take_back()
+            return
+        self.size = max(1, min(_MOST, int(self.size * _SECONDS / max(monotonic() - self._began, _SECONDS / 8))))
+        self._batch = None
+
+    def _take_back(self) -> None:
+        """It has ended, most likely for lack of memory: nothing is lost by that."""
+        if self._batch is not None:
+            self._batch.results = self._work(self._batch.items)
+            self._batch = None
+
+    def end(self) -> None:
+        """Kill it, if it lives, and wait until it is gone."""
+        os.close(self._orders)
+        os.close(self._results)
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
