@@ -38,7 +38,9 @@ FAILURES: dict[type[Exception], Failure] = {
     UnknownTool: Failure(
         classed="unknown tool",
         exit_code=USAGE,
-        sentence=lambda error, _: f"Unknown tool: {getattr(error, 'name', '')}",
+        sentence=lambda error, _: (
+            f"Unknown tool: {getattr(error, 'name', '')}; there are {', '.join(getattr(error, 'tools', ()))}"
+        ),
     ),
     InvalidArguments: Failure(
         classed="invalid",

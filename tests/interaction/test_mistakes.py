@@ -16,6 +16,7 @@ from tests.repo.files import ROOT
 
 from glovebox_server import app as apps
 from glovebox_server.app import App
+from glovebox_server.artifacts.collect import CUT
 from glovebox_server.calls import Text
 from glovebox_server.settings import Settings
 
@@ -184,6 +185,43 @@ def test_what_is_lost_at_the_end_of_a_program_is_told(app: App, portal: Blocking
     full += "try:\n    while True:\n        g.write(bytes(2**20))\nexcept OSError as error:\n    print(error)"
     assert "(/tmp is full, it holds 256 MiB: " in read(portal, app, full)
     assert "is full" not in read(portal, app, "f = open('/tmp/a', 'wb')\nf.write(bytes(2**20))")
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("import sys\nsys.stdout.buffer.write(b'\\xff');", "[What is not UTF-8 in output shows as \ufffd: "),
+        ("print('x' * 300_000)", "[37857 bytes of output left out: print less, or write it to /output.]"),
+        ("list(range(10_000))", "[The last expression's value was cut: end with a part of it.]"),
+        ("print(1)", ""),
+    ],
+)
+def test_what_of_the_output_cannot_be_read_is_told(code: str, note: str, app: App, portal: BlockingPortal) -> None:
+    """And where it would be whole; the control has nothing to tell."""
+    last = read(portal, app, code).splitlines()[-1]
+    assert last.startswith(note) if note else last == "1"
+
+
+@pytest.mark.driver("bubblewrap")
+def test_a_file_that_lacks_its_end_is_marked(app: App, portal: BlockingPortal) -> None:
+    """In its entry and in the text, though the program goes on; the control has room for all of it."""
+    code = """
+open("/output/first.bin", "wb").write(bytes(2**20))
+try:
+    with open("/output/big.bin", "wb") as file:
+        for _ in range(%d):
+            file.write(bytes(2**20))
+except OSError as error:
+    print(error)
+"""
+    for mib, marks in ((100, (CUT,)), (10, ())):
+        result = portal.call(submitted, app, "run_python", {"code": code % mib})
+        assert not result.failed
+        risks = {each["name"]: each["risks"] for each in result.structured["artifacts"]}
+        assert risks == {"big.bin": marks, "first.bin": ()}
+        text = "\n".join(block.text for block in result.content if isinstance(block, Text))
+        assert (f"big.bin: {CUT}" in text) == bool(marks)
 
 
 if __name__ == "__main__":

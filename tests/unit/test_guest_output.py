@@ -23,6 +23,7 @@ class Host:
         self._in, from_guest = os.pipe()
         self.files: dict[str, bytearray] = {}
         self.announced: dict[str, int] = {}
+        self.cut: set[str] = set()
         self._names: dict[int, str] = {}
         self._refuse = refuse
         self._wire = wire.Wire("host")
@@ -45,6 +46,7 @@ class Host:
             name = event.meta["name"]
             self._names[event.stream] = name
             self.announced[name] = event.meta["bytes"]
+            self.cut |= {name} if event.meta.get("cut") else set()
             if name in self._refuse:
                 os.write(self._out, self._wire.reset(event.stream, {}))
             else:
@@ -190,6 +192,26 @@ def test_a_name_that_is_no_text_is_skipped_in_printable_form(tmp_path: Path, nam
     ((shown, reason),) = skipped.items()
     assert reason == "its name is not UTF-8"
     assert shown.isascii()
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_what_was_written_last_into_a_full_place_is_said_to_be_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """The last that took room, and empty ones after it; the control has a byte left."""
+    for second, (name, content) in enumerate([("whole", b"x"), ("cut", b"x"), ("after", b"")]):
+        (tmp_path / name).write_bytes(content)
+        os.utime(tmp_path / name, (second, second))
+    found = list(os.statvfs(tmp_path))
+    found[4] = room
+    monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result(found))
+    host = Host()
+    try:
+        collect(host.loop, str(tmp_path), max_files=9, max_bytes=9)
+    finally:
+        host.close()
+    assert set(host.files) == {"whole", "cut", "after"}
+    assert host.cut == (set() if room else {"cut", "after"})
 
 
 @pytest.mark.parametrize("name", ["\n", "\x1b[2J", "a b", "\u202e", "-rf", "..."])

@@ -38,9 +38,11 @@ class Picture:
 class _Sender(StreamHandler):
     """Sends one file; waits for credit in between."""
 
-    def __init__(self, loop: Loop, descriptor: int, name: str, size: int, *, kind: str = "file") -> None:
+    def __init__(
+        self, loop: Loop, descriptor: int, name: str, size: int, *, kind: str = "file", cut: bool = False
+    ) -> None:
         self._over = False
-        stream = loop.open(kind, {"name": name, "bytes": size}, self)
+        stream = loop.open(kind, {"name": name, "bytes": size, **({"cut": True} if cut else {})}, self)
         remaining = size
         while remaining and not self._over:
             credit = loop.wire.credit(stream)
@@ -83,12 +85,13 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
     pictures: list[Picture] = []
     uncounted = 0
     files = total = 0
+    full_since = _full_since(root)
     for name, unfit in _walk(root):
         reason = unfit
         if not reason and files == max_files:
             reason = f"more than {max_files} files"
         if not reason:
-            size, reason = _send(loop, root, name, max_bytes - total, pictures)
+            size, reason = _send(loop, root, name, max_bytes - total, pictures, full_since=full_since)
             files += not reason
             total += size
         if reason and len(skipped) < MAX_SKIPPED:
@@ -115,7 +118,25 @@ def _opened(root: str, name: str) -> int:
     return os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _send(loop: Loop, root: str, name: str, room: int, pictures: list[Picture]) -> tuple[int, str]:
+def _full_since(root: str) -> int | None:
+    """Where there is no room left, the time of the last change that took some: what was written then may be cut."""
+    space = os.statvfs(root)
+    if space.f_bavail or not space.f_blocks:
+        return None
+    last = 0
+    for name, _ in _walk(root):
+        try:
+            found = os.lstat(os.path.join(root, name))
+        except OSError:
+            continue
+        if stat.S_ISREG(found.st_mode) and found.st_size:
+            last = max(last, found.st_mtime_ns)
+    return last
+
+
+def _send(
+    loop: Loop, root: str, name: str, room: int, pictures: list[Picture], *, full_since: int | None
+) -> tuple[int, str]:
     try:
         descriptor = _opened(root, name)
     except OSError as problem:
@@ -135,7 +156,8 @@ def _send(loop: Loop, root: str, name: str, room: int, pictures: list[Picture]) 
             media_type = header.kind(head)
             if media_type is not None:
                 pictures.append(Picture(name, media_type, head, found.st_size))
-        _Sender(loop, descriptor, name, found.st_size)
+        cut = full_since is not None and found.st_mtime_ns >= full_since
+        _Sender(loop, descriptor, name, found.st_size, cut=cut)
         return found.st_size, ""
     finally:
         os.close(descriptor)

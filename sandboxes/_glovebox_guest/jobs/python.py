@@ -51,6 +51,25 @@ class _StandardLibrary:
         return None
 
 
+class _Input(_io.FileIO):
+    """Standard input, which is empty: notes that somebody asks it."""
+
+    def __init__(self, noted: set[str]) -> None:
+        super().__init__(0, closefd=False)
+        self._noted = noted
+        self._replaced = sys.stdin  # which would close the descriptor
+
+    def readinto(self, buffer: Any) -> int | None:
+        """See ``io.RawIOBase``."""
+        self._noted.add("input")
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        """See ``io.RawIOBase``."""
+        self._noted.add("input")
+        return super().readall()
+
+
 _NO_ROOM = (MemoryError, SystemError)
 """What there is no memory for ends in the first; in CPython 3.13 now and then in the second. Made here, not there."""
 
@@ -238,6 +257,8 @@ def _prepare(code: str, noted: set[str]) -> None:
         module.getaddrinfo = getaddrinfo
 
     os.system = run_shell
+    stdin = _io.TextIOWrapper(_io.BufferedReader(_Input(noted)), encoding="utf-8")
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
     sitecustomize.after("_socket", watch_look_ups)
     sitecustomize.install()
 

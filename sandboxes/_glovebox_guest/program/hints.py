@@ -34,6 +34,7 @@ _SHELL = (
 )
 _NOTEBOOK = "This is Python without a notebook's commands: leave them out."
 _READ_ONLY = "Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp."
+_NOBODY = "Standard input is empty and nobody answers: write the value into the program."
 _FEW = "A call may have few processes and threads: use a pool of four."
 _PLACES = {
     "/output": "what was written last is incomplete; write less, or compress it",
@@ -56,9 +57,10 @@ def noted(what: str) -> str:
     """What is said at the end of a program of something that it may not have told itself.
 
     Args:
-        what: "shell", "network", "thread" or "full".
+        what: "input", "shell", "network", "thread" or "full".
     """
     tell: dict[str, Callable[[], str]] = {
+        "input": lambda: _NOBODY,
         "shell": lambda: _SHELL,
         "network": _network,
         "thread": lambda: "A daemon thread had not ended and was stopped: join() it to have its results.",
@@ -103,10 +105,11 @@ def _import(problem: ImportError) -> str:
 
 def _system(problem: OSError) -> str:
     """What the kernel refuses, or does not have here."""
+    # These have numbers of their own.
+    if _named(problem) in {"socket.gaierror", "socket.herror"}:
+        return _network()
     if tell := _BY_NUMBER.get(problem.errno):
         return tell(problem)
-    if _named(problem) == "socket.gaierror":
-        return _network()
     if _raised_in(problem, "subprocess", "_execute_child"):
         return _no_program()
     # pandas, which looks for the folder itself.
@@ -118,6 +121,8 @@ def _no_program() -> str:
 
 
 def _missing(problem: OSError) -> str:
+    if not isinstance(problem, FileNotFoundError):
+        return ""  # a library's, with a number of its own
     # os.execv and its kind name no file.
     if not problem.filename or _raised_in(problem, "subprocess", "_execute_child"):
         return _no_program()
@@ -171,6 +176,7 @@ _BY_NUMBER: dict[int | None, Callable[[OSError], str]] = {
     errno.EROFS: lambda _: _READ_ONLY,
     errno.ENOSPC: _full,
     errno.EAGAIN: lambda _: _FEW,
+    errno.ENOSYS: lambda _: "A sandbox has no locks of files, and lacks other calls: do without.",
     errno.ENOENT: _missing,
     errno.EACCES: _forbidden,
 }
@@ -319,14 +325,7 @@ _KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
     (NameError, _name),
     (KeyError, _key),
     (UnicodeDecodeError, _decoding),
-    (
-        EOFError,
-        lambda problem: (
-            "Standard input is empty and nobody answers: write the value into the program."
-            if "reading a line" in _text(problem)
-            else ""
-        ),
-    ),
+    (EOFError, lambda problem: _NOBODY if "reading a line" in _text(problem) else ""),
     (
         MemoryError,
         lambda _: "Take less at a time: only the columns and rows that are needed, or one part after another.",

@@ -46,6 +46,8 @@ class Hooks:
 
     file: Callable[[str, int], Awaitable[Sink | None]]
     """Takes name and size of an output file; None refuses it."""
+    cut_file: Callable[[str, int], Awaitable[Sink | None]] | None = None
+    """Takes one whose end may be missing, where that is to be told apart."""
     serve: Serve | None = None
     """Serves one egress stream; None where the profile grants no network."""
     printed: Callable[[bytes], None] | None = None
@@ -339,7 +341,8 @@ class _Streams:
         if kind == "patch" and self._overlay and type(size) is int:
             return await self._hooks.file(PATCH, size)
         if kind == "file" and isinstance(name, str) and type(size) is int:
-            return await self._hooks.file(name, size)
+            cut = self._hooks.cut_file if meta.get("cut") is True else None
+            return await (cut or self._hooks.file)(name, size)
         return None
 
     def _heard(self, data: bytes) -> None:

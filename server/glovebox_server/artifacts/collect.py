@@ -26,6 +26,8 @@ FLUSH_BYTES: Final = 256 * 1024
 """What one file holds in memory before a worker thread hashes and writes it: few thread switches, little memory."""
 
 T = TypeVar("T")
+CUT: Final = "its end may be missing: /output was full when it was written"
+"""A mark like those of ``names``."""
 
 
 class Worker:
@@ -52,6 +54,7 @@ class Sink:
     __slots__ = (
         "_buffer",
         "_collection",
+        "_cut",
         "_descriptor",
         "_digest",
         "_paths",
@@ -63,8 +66,9 @@ class Sink:
         "uri",
     )
 
-    def __init__(self, collection: "Collection", name: str, uri: str, descriptor: int) -> None:
+    def __init__(self, collection: "Collection", name: str, uri: str, descriptor: int, *, cut: bool) -> None:
         self._collection = collection
+        self._cut = cut
         self._descriptor = descriptor
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
@@ -126,7 +130,12 @@ class Sink:
             media_type=content.media_type,
             created=created,
             expires=expires,
-            risks=name_risks(self.name) + content.risks + (self._paths.risks() if self._paths else ()),
+            risks=(
+                *((CUT,) if self._cut else ()),
+                *name_risks(self.name),
+                *content.risks,
+                *(self._paths.risks() if self._paths else ()),
+            ),
         )
 
 
@@ -173,13 +182,14 @@ class Collection:
         self._bytes_left -= size
 
     @asynccontextmanager
-    async def receive(self, name: str) -> AsyncIterator[Sink]:
+    async def receive(self, name: str, *, cut: bool = False) -> AsyncIterator[Sink]:
         """Receive one file: ``async with collection.receive(name) as sink``; leaving normally is its end.
 
         Leaving by an exception or cancellation removes what was written. Several may be open at once.
 
         Args:
             name: The file's path relative to ``/output``, as the sandbox told it: anything.
+            cut: Whether its end may be missing.
 
         Raises:
             Refused: Rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or
@@ -200,7 +210,7 @@ class Collection:
             with CancelScope(shield=True):
                 descriptor = await self.worker.run("keeping an output file", partial(self._disk.create, identifier))
             try:
-                sink = Sink(self, name, uri_of(identifier), descriptor)
+                sink = Sink(self, name, uri_of(identifier), descriptor, cut=cut)
                 yield sink
                 if sink.failed:  # the caller swallowed it, but a file with a hole is no file
                     raise sink.failed

@@ -6,6 +6,7 @@ Every step that has an effect is in the audit log, on disk, before the effect.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ class Broker:
                     listener.progress("Running")
                     hooks = Hooks(
                         file=collector.accept,
+                        cut_file=partial(collector.accept, cut=True),
                         serve=serve_with(gate) if gate else None,
                         printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
                     )

@@ -56,9 +56,9 @@ class Collector:
         for receiving in tuple(self._open):
             await receiving.drop(_INCOMPLETE)
 
-    async def accept(self, name: str, size: int) -> "_Receiving | None":
-        """Take one file the guest announces; None refuses it. Its size is only what the guest says."""
-        receiving = _Receiving(self, name, keep=size <= MAX_BYTES)
+    async def accept(self, name: str, size: int, *, cut: bool = False) -> "_Receiving | None":
+        """Take one file the guest announces; None refuses it. Its size, and that it is cut, is only what it says."""
+        receiving = _Receiving(self, name, keep=size <= MAX_BYTES, cut=cut)
         return receiving if await receiving.begin(self._collection) else None
 
     def hold(self, receiving: "_Receiving") -> None:
@@ -210,7 +210,7 @@ class _Looks:
 class _Receiving:
     """One file on its way from the guest to the store. What is refused is recorded and the rest of it thrown away."""
 
-    def __init__(self, collector: Collector, name: str, *, keep: bool) -> None:
+    def __init__(self, collector: Collector, name: str, *, keep: bool, cut: bool = False) -> None:
         self.name = name
         self.uri = ""
         """Its address, once it has begun."""
@@ -218,10 +218,11 @@ class _Receiving:
         self._stack = AsyncExitStack()
         self._sink: FileSink | None = None
         self._kept: bytearray | None = bytearray() if keep else None
+        self._cut = cut
 
     async def begin(self, collection: Collection) -> bool:
         try:
-            self._sink = await self._stack.enter_async_context(collection.receive(self.name))
+            self._sink = await self._stack.enter_async_context(collection.receive(self.name, cut=self._cut))
         except Refused as refusal:
             await self._collector.refuse(self.name, refusal)
             return False
