@@ -76,11 +76,14 @@ def why_unusable(name: str) -> str:
     """What the driver's own probe misses on this machine; empty if it is usable. Asked once per run."""
 
     async def probe() -> str:
+        data = Settings().data_dir
+        if name == registry.NAMES[0] and runtime.find(data) is None:
+            await runtime.build(data, lambda _: None)  # an upgrade of the packages is no reason to skip anything
         if name == GVISOR_DOCKER:
             async with DockerDriver.connect("runsc") as engine:
                 found = engine.capabilities
         else:
-            async with registry.opened(Settings().data_dir, f"tests{os.getpid()}") as available:
+            async with registry.opened(data, f"tests{os.getpid()}") as available:
                 found = (await available.get(name)).capabilities
         return (
             ""

@@ -43,6 +43,7 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
         network=profile.network.mode,
         output=profile.files.output,
         inputs=profile.files.inputs,
+        environment=profile.python.environment,
         preload=profile.python.preload,
         require_cgroup=limits.enforce == "cgroup",
     )

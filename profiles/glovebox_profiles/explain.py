@@ -141,12 +141,14 @@ def _runs(profile: Profile) -> tuple[str, ...]:
     first, *others = profile.isolation
     fallback = f", else by {', else by '.join(others)}" if others else ""
     alone = f"In a sandbox made for this call alone, by {first}{fallback}; otherwise it is refused."
+    packages = f"Programs import what the environment {profile.python.environment} has, and install nothing."
     if profile.python.start == "cold":
-        return (alone, "Its interpreter is started when the call comes.")
+        return (alone, packages, "Its interpreter is started when the call comes.")
     preload = profile.python.preload
     imported = f"{words.listed(preload)}{', for a program that may want them' if preload else ''}"
     return (
         alone,
+        packages,
         "It stands ready before the call comes. With bubblewrap, those of one tool share memory layout and hash seed.",
         f"Imported before the call comes: {imported}.",
     )

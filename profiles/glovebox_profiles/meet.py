@@ -13,7 +13,8 @@ def meet(a: Profile, b: Profile) -> Profile:
     """Return the profile that permits what both sides permit, so it is never wider than either.
 
     Commutative, associative and idempotent in effect. The text is ``a``'s; of two risks the higher is stated; modules
-    are preloaded if both preload them. It has no examples: those of either side may expect more than is left.
+    are preloaded if both preload them from the same environment. It has no examples: those of either side may expect
+    more than is left.
 
     Raises:
         ProfileError: The profiles are for different tools, or nothing can run under both (no driver in common).
@@ -32,7 +33,8 @@ def meet(a: Profile, b: Profile) -> Profile:
         "risk": max(a.risk, b.risk, key=RISKS.index),
     }
     shared = [module for module in a.python.preload if module in b.python.preload]
-    values["python"]["preload"] = shared if values["python"]["start"] == "warm" else []
+    same = a.python.environment == b.python.environment  # what one imports, another may not have
+    values["python"]["preload"] = shared if same and values["python"]["start"] == "warm" else []
     try:
         return Profile.model_validate(values)
     except ValidationError as error:

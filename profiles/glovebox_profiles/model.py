@@ -27,6 +27,7 @@ from pydantic import (
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.features import refuse_unsupported
+from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
 
 KIB: Final = 1 << 10
@@ -251,8 +252,11 @@ class Limits(_Table):
 
 
 class Python(_Table):
-    """How the interpreter starts."""
+    """How the interpreter starts, and what it can import."""
 
+    environment: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = DEFAULT
+    """Name of the Python packages there are: `default`, `science`, `viz`, or one of your own; see `glovebox
+    environment list`."""
     start: Literal["cold", "warm"] = "cold"
     """`cold` starts an interpreter for each call when it comes. `warm` has single-use sandboxes ready; with bubblewrap
     they are forked from one interpreter, and so have its memory layout and hash seed in common."""
@@ -312,7 +316,7 @@ class Profile(_Table):
     limits: Limits = Limits()
     """What it may spend."""
     python: Python = Python()
-    """How the interpreter starts."""
+    """How the interpreter starts, and what it can import."""
     audit: Audit = Audit()
     """What the log keeps in full."""
     example: Annotated[tuple[Example, ...], _Listed, Field(max_length=MAX_EXAMPLES)] = ()

@@ -13,6 +13,7 @@ from typing import Any
 
 from glovebox_profiles import egress
 from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
 
 RISKS = ("low", "medium", "high")
@@ -99,6 +100,12 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _at_most("limits.output.files"),
     _at_most("limits.stream"),
     _ladder("limits.enforce", "cgroup", "any"),
+    # Of two different sets of packages neither is the narrower; what every sandbox may have is below all.
+    Dimension(
+        key="python.environment",
+        within=lambda a, b: a in (b, DEFAULT),
+        meet=lambda a, b: a if a == b else DEFAULT,
+    ),
     _ladder("python.start", "cold", "warm"),
     Dimension(
         key="audit.keep",

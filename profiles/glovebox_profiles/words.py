@@ -32,6 +32,7 @@ LABELS = {
     "limits.output.files": "Number of files given back",
     "limits.stream": "Kept of stdout and of stderr, each",
     "limits.enforce": "Required enforcement of limits",
+    "python.environment": "Python packages",
     "python.start": "Sandboxes",
     "python.preload": "Modules imported ahead of the call",
     "audit.keep": "Recorded in full in the audit log",

@@ -355,6 +355,7 @@ def ready_child(config: Mapping[str, Any]) -> children.Child:
 
     def ahead() -> None:
         _confine(config)
+        python.elsewhere = config["elsewhere"]
         # Running a little program touches what any other will: memory it would have had to wait for.
         python.warm_up()
 

@@ -19,6 +19,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.provider import SandboxProvider
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
@@ -37,6 +38,7 @@ from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
+from glovebox_server.upkeep.environments import required
 from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class App:
     workspace: Workspace
     tools: Mapping[str, Tool]
     profiles: ProfileSet
+    environments: Mapping[str, Environment]
+    """Of each tool's programs, by the tool's name."""
     broker: Broker
     audit: AuditLog
     artifacts: ArtifactStore
@@ -73,6 +77,7 @@ class App:
         return await capabilities.manifest(
             tools=self.tools,
             profiles=self.profiles,
+            environments=self.environments,
             drivers=self.broker.sandboxes.drivers,
             workspace=self.workspace.path,
             version=self.version,
@@ -116,18 +121,23 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, transport: str, tools_digest: Callable[[ProfileSet], str] | None = None, *, prewarm: bool = True
+    settings: Settings,
+    transport: str,
+    tools_digest: Callable[[ProfileSet, Mapping[str, Environment]], str] | None = None,
+    *,
+    prewarm: bool = True,
 ) -> AsyncIterator[App]:
     """A server's parts, for the length of the block.
 
     Args:
         settings: where things are.
         transport: for the record: ``stdio``, ``http`` or ``cli``.
-        tools_digest: for the record: of the list of tools that is shown to clients where these profiles are in force.
+        tools_digest: for the record: of the list of tools that is shown to clients, with these profiles in force and
+            these environments.
         prewarm: whether sandboxes are prepared ahead, where profiles want it.
 
     Raises:
-        ProfileError: a profile is wrong; nothing was started.
+        ProfileError: a profile is wrong, or the environment it names is not built; nothing was started.
         WorkspaceRefused: nor where the workspace that was named holds the server's own files.
         StateUnusable: others could read or change the state directory, or it cannot be made.
         AuditUnavailable: the log in it cannot be written.
@@ -135,6 +145,7 @@ async def opened(
         KeyUnusable: others could read the key that signs receipts.
     """
     profiles = load_profiles(settings)
+    environments = required(settings, profiles)
     owner = new_owner()
     server_id = f"g{owner.pid}-{owner.started}"
     served = workspace.find(settings, transport)
@@ -160,7 +171,7 @@ async def opened(
                 version=VERSION,
                 pid=os.getpid(),
                 transport=transport,
-                tools_digest=tools_digest and tools_digest(profiles),
+                tools_digest=tools_digest and tools_digest(profiles, environments),
                 receipt_key=signer.key_id,
             ),
             ended,
@@ -188,6 +199,7 @@ async def opened(
             workspace=served,
             tools=TOOLS,
             profiles=profiles,
+            environments=environments,
             broker=broker,
             audit=audit,
             artifacts=store,

@@ -61,6 +61,11 @@ class Settings(BaseSettings):
     audit_keep_mib: int | None = Field(default=None, ge=1)
     """How large the audit log may be, in MiB, before its oldest segments are removed. No limit unless given."""
 
+    @property
+    def environments_dir(self) -> Path:
+        """The operator's own environments: beside the profiles."""
+        return self.profiles_dir.absolute().parent / "environments"
+
     @field_validator("workspace", "profiles_dir", "data_dir", "state_dir", mode="before")
     @classmethod
     def _named(cls, given: object) -> object:

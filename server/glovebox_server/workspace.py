@@ -180,6 +180,7 @@ def own(settings: Settings) -> Mapping[str, Place]:
     return {
         "state": place(settings.state_dir),
         "profiles": place(settings.profiles_dir),
+        "environments": place(settings.environments_dir),
         "data": place(settings.data_dir),
     }
 

@@ -4,16 +4,19 @@ import contextlib
 import io
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from docker.errors import ImageNotFound
+from tests.fixtures import wheels
 from tests.fixtures.docker_sandboxes import client, program, spec
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.drivers.docker.image.build import build
+from glovebox_sandboxes.runtime import environments, locks, runtime
 
 pytestmark = pytest.mark.driver("docker")
 
@@ -166,3 +169,27 @@ async def test_a_base_without_python_is_refused_before_anything_is_built(monkeyp
         finally:
             api.remove_image(base, force=True)
     assert "--base IMAGE" in refusal.value.fix
+
+
+async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the lock that the data directory names; its packages are in no sandbox of the default's (control)."""
+    wheels.make(tmp_path / "wheels", "package_one", "1.0", {"one.py": "SIZE = 1\n"})
+    wheels.alone(monkeypatch, tmp_path / "wheels")
+    (tmp_path / "one.toml").write_text('packages = ["package-one"]\nmodules = ["one"]\n')
+    environment = environments.load("one", tmp_path)
+    await locks.write(environment, runtime.base_python(), lambda _: None)
+    environments.record(tmp_path, environment, environment.locked())
+    try:
+        image = await build(content.tag(), environment=environment)
+        async with DockerDriver.connect(data=tmp_path) as driver:
+            plan = driver.plan(replace(spec(), environment="one"))
+            assert plan.action["Image"] == image
+            found, _, differences = await program(driver, "import one; print(one.SIZE)", plan)
+            assert (found.stdout.text, differences) == ("1\n", ())
+            without, _, _ = await program(driver, "import one")
+        assert "one is in the environment one" in without.stderr.text
+    finally:
+        with client() as api:
+            for name in (content.tag(environment.locked()), content.runtime_tag(content.tag(), environment.locked())):
+                with contextlib.suppress(ImageNotFound):
+                    api.remove_image(name, force=True)

@@ -13,7 +13,7 @@ from glovebox_sandboxes.runtime import packages, runtime
 SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALLERS: tuple[Callable[[Path], Awaitable[None]], ...] = (
     lambda target: packages.install(target, runtime.LOCK, SERIES),
-    lambda target: build._install(target, SERIES, "x86_64"),
+    lambda target: build._install(target, content.LOCK, SERIES, "x86_64"),
 )
 
 

@@ -196,7 +196,7 @@ def made(built: Path, *, user: bool) -> Iterator[Place]:
 def _furnish(root: Path, built: Path) -> None:
     found = runtime.find(built)
     assert found is not None
-    for name in ("runtime", found.guest.name):
+    for name in (each.name for each in found.directories):
         subprocess.run(["/bin/cp", "-a", "--reflink=auto", built / name, root / "data"], check=True)
     if os.geteuid() == 0:
         subprocess.run(["/bin/chown", "-R", f"{USER}:{USER}", root], check=True)

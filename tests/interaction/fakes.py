@@ -15,6 +15,7 @@ from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinished
 from glovebox_server.audit.log import AuditLog
@@ -189,6 +190,7 @@ class FakeApp:
     artifacts: ArtifactStore
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    environments: Mapping[str, Environment] = field(default_factory=dict)
     version: str = "0.0.0"
 
     async def manifest(self) -> Manifest:

@@ -7,7 +7,7 @@ from tests.fixtures.specs import SPEC
 from tests.unit.test_gvisor_plan import RUNTIME
 
 from glovebox_sandboxes.contract.base import Capabilities, Plan
-from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.contract.spec import DEFAULT, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host import identity
 from glovebox_sandboxes.host.cgroup import Hierarchy
@@ -20,7 +20,7 @@ def plan(spec: SandboxSpec = SPEC) -> Plan:
     """The plan of an imagined host's driver; nothing of it is started."""
     found = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
     hierarchy = Hierarchy(version=1, parents=(Path("/groups"),))
-    return Bubblewrap(found, ("/usr/bin/bwrap",), RUNTIME, hierarchy, None).plan(spec)
+    return Bubblewrap(found, ("/usr/bin/bwrap",), {DEFAULT: RUNTIME}, hierarchy, None).plan(spec)
 
 
 def test_the_plan_is_exactly_the_golden_one() -> None:
@@ -34,7 +34,7 @@ def test_the_plan_is_exactly_the_golden_one() -> None:
     found["argv"] = argv[:wall]
     assert found == json.loads(GOLDEN.read_text())
     # Shared with the other drivers, and so not repeated in this one's golden file.
-    assert inside[:-1] == list(guest_tree.command("/usr/bin/python3", SPEC, packages=(), hidden=())[:-1])
+    assert inside[:-1] == list(guest_tree.command("/usr/bin/python3", SPEC, packages=(), hidden=(), elsewhere={})[:-1])
     # What forks sandboxes has less to write to, and nobody's data.
     assert {"/output", "/input"} & set(zygote[: zygote.index("--")]) == set()
     assert ("--info-fd" in zygote) == identity.has_users()

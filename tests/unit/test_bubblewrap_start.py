@@ -11,7 +11,7 @@ import pytest
 from glovebox_sandboxes.contract.base import Capabilities, Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.measure import Expected
-from glovebox_sandboxes.contract.spec import WORKSPACE, Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.spec import DEFAULT, WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap.bwrap import Launcher
 from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
@@ -40,7 +40,9 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
     janitor = GroupJanitor((groups,)) if place == "glovebox_sandboxes.host.janitor.helper" else None
-    driver = Bubblewrap(capabilities, ("/bin/cat",), runtime, Hierarchy(version=2, parents=(groups,)), janitor)
+    driver = Bubblewrap(
+        capabilities, ("/bin/cat",), {DEFAULT: runtime}, Hierarchy(version=2, parents=(groups,)), janitor
+    )
     plan = driver.plan(SPEC)
     monkeypatch.setattr("glovebox_sandboxes.host.cgroup.Cgroup._set", lambda *_: None)
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -58,7 +60,7 @@ async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(
     """One sentence that names the first of them and what to do; `/` is the one everybody has."""
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
-    driver = Bubblewrap(capabilities, ("/bin/cat",), runtime, None, None)
+    driver = Bubblewrap(capabilities, ("/bin/cat",), {DEFAULT: runtime}, None, None)
     with pytest.raises(SandboxUnavailable, match=r"mounted inside it, at dev.* more\. Serve a directory"):
         async with driver.open(driver.plan(replace(SPEC, mounts=(Mount(source="/", target=WORKSPACE),)))):
             pytest.fail("it must not open")

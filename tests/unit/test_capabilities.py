@@ -18,7 +18,9 @@ from glovebox_profiles.features import FEATURES, Feature, named
 from glovebox_profiles.load.loader import load, parse
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.runtime import environments
 from glovebox_server import app as apps
 from glovebox_server.cli.main import main
 from glovebox_server.mcp import catalogue
@@ -114,7 +116,12 @@ async def test_a_host_where_nothing_works_says_so_for_each_tool(tmp_path: Path) 
     allowed = asking.replace("fetch_url", "run_python") + 'approval = "none"\n'
     profiles = _loaded(tmp_path, fetch_url=asking, run_python=allowed)
     found = await capabilities.manifest(
-        tools=TOOLS, profiles=profiles, drivers=Nothing(), workspace=tmp_path, version="0"
+        tools=TOOLS,
+        profiles=profiles,
+        environments={tool: environments.load(DEFAULT, tmp_path) for tool in profiles},
+        drivers=Nothing(),
+        workspace=tmp_path,
+        version="0",
     )
     tools = {each.name: each for each in found.tools}
     assert not any(each.runs for each in found.tools)

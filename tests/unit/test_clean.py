@@ -13,6 +13,7 @@ from tests.fixtures import segments
 from tests.fixtures.artifact_stores import TTL, Clock, a_store, keep
 from tests.fixtures.audit_logs import decided
 
+from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime import guest_gc, runtime
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.file import LogFile
@@ -35,7 +36,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data directory with the guest of this version."""
     place = tmp_path / "data"
     (place / "guest-now").mkdir(parents=True)
-    monkeypatch.setattr(runtime, "find", lambda _: SimpleNamespace(guest=place / "guest-now"))
+    now = SimpleNamespace(directories=(place / "runtime-now", place / "guest-now"))
+    monkeypatch.setattr(runtime, "every", lambda _: {DEFAULT: now})
     return place
 
 
@@ -134,7 +136,7 @@ async def test_what_is_in_use_stays(state: Path, data: Path) -> None:
     used = old(data / "guest-used")
     async with a_store(state / "artifacts", Clock(now=datetime.now(UTC))) as store:
         kept = await keep(store, "new.txt", b"x" * 1000)
-        with guest_gc.held(used):
+        with guest_gc.held([used]):
             assert names(run(state, data, "--dry-run", days=1)) == []
             assert names(run(state, data, days=1)) == []
             assert used.is_dir()

@@ -52,6 +52,18 @@ def test_the_same_spec_gives_the_same_digest_and_another_spec_another() -> None:
     assert make(SPEC, HOST, {**SECCOMP, "syscalls": [1]}).digest != make(SPEC, HOST, SECCOMP).digest
 
 
+def test_each_environment_is_an_image() -> None:
+    """By its digest; one that is not built is refused by name, and does not become another. The default is as ever."""
+    other = "sha256:" + "cd" * 32
+    host = replace(HOST, environments={"science": other})
+    assert body(replace(SPEC, environment="science"), host)["Image"] == other
+    assert body(SPEC, host)["Image"] == IMAGE
+    with pytest.raises(
+        UnsupportedSpec, match=r"viz is not built here\. Run `glovebox setup --docker --environment viz`"
+    ):
+        make(replace(SPEC, environment="viz"), host, SECCOMP)
+
+
 def test_variables_of_the_image_are_taken_away_or_replaced() -> None:
     """I3: an image's LD_PRELOAD is removed (a name without "="), its PATH replaced by ours."""
     env = body()["Env"]

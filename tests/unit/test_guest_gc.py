@@ -27,12 +27,11 @@ def test_old_guests_go_and_the_current_one_stays(tmp_path: Path) -> None:
     young = guest(tmp_path, "guest-young", age=60)
     for name in ("guest-old", ".building-killed"):
         guest(tmp_path, name)
-    (tmp_path / "runtime").mkdir()
     (tmp_path / "guest-file").write_text("mine")
     elsewhere = guest(tmp_path / "elsewhere", "kept")
     (tmp_path / "guest-link").symlink_to(elsewhere)
-    assert guest_gc.remove(tmp_path, current) == 2
-    kept = {"guest-new", young.name, "runtime", "guest-file", "guest-link", "elsewhere"}
+    assert guest_gc.remove(tmp_path, [current]) == 2
+    kept = {"guest-new", young.name, "guest-file", "guest-link", "elsewhere"}
     assert {path.name for path in tmp_path.iterdir()} == kept
     assert (elsewhere / "_glovebox_guest" / "wire.py").exists()
 
@@ -40,17 +39,29 @@ def test_old_guests_go_and_the_current_one_stays(tmp_path: Path) -> None:
 def test_a_guest_a_server_uses_stays(tmp_path: Path) -> None:
     """Whatever its age; once the server is gone it goes (control)."""
     used = guest(tmp_path, "guest-used")
-    with guest_gc.held(used), guest_gc.held(used):
-        assert guest_gc.remove(tmp_path, tmp_path / "guest-new") == 0
+    with guest_gc.held([used]), guest_gc.held([used]):
+        assert guest_gc.remove(tmp_path, [tmp_path / "guest-new"]) == 0
         assert used.is_dir()
-    assert guest_gc.remove(tmp_path, tmp_path / "guest-new") == 1
+    assert guest_gc.remove(tmp_path, [tmp_path / "guest-new"]) == 1
     assert not used.exists()
+
+
+def test_runtimes_that_nothing_names_go_with_their_servers(tmp_path: Path) -> None:
+    """Also the one of versions that had one, which a server of that time holds by its guest alone."""
+    current = guest(tmp_path, "runtime-now")
+    for name in ("runtime-old", "runtime-used", "runtime", "guest-of-then"):
+        guest(tmp_path, name)
+    with guest_gc.held([tmp_path / "runtime-used", tmp_path / "guest-of-then"]):
+        assert {path.name for path in guest_gc.removable(tmp_path, [current])} == {"runtime-old"}
+        assert guest_gc.remove(tmp_path, [current]) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"runtime-now", "runtime-used", "runtime", "guest-of-then"}
+    assert guest_gc.remove(tmp_path, [current]) == 3
 
 
 def test_without_a_guest_there_is_nothing_to_hold(tmp_path: Path) -> None:
     """Where no runtime was built."""
-    with guest_gc.held(None):
-        assert guest_gc.remove(tmp_path / "none", tmp_path) == 0
+    with guest_gc.held([]):
+        assert guest_gc.remove(tmp_path / "none", [tmp_path]) == 0
 
 
 def test_a_guest_is_not_removed_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +72,6 @@ def test_a_guest_is_not_removed_under_its_own_name(tmp_path: Path, monkeypatch: 
         raise OSError
 
     monkeypatch.setattr("shutil.rmtree", killed)
-    guest_gc.remove(tmp_path, tmp_path / "guest-new")
+    guest_gc.remove(tmp_path, [tmp_path / "guest-new"])
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".building-")

@@ -10,7 +10,7 @@ from tests.fixtures.specs import LIMITS, SPEC
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
-from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.contract.spec import DEFAULT, SandboxSpec
 from glovebox_sandboxes.drivers.gvisor.driver import Gvisor, version_of
 from glovebox_sandboxes.drivers.gvisor.plan import config_file
 from glovebox_sandboxes.host.cgroup import Hierarchy
@@ -29,7 +29,9 @@ def driver(*, version: int | None = 1, missing: tuple[Missing, ...] = (), runtim
         driver="gvisor", level="userspace-kernel", version="20240729.0", limits={}, missing=missing
     )
     hierarchy = Hierarchy(version=version, parents=(Path("/groups"),)) if version else None
-    return Gvisor(capabilities, ("/usr/bin/bwrap", "/usr/bin/runsc"), runtime, hierarchy, None)
+    return Gvisor(
+        capabilities, ("/usr/bin/bwrap", "/usr/bin/runsc"), {DEFAULT: runtime} if runtime else {}, hierarchy, None
+    )
 
 
 def plan(spec: SandboxSpec = SPEC, *, version: int | None = 1) -> Plan:
@@ -52,7 +54,9 @@ def test_the_plan_is_exactly_the_golden_one() -> None:
     found.pop("seccomp")
     assert found == json.loads(GOLDEN.read_text())
     # Shared with the other drivers, and so not repeated in this one's golden file.
-    assert arguments[:-1] == list(guest_tree.command("/usr/bin/python3", SPEC, packages=(), hidden=())[:-1])
+    assert arguments[:-1] == list(
+        guest_tree.command("/usr/bin/python3", SPEC, packages=(), hidden=(), elsewhere={})[:-1]
+    )
     assert environment == [f"{name}={value}" for name, value in sorted(guest_tree.ENVIRONMENT.items())]
 
 

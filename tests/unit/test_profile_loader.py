@@ -69,7 +69,7 @@ def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int)
             '"network.allow.host"',
         ),
         ("[[example]]\ncal = {}\nexpect='allow'", 6, "example[0].cal", "unknown key", '"example.call"'),
-        ("[python]\nzzz = 1", 6, "python.zzz", "unknown key", "Valid keys here: start, preload"),
+        ("[python]\nzzz = 1", 6, "python.zzz", "unknown key", "Valid keys here: environment, start, preload"),
         ("[files]\nworkspace = 'write'", 6, "files.workspace", "not supported by this version", "docs/use/profiles"),
         ("[files]\noutput = 1", 6, "files.output", "boolean", "docs/use/profiles"),
         ("[limits]\npids = true", 6, "limits.pids", "integer", "docs/use/profiles"),

@@ -16,7 +16,7 @@ STRANGER = 4321
 def _tree(directory: Path) -> Path:
     """A data directory as ``glovebox setup`` leaves it, but for what is in it."""
     data = directory / "above" / "data"
-    for name in ("runtime/root", "guest-0123-3.11.2"):
+    for name in ("runtime-0123/root", "guest-0123-3.11.2", "environments"):
         (data / name).mkdir(parents=True)
     return data
 
@@ -28,12 +28,13 @@ def _shared(path: Path) -> None:
 
 SPOILT: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "another's": (".", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
-    "another's runtime": ("runtime", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
-    "another's root": ("runtime/root", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "another's runtime": ("runtime-0123", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "another's root": ("runtime-0123/root", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
     "another's guest": ("guest-0123-3.11.2", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
     "open": (".", lambda path: path.chmod(0o777), "is writable by every user"),
-    "open root": ("runtime/root", lambda path: path.chmod(0o757), "is writable by every user"),
-    "a group's": ("runtime", _shared, f"is writable by group {STRANGER}"),
+    "another's environments": ("environments", lambda path: path.chmod(0o777), "is writable by every user"),
+    "open root": ("runtime-0123/root", lambda path: path.chmod(0o757), "is writable by every user"),
+    "a group's": ("runtime-0123", _shared, f"is writable by group {STRANGER}"),
     "below another's": ("..", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
     "below an open one": ("..", lambda path: path.chmod(0o777), "is writable by every user"),
 }
@@ -52,7 +53,7 @@ async def test_a_data_directory_others_could_change_is_refused(name: str, tmp_pa
         pytest.skip("changing the owner of a directory needs root, and only root's server looks above")
     spoil(place)
     found, lacking = await runtime.usable(data)
-    assert found is None
+    assert not found
     assert lacking is not None
     assert lacking.fatal
     assert lacking.what == f"{place} {problem}, who could change what runs in every sandbox"

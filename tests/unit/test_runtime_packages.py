@@ -16,9 +16,11 @@ from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
-from glovebox_sandboxes.runtime import packages, runtime, trial
+from glovebox_sandboxes.runtime import environments, libraries, packages, runtime, trial
 from glovebox_sandboxes.runtime.packages import RuntimeProblem
+from glovebox_sandboxes.runtime.runtime import Runtime
 
+ENVIRONMENT = environments.load("default", environments.SHIPPED)
 SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -102,7 +104,7 @@ def test_libraries_go_by_the_name_they_are_looked_for(tmp_path: Path) -> None:
 \t{home}/ld-linux.so.2 (0x00007fdd)
 """
     (home / "bin").mkdir()
-    assert {name: path.resolve() for name, path in runtime._libraries(told, root).items()} == {
+    assert {name: path.resolve() for name, path in libraries._named(told, root).items()} == {
         "libpython3.13.so.1.0": home / "libpython3.13.so.1.0",
         f"{home}/ld-linux.so.2": home / "ld-linux.so.2",
     }
@@ -128,14 +130,17 @@ class _Broken:
 
 async def test_a_runtime_no_sandbox_can_run_is_taken_back(tmp_path: Path) -> None:
     """Set-up says why and what to do instead of "Ready", and the next one builds anew."""
-    manifest = tmp_path / "runtime/manifest.json"
+    manifest = tmp_path / "runtime-0123/manifest.json"
     manifest.parent.mkdir()
     manifest.write_text("{}")
+    built = Runtime(
+        root=manifest.parent / "root", guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0"
+    )
     unusable, broken = (cast("Driver", _Broken(usable=usable)) for usable in (False, True))
-    await trial.check(unusable, tmp_path, Path("/usr/bin/python3"))
+    await trial.check(unusable, built, Path("/usr/bin/python3"), ENVIRONMENT)
     assert manifest.exists(), "the control: where no sandbox can be made at all, that says nothing about the runtime"
     with pytest.raises(RuntimeProblem, match=r"from /usr/bin/python3: libpython3\.13\.so\.1\.0: cannot open") as told:
-        await trial.check(broken, tmp_path, Path("/usr/bin/python3"))
+        await trial.check(broken, built, Path("/usr/bin/python3"), ENVIRONMENT)
     assert "Install the distribution's own Python" in str(told.value)
     assert not manifest.exists()
 
@@ -145,10 +150,12 @@ async def test_a_runtime_whose_packages_do_not_load_is_taken_back(runtime_dir: P
     """Set-up tries every package: one library less is noticed. The same tree with it passes: the control."""
     data = tmp_path / "data"
     await anyio.run_process(["cp", "-a", str(runtime_dir), str(data)])
+    built = runtime.find(data)
+    assert built is not None
     async with bubblewrap.connect(data, "trial") as driver:
-        await trial.check(driver, data, runtime.base_python())
-        gone = next((data / "runtime/root").rglob("libstdc++.so.6"))
+        await trial.check(driver, built, runtime.base_python(), ENVIRONMENT)
+        gone = next(built.root.rglob("libstdc++.so.6"))
         gone.unlink()
         with pytest.raises(RuntimeProblem, match=r"No sandbox can run what was built from [^\n]*: libstdc[^\n]*$"):
-            await trial.check(driver, data, runtime.base_python())
+            await trial.check(driver, built, runtime.base_python(), ENVIRONMENT)
     assert runtime.find(data) is None

@@ -30,6 +30,8 @@ MAX_FIGURES = 8
 """Figures returned; a loop that forgets to close its figures must not become a flood of pictures."""
 MAX_FIGURE = 8_000_000
 """Bytes of one that is handed back whole: below what the host takes as a picture."""
+elsewhere: Mapping[str, str] = {}
+"""Which other environment has which module: as the plan says, set by the guest."""
 _WORKSPACE = "/workspace"
 _NO_SHELL = 127 << 8
 """What system(3) says where there is no shell."""
@@ -216,6 +218,7 @@ def _hint(problem: BaseException) -> str:
     """What the caller can do about an error that ended the program."""
     from _glovebox_guest.program import hints
 
+    hints.elsewhere = elsewhere
     try:
         text = hints.hint(problem)
     except _NO_ROOM:

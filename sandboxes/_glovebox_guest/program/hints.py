@@ -13,7 +13,7 @@ import os
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
 _WORKSPACE = "/workspace"
@@ -36,6 +36,15 @@ _NOTEBOOK = "This is Python without a notebook's commands: leave them out."
 _READ_ONLY = "Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp."
 _NOBODY = "Standard input is empty and nobody answers: write the value into the program."
 _FEW = "A call may have few processes and threads: use a pool of four."
+elsewhere: Mapping[str, str] = {}
+"""Which other environment has which module; set by whoever asks."""
+_INSTEAD = {
+    "requests": "the tool fetch_url, where it is offered", "httpx": "the tool fetch_url, where it is offered",
+    "pyarrow": "fastparquet, with engine='fastparquet'", "xlsxwriter": "openpyxl", "xlrd": "openpyxl",
+    "polars": "pandas", "duckdb": "sqlite3 or pandas", "plotly": "matplotlib", "seaborn": "matplotlib", "cv2": "PIL",
+    "orjson": "json", "ujson": "json", "toml": "tomllib", "pytz": "zoneinfo",
+}  # fmt: skip
+"""What the default environment has in place of what is asked for most."""
 _PLACES = {
     "/output": "what was written last is incomplete; write less, or compress it",
     "/tmp": "remove what is no longer needed, or go through the data in parts",  # noqa: S108 - inside the sandbox
@@ -73,7 +82,14 @@ def missing_package(name: str) -> str:
     """What to do without a package of this name; empty where it is not known."""
     if name.partition(".")[0] in {"tkinter", "_tkinter", "turtle", "PyQt5", "PyQt6", "PySide6", "gi", "wx"}:
         return "There is no display in this sandbox: open matplotlib figures come back as pictures by themselves."
-    return "Packages cannot be installed here; only those of the sandbox's runtime are available."
+    name = name.partition(".")[0]
+    instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else ""
+    environment = elsewhere.get(name)
+    if environment is not None:
+        other = f"{instead or 'do without'}, or ask the operator"
+        return f"{name} is in the environment {environment}, which this tool's profile does not name: {other}."
+    only = "only those of the sandbox's runtime are available"
+    return f"Packages cannot be installed here; {instead or only}."
 
 
 def _beneath(problem: BaseException) -> Iterator[BaseException]:
@@ -99,8 +115,12 @@ def _network() -> str:
 
 
 def _import(problem: ImportError) -> str:
-    lacks = isinstance(problem, ModuleNotFoundError) or "install" in _text(problem)
-    return missing_package(problem.name or "") if lacks else ""
+    text = _text(problem)
+    lacks = isinstance(problem, ModuleNotFoundError) or "install" in text
+    # pandas names what it misses in its sentence alone.
+    words = (word.strip("`'\".,;:") for word in text.split())
+    name = problem.name or next((word for word in words if word in elsewhere or word in _INSTEAD), "")
+    return missing_package(name) if lacks else ""
 
 
 def _system(problem: OSError) -> str:

@@ -17,6 +17,9 @@ GUEST = "/guest"
 #: that every sandbox has, and that no program can write in.
 ORIGINAL = f"{GUEST}/workspace"
 
+DEFAULT = "default"
+"""Name of the environment of Python packages that a sandbox has where nothing names another."""
+
 #: The user and group every sandbox's processes have, seen from inside (distroless images call it "nonroot").
 GUEST_UID = 65532
 
@@ -73,6 +76,8 @@ class SandboxSpec:
     """Whether the program has a writable ``/output``."""
     inputs: bool = False
     """Whether artifacts of earlier calls may be put into ``/input``."""
+    environment: str = DEFAULT
+    """Name of the Python packages that programs can import."""
     preload: tuple[str, ...] = ()
     """Modules the guest imports before it says ready."""
     require_cgroup: bool = False

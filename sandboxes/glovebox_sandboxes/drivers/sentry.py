@@ -5,6 +5,7 @@ process 1, and runsc's own way to a seccomp filter inside answers every refusal 
 Nothing here may import a driver, a profile or the server.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from glovebox_sandboxes import seccomp
@@ -23,7 +24,13 @@ _THREADS_PER_TASK = 4
 
 
 def command(
-    python: str, spec: SandboxSpec, *, packages: tuple[str, ...], hidden: tuple[str, ...], counted: bool = True
+    python: str,
+    spec: SandboxSpec,
+    *,
+    packages: tuple[str, ...],
+    hidden: tuple[str, ...],
+    elsewhere: Mapping[str, str],
+    counted: bool = True,
 ) -> tuple[str, ...]:
     """Argument vector of a guest that runs on the sentry; see ``guest_tree.command``.
 
@@ -34,6 +41,7 @@ def command(
         spec,
         packages=packages,
         hidden=hidden,
+        elsewhere=elsewhere,
         landlock=False,
         own_filter=seccomp.bpf_for_filtering(),
         program_filter=seccomp.for_programs(process_1=True, children=not counted),

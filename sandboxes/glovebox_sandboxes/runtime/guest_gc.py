@@ -1,7 +1,7 @@
-"""Guests of other versions in the data directory: kept while a server uses them, removed by ``glovebox setup``.
+"""Guests and runtimes in the data directory that nothing names any more: kept while a server uses them.
 
-A guest's directory is named after its content, so every upgrade leaves one behind, and a server of the old version that
-still runs goes on using its own. Must not be imported here: anything that starts sandboxes.
+Their directories are named after what they are made from, so every upgrade leaves some behind, and a server that was
+started before goes on using its own. Must not be imported here: anything that starts sandboxes.
 """
 
 import fcntl
@@ -9,43 +9,40 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _OLD_SECONDS = 24 * 3600.0
-"""Younger ones stay: a server that is being started has found its guest and not yet taken hold of it, and a guest is
-small."""
-_PATTERNS = ("guest-*", ".building-*")
-"""What is looked at: guests, and what a setup that was killed left half-built."""
+"""Younger ones stay: a server that is being started has found its own and not yet taken hold of it."""
+_PATTERNS = ("guest-*", "runtime-*", ".building-*", "runtime")
+"""What is looked at: guests, runtimes, what a setup that was killed left half-built, and the one runtime of versions
+before there were several."""
 
 
 @contextmanager
-def held(guest: Path | None) -> Iterator[None]:
-    """Keep a guest's directory from being removed for the length of the block; the kernel lets go if we die."""
-    if guest is None:
+def held(directories: Iterable[Path]) -> Iterator[None]:
+    """Keep guests and runtimes from being removed for the length of the block; the kernel lets go if we die."""
+    with ExitStack() as stack:
+        for directory in directories:
+            place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, place)
+            with suppress(OSError):  # a file system without locks: then age alone protects it
+                fcntl.flock(place, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
-        return
-    place = os.open(guest, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # a file system without locks: then age alone protects it
-            fcntl.flock(place, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(place)
 
 
-def remove(data: Path, current: Path) -> int:
+def remove(data: Path, current: Collection[Path]) -> int:
     """Remove what no running server uses and what is older than a day; how many there were.
 
     Args:
         data: the data directory.
-        current: the guest of this version, which stays.
+        current: guests and runtimes of this version, which stay.
     """
     return sum(_remove(path) for path in _others(data, current))
 
 
-def removable(data: Path, current: Path) -> list[Path]:
+def removable(data: Path, current: Collection[Path]) -> list[Path]:
     """What ``remove`` would remove now; nothing is changed."""
     found = []
     for path in _others(data, current):
@@ -54,19 +51,37 @@ def removable(data: Path, current: Path) -> list[Path]:
     return found
 
 
-def _others(data: Path, current: Path) -> list[Path]:
-    return sorted(path for pattern in _PATTERNS for path in data.glob(pattern) if path != current)
+def unused(path: Path) -> bool:
+    """Whether no running server uses it, whatever its age."""
+    try:
+        with _exclusive(path):
+            return True
+    except OSError:
+        return False
+
+
+def _others(data: Path, current: Collection[Path]) -> list[Path]:
+    """What nothing names. Who uses the one runtime of before holds its guest alone, so that runtime stays as long."""
+    found = [path for pattern in _PATTERNS for path in sorted(data.glob(pattern)) if path not in current]
+    held_back = any(path.name.startswith("guest-") and not unused(path) for path in found)
+    return [path for path in found if not (held_back and path.name == "runtime")]
 
 
 @contextmanager
 def _unused(path: Path) -> Iterator[None]:
     """Hold what nobody uses and what is old; raises OSError for anything else."""
-    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with _exclusive(path) as place:
         if time.time() - os.fstat(place).st_mtime < _OLD_SECONDS:
             raise BlockingIOError
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[int]:
+    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield place
     finally:
         os.close(place)
 

@@ -46,6 +46,7 @@ def command(
     *,
     packages: tuple[str, ...],
     hidden: tuple[str, ...],
+    elsewhere: Mapping[str, str],
     landlock: bool = True,
     own_filter: bytes = b"",
     program_filter: bytes = b"",
@@ -58,6 +59,7 @@ def command(
         spec: what the sandbox is for.
         packages: directories inside that hold installed packages.
         hidden: paths the guest must report when they exist.
+        elsewhere: which other environment has which module, for what is said where one is missing.
         landlock: whether the program is put under Landlock rules, or nothing runs; False only where the plan expects a
             kernel that has none.
         own_filter: a seccomp filter the guest puts on itself, where whoever starts it cannot.
@@ -67,6 +69,7 @@ def command(
     config = {
         "path": list(packages),
         "hidden": list(hidden),
+        "elsewhere": dict(elsewhere),
         "preload": list(spec.preload),
         "input": INPUT if spec.inputs else "",
         "output": OUTPUT if spec.output else "",

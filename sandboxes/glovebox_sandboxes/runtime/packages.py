@@ -18,6 +18,15 @@ import anyio
 
 from glovebox_sandboxes.contract.errors import Diagnosed
 
+_GLIBC_MINORS = range(17, 29)
+"""glibc 2.17 to 2.28, in the words of wheels' platform tags (PEP 600): the newest a lock's files need."""
+WHEELS = ("--only-binary", ":all:")
+"""Arguments by which pip takes wheels alone: building anything would run its code."""
+NO_PIP = "needs pip, and neither Python's standard library nor the system has one"
+GET_PIP = (
+    "Install it (Debian and Ubuntu: `apt-get install python3-pip-whl`; elsewhere the package python3-pip) and run it "
+    "again."
+)
 _WORDS = 1500
 """Characters of what a program said last: enough for what pip ends with."""
 
@@ -30,9 +39,7 @@ class RuntimeProblem(Diagnosed):
     """The runtime could not be built."""
 
 
-async def install(
-    target: Path, lock: Path, series: str, *, pythons: Iterable[Path] = (), platforms: Iterable[str] = ()
-) -> None:
+async def install(target: Path, lock: Path, series: str, *, pythons: Iterable[Path] = (), machine: str = "") -> None:
     """Install the wheels a lock names into a directory, for a Python that need not be ours.
 
     Args:
@@ -40,31 +47,24 @@ async def install(
         lock: exact versions and hashes.
         series: of the Python they are for, as in ``3.11``.
         pythons: where to look for a pip, beside our own Python.
-        platforms: platform tags to take wheels of, best first; without any, this machine's. Only pip knows them.
+        machine: to take wheels for, as in ``x86_64``; this one where it is empty. Only pip knows others.
 
     Raises:
         RuntimeProblem: there is nothing to install with, or it failed.
     """
-    chosen = [
-        "--quiet", "--target", str(target), "--python-version", series, "--no-deps", "--only-binary", ":all:",
-        "--require-hashes", "--requirement", str(lock),
-    ]  # fmt: skip
-    pip = await _pip((Path(sys.executable), *pythons))
+    chosen = ["--quiet", "--target", str(target), "--no-deps", *WHEELS, "--require-hashes", "--requirement", str(lock)]
+    pip = await find_pip(pythons)
     # uv says where it is to what it starts.
-    uv = None if platforms else os.environ.get("UV") or shutil.which("uv")
+    uv = None if machine else os.environ.get("UV") or shutil.which("uv")
     if pip:
-        tags = ["--implementation", "cp", *(f"--platform={name}" for name in platforms)] if platforms else []
-        command = [*pip, "install", "--disable-pip-version-check", "--no-compile", *chosen, *tags]
+        chosen += tags(series, machine) if machine else ["--python-version", series]
+        command = [*pip, "install", "--disable-pip-version-check", "--no-compile", *chosen]
     elif uv:
         # Copied: a link would be the same file as in uv's cache, which is not ours to give modes.
-        command = [uv, "pip", "install", "--python", sys.executable, "--link-mode", "copy", *chosen]
+        series = f"--python-version={series}"
+        command = [uv, "pip", "install", "--python", sys.executable, "--link-mode", "copy", series, *chosen]
     else:
-        fix = (
-            "Install it (Debian and Ubuntu: `apt-get install python3-pip-whl`; elsewhere the package python3-pip) and "
-            "run `glovebox setup` again."
-        )
-        found = "needs pip, and neither Python's standard library nor the system has one"
-        raise RuntimeProblem("Installing the sandboxes' packages", found, fix)
+        raise RuntimeProblem("Installing the sandboxes' packages", NO_PIP, GET_PIP)
     # uv takes settings, the index among them, from the directory it is called in: that may be a stranger's project.
     await output(command, cwd="/")
 
@@ -77,9 +77,15 @@ print(json.dumps(["-m", "pip"] if importlib.util.find_spec("pip") else [f"{path}
 """
 
 
-async def _pip(pythons: Iterable[Path]) -> list[str]:
-    """How to run the first pip there is; empty if there is none."""
-    for python in pythons:
+def tags(series: str, machine: str) -> list[str]:
+    """Arguments by which pip takes wheels for another Python than its own: its series, and what it runs on."""
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in reversed(_GLIBC_MINORS)] + [f"manylinux2014_{machine}"]
+    return ["--python-version", series, "--implementation", "cp", *(f"--platform={name}" for name in platforms)]
+
+
+async def find_pip(pythons: Iterable[Path]) -> list[str]:
+    """How to run the first pip there is, our own Python's before these; empty if there is none."""
+    for python in (Path(sys.executable), *pythons):
         # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be what we run.
         isolated = [str(python), "-I"]
         found: list[str] = json.loads(await output([*isolated, "-c", _FIND_PIP]))

@@ -1,8 +1,8 @@
-"""The embedded runtime: a whole root directory with a Python, its standard library, the packages, and nothing else.
+"""Runtimes: for each environment a root directory with a Python, its standard library, the packages, and nothing else.
 
-Sandboxes of the bubblewrap driver see this tree as ``/``, read-only, instead of the host's directories: no shell, no
+Sandboxes of the bubblewrap driver see such a tree as ``/``, read-only, instead of the host's directories: no shell, no
 other program, no file of the host. It is made of copies of the host's own interpreter and of the shared libraries that
-interpreter and packages need (what ldd(1) names), so it needs no download but the wheels.
+interpreter and packages need, so it needs no download but the wheels. No code of a package runs while it is made.
 """
 
 import fcntl
@@ -14,33 +14,36 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
 
 from glovebox_sandboxes.contract.base import Missing
+from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_sandboxes.runtime import guest_tree, packages
+from glovebox_sandboxes.runtime import environments, guest_tree, libraries, packages
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.packages import RuntimeProblem, output
 
 PACKAGES = "/opt/packages"
 """Where the packages are, seen from inside."""
-LOCK = Path(__file__).parent / "requirements.lock"
-"""Exact versions and hashes of every package in the runtime."""
+LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
+"""Exact versions and hashes of every package in the default environment."""
 _MOUNT_POINTS = ("dev", "etc", "guest", "input", "output", "proc", "tmp", "workspace")
+_DECIDING = ("runtime-*", "runtime-*/root", "guest-*", "environments", "environments/*.json")
+"""What in the data directory decides what runs in sandboxes."""
 _BUILD_SECONDS = 1800.0
 """Longer than a build takes with a slow network: who has to wait for one that long is told."""
 _LOOK_SECONDS = 0.2
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the layout below changes, so that an older tree is built anew."""
 # Parts of the standard library that no program in a sandbox can use: tests, windows, installers.
 _LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages",
              "dist-packages", "__pycache__", "config-*", "*.pyc")  # fmt: skip
-_ELF = b"\x7fELF"
 
 
 SETUP = "Run `glovebox setup`."
@@ -59,6 +62,13 @@ class Runtime:
     version: str
     digest: str
     """Over interpreter, packages and guest: part of every plan."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Which other environment has which module: see ``environments.elsewhere``."""
+
+    @property
+    def directories(self) -> tuple[Path, Path]:
+        """What must stay in the data directory while it is used."""
+        return self.root.parent, self.guest
 
 
 def base_python() -> Path:
@@ -72,9 +82,27 @@ def base_python() -> Path:
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
-def find(data: Path) -> Runtime | None:
-    """The runtime under the data directory, if there is one this version can use."""
-    manifest = _manifest(data)
+def find(data: Path, environment: str = DEFAULT) -> Runtime | None:
+    """The environment's runtime under the data directory, if there is one this version can use."""
+    lock = _lock_of(data, environment)
+    return None if lock is None else _find(data, lock)
+
+
+def _lock_of(data: Path, environment: str) -> str | None:
+    """Digest of the lock the environment's runtime is built from."""
+    if environment == DEFAULT:
+        return hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    record = environments.recorded(data).get(environment)
+    return None if record is None else record.lock
+
+
+def place(data: Path, lock: str) -> Path:
+    """Where the runtime is that is built from the lock with this digest."""
+    return data / f"runtime-{hashlib.sha256(f'{_FORMAT} {lock}'.encode()).hexdigest()[:16]}"
+
+
+def _find(data: Path, lock: str) -> Runtime | None:
+    manifest = _manifest(data, lock)
     if manifest is None:
         return None
     guest = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
@@ -82,7 +110,7 @@ def find(data: Path) -> Runtime | None:
         return None
     whole = hashlib.sha256((manifest["digest"] + guest_tree.digest()).encode()).hexdigest()
     return Runtime(
-        root=data / "runtime" / "root",
+        root=place(data, lock) / "root",
         guest=guest,
         python=manifest["python"],
         version=manifest["version"],
@@ -90,29 +118,38 @@ def find(data: Path) -> Runtime | None:
     )
 
 
-async def usable(data: Path) -> tuple[Runtime | None, Missing | None]:
-    """The runtime, with the guest of this version put beside it where only that is missing; or what is missing."""
+def every(data: Path) -> Mapping[str, Runtime]:
+    """Each runtime under the data directory that this version can use, by its environment's name."""
+    found = {name: find(data, name) for name in (DEFAULT, *environments.recorded(data))}
+    other = environments.elsewhere(data)
+    return {name: replace(each, elsewhere=other) for name, each in found.items() if each is not None}
+
+
+async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
+    """Every runtime, with the guest of this version put beside where only that is missing; or what is missing."""
     try:
         lacking = _foreign(data)
     except OSError as problem:
         fix = "Run as the user it belongs to, or choose another with --data-dir."
-        return None, Missing(what=f"{data} cannot be looked into: {problem.strerror}", fix=fix, fatal=True)
+        return {}, Missing(what=f"{data} cannot be looked into: {problem.strerror}", fix=fix, fatal=True)
     if lacking is not None:
-        return None, lacking
+        return {}, lacking
     try:
-        if find(data) is None and _manifest(data) is not None:
-            await build(data, lambda _: None)
+        for name in (DEFAULT, *environments.recorded(data)):
+            lock = _lock_of(data, name)
+            if lock is not None and _find(data, lock) is None and _manifest(data, lock) is not None:
+                await _build(data, lock, LOCK, lambda _: None)
     except PermissionError:
-        return None, Missing(
+        return {}, Missing(
             what=f"the guest of this version is not in {data}, where this user may not write",
             fix=f"Run `glovebox setup --data-dir {data}` as the user it belongs to, or choose another with --data-dir.",
             fatal=True,
         )
     except (RuntimeProblem, OSError) as problem:
-        return None, Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True)
-    found = find(data)
-    if found is None:
-        return None, Missing(what="the sandbox's Python runtime is not built", fix=SETUP, fatal=True)
+        return {}, Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True)
+    found = every(data)
+    if DEFAULT not in found:
+        return {}, Missing(what="the sandbox's Python runtime is not built", fix=SETUP, fatal=True)
     return found, None
 
 
@@ -121,10 +158,11 @@ def _foreign(data: Path) -> Missing | None:
 
     Nor can root's server be led to a place that somebody else can exchange for another.
     """
-    for place in (data, data / "runtime", data / "runtime" / "root", *sorted(data.glob("guest-*"))):
-        found = permissions.flaw(place.stat()) if place.exists() else None
+    inside = [path for pattern in _DECIDING for path in sorted(data.glob(pattern))]
+    for each in (data, *inside):
+        found = permissions.flaw(each.stat()) if each.exists() else None
         if found is not None:
-            return _changeable(place, *found)
+            return _changeable(each, *found)
     above = permissions.flaw_above(data) if changes_user() else None
     return None if above is None else _changeable(*above)
 
@@ -135,44 +173,60 @@ def _require_own(data: Path) -> None:
         raise RuntimeProblem("Building the runtime", lacking.what, lacking.fix)
 
 
-def _changeable(place: Path, problem: str, command: str) -> Missing:
+def _changeable(where: Path, problem: str, command: str) -> Missing:
     return Missing(
-        what=f"{place} {problem}, who could change what runs in every sandbox",
-        fix=f"Name another directory with --data-dir; or, if nothing was changed, run `{command} {place}`.",
+        what=f"{where} {problem}, who could change what runs in every sandbox",
+        fix=f"Name another directory with --data-dir; or, if nothing was changed, run `{command} {where}`.",
         fatal=True,
     )
 
 
-async def build(data: Path, tell: Callable[[str], None]) -> Runtime:
-    """Build what is missing of the runtime under ``data``, or not as it was built; ``tell`` hears one sentence a step.
+async def build(data: Path, tell: Callable[[str], None], environment: Environment | None = None) -> Runtime:
+    """Build what is missing of a runtime under ``data``, or not as it was built; ``tell`` hears one sentence a step.
+
+    Args:
+        data: the data directory.
+        tell: what is told.
+        environment: whose runtime; None for the default's.
 
     Raises:
         RuntimeProblem: something is missing on this host, with the command that adds it; or others could change what
             is there.
+        EnvironmentProblem: its lock cannot be followed.
         OSError: the data directory cannot be written.
     """
     data = data.resolve()  # noqa: ASYNC240 - once, in a command
+    if environment is None:
+        return await _build(data, hashlib.sha256(LOCK.read_bytes()).hexdigest(), LOCK, tell)
+    lock = environment.locked()
+    found = await _build(data, lock, environment.lock, tell)
+    if environment.name != DEFAULT:
+        environments.record(data, environment, lock)
+    return found
+
+
+async def _build(data: Path, lock: str, file: Path, tell: Callable[[str], None]) -> Runtime:
     _require_own(data)
     previous = os.umask(0o022)  # the sandbox's user is another one and has to read it
     try:
         _make(data)
         _require_own(data)  # somebody else may have made it, or what is above it, a moment before us
         async with _alone(data, tell):
-            found = find(data)
-            if found is not None and not await anyio.to_thread.run_sync(_intact, data, found):
+            found = _find(data, lock)
+            if found is not None and not await anyio.to_thread.run_sync(_intact, data, lock, found):
                 tell("Something of it was changed or removed: building it again")
                 found.guest.rename(data / f".building-{secrets.token_hex(8)}")
-                (data / "runtime" / "manifest.json").unlink()
-            if _manifest(data) is None:
-                await _build_root(data, tell)
-            if find(data) is None:
-                await _build_guest(data, _manifest(data) or {}, tell)
+                (found.root.parent / "manifest.json").unlink()
+            if _manifest(data, lock) is None:
+                await _build_root(data, lock, file, tell)
+            if _find(data, lock) is None:
+                await _build_guest(data, _manifest(data, lock) or {}, tell)
     except OSError as problem:
         problem.filename = problem.filename or str(data)  # of a write that fails, the system does not say where
         raise
     finally:
         os.umask(previous)
-    found = find(data)
+    found = _find(data, lock)
     if found is None:
         raise RuntimeProblem(f"Building the runtime below {data}", "it cannot be read", "Remove it, and run it again.")
     return found
@@ -220,32 +274,29 @@ def _busy(place: int) -> bool:
     return False
 
 
-def _intact(data: Path, built: Runtime) -> bool:
+def _intact(data: Path, lock: str, built: Runtime) -> bool:
     """Whether runtime and guest are what was built, to the byte; what was only compiled from the guest is not read."""
     try:
         guest = all((built.guest / name).read_bytes() == content for name, content in guest_tree.files().items())
-        return guest and _tree_digest(built.root) == (_manifest(data) or {}).get("digest")
+        return guest and _tree_digest(built.root) == (_manifest(data, lock) or {}).get("digest")
     except OSError:
         return False
 
 
-def _manifest(data: Path) -> dict[str, str] | None:
+def _manifest(data: Path, lock: str) -> dict[str, str] | None:
     """What the runtime says of itself; None where that is not a whole runtime of this version."""
+    here = place(data, lock)
     try:
-        manifest = json.loads((data / "runtime" / "manifest.json").read_text())
-        fits = (manifest["format"], manifest["lock"]) == (_FORMAT, _lock_digest())
+        manifest = json.loads((here / "manifest.json").read_text())
+        fits = (manifest["format"], manifest["lock"]) == (_FORMAT, lock)
         named = {key: manifest[key] for key in ("python", "version", "digest")}
-        there = (data / "runtime" / "root" / named["python"].lstrip("/")).is_file()
+        there = (here / "root" / named["python"].lstrip("/")).is_file()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return named if fits and there and all(isinstance(value, str) for value in named.values()) else None
 
 
-def _lock_digest() -> str:
-    return hashlib.sha256(LOCK.read_bytes()).hexdigest()
-
-
-async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
+async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], None]) -> None:
     python = base_python()
     facts = json.loads(await output([str(python), "-I", "-c", _FACTS]))
     with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:
@@ -272,31 +323,43 @@ async def _build_root(data: Path, tell: Callable[[str], None]) -> None:
             raise RuntimeProblem(f"Copying {source}", reason, fix) from problem
         if facts["dynload"] != f"{facts['stdlib']}/lib-dynload":
             shutil.copytree(facts["dynload"], library / "lib-dynload", dirs_exist_ok=True)
-        tell("Installing numpy, pandas and matplotlib (about 80 MiB the first time)")
-        await packages.install(root / PACKAGES[1:], LOCK, facts["series"], pythons=[python])
-        shutil.rmtree(root / PACKAGES[1:] / "bin", ignore_errors=True)
+        tell(f"Installing the packages of {file.stem}")
+        installed = root / PACKAGES[1:]
+        copy = _copy_of(file, lock, Path(scratch))
+        await packages.install(installed, copy, facts["series"], pythons=[python])
+        installed.mkdir(exist_ok=True)
+        shutil.rmtree(installed / "bin", ignore_errors=True)
         tell("Copying the shared libraries they need")
         # The originals too: a copy does not find what its original finds beside itself.
-        await _copy_libraries(root, [str(python), *facts["modules"]])
+        await libraries.copy(root, [str(python), *facts["modules"]])
         tell("Compiling")
-        await _compile(python, [library, root / PACKAGES[1:]])
-        await _font_list(python, root)
+        await _compile(python, [library, installed])
         # Nothing is set-user-id, and the sandbox's user can read what was installed for its owner alone.
         for path in root.rglob("*"):
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
         manifest = {
             "format": _FORMAT,
-            "lock": _lock_digest(),
+            "lock": lock,
             "python": f"/usr/bin/python{facts['series']}",
             "version": facts["version"],
             "digest": _tree_digest(root),
         }
         (building / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        old = data / "runtime"
-        if old.exists():
-            old.rename(Path(scratch) / "old")
-        building.rename(old)
+        target = place(data, lock)
+        if target.exists():
+            target.rename(Path(scratch) / "old")
+        building.rename(target)
+
+
+def _copy_of(file: Path, lock: str, scratch: Path) -> Path:
+    """A copy of a lock that has this digest: nobody changes it between the look at it and its use."""
+    content = file.read_bytes()
+    if hashlib.sha256(content).hexdigest() != lock:
+        raise RuntimeProblem(f"Reading {file}", "it was changed a moment ago", "Run it again.")
+    copy = scratch / "packages.lock"
+    copy.write_bytes(content)
+    return copy
 
 
 _FACTS = """
@@ -329,68 +392,12 @@ async def _build_guest(data: Path, manifest: dict[str, str], tell: Callable[[str
                 raise
 
 
-async def _copy_libraries(root: Path, originals: Iterable[str]) -> None:
-    """Copy every library ldd(1) finds outside the tree to where the dynamic linker looks for it: beside the C library.
-
-    Not to where it lay: a Python below a home directory has a libpython there, and no such place exists inside.
-    """
-    programs = [*_programs(root), *originals]
-    found: dict[str, Path] = {}
-    for batch in range(0, len(programs), 200):
-        # ldd ends with 1 if one of the files is not dynamic: what counts is what it names.
-        found |= _libraries(await output(["ldd", *programs[batch : batch + 200]], check=False), root)
-    beside = next((path.parent for name, path in found.items() if name.startswith("libc.so")), Path("/usr/lib"))
-    for name, path in found.items():
-        target = root / _merged(beside / name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-
-
-def _libraries(told: str, root: Path) -> dict[str, Path]:
-    """Name by which it is looked for → path, of each library outside the tree."""
-    found = {}
-    for line in told.splitlines():
-        name, arrow, place = line.strip().rpartition("=> ")
-        path = Path(place.partition(" (")[0])
-        if path.is_absolute() and not path.is_relative_to(root) and path.is_file():
-            # The linker itself has no other name than its path.
-            found[name.strip() if arrow else str(path)] = path
-    return found
-
-
-def _programs(root: Path) -> list[str]:
-    return [str(path) for path in root.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
-
-
-def _merged(path: Path) -> str:
-    """Debian's /lib is /usr/lib; so is the tree's."""
-    text = str(path)
-    return text[1:] if text.startswith("/usr/") else f"usr{text}" if text.startswith("/lib") else text[1:]
-
-
-def _is_elf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == _ELF
-
-
 async def _compile(python: Path, directories: Iterable[Path]) -> None:
     # unchecked-hash: the tree is read-only, so a compiled file is never stale and its source need not be looked at.
     await output(
         [str(python), "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash",
          *(str(directory) for directory in directories)], check=False
     )  # fmt: skip
-
-
-async def _font_list(python: Path, root: Path) -> None:
-    """Let matplotlib write its list of fonts once, instead of in every sandbox."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import matplotlib, matplotlib.font_manager as f; "
-        "f._load_fontmanager(try_read_cache=False)"
-    )
-    cache = root / "opt/matplotlib"
-    cache.mkdir()
-    environment = {"MPLCONFIGDIR": str(cache), "HOME": str(cache), "PATH": "/nonexistent"}
-    await output([str(python), "-I", "-c", program, str(root / PACKAGES[1:])], env=environment)
 
 
 def _tree_digest(root: Path) -> str:

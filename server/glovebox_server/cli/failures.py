@@ -12,6 +12,7 @@ from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.runtime.environments import EnvironmentProblem
 from glovebox_server.cli.actions.query import NoSuchCall
 from glovebox_server.cli.actions.saving import NameTaken
 from glovebox_server.cli.terminal import print_json
@@ -23,6 +24,7 @@ from glovebox_server.workspace import WorkspaceRefused
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ProfileError, USAGE),
+    (EnvironmentProblem, USAGE),
     (WorkspaceRefused, USAGE),
     (NameTaken, USAGE),
     (NoSuchCall, USAGE),

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from glovebox_server.cli.audit import audit
+from glovebox_server.cli.environments import environment
 from glovebox_server.cli.options import Group, directories, err, importing, json_option, out
 from glovebox_server.cli.profiles import profiles
 from glovebox_server.cli.receipts import receipt
@@ -26,7 +27,7 @@ def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
 
-for _group in (profiles, audit, receipt):
+for _group in (profiles, environment, audit, receipt):
     main.add_command(_group)
 
 
@@ -64,12 +65,13 @@ def call(settings: Settings, tool: str, arguments: str, as_json: bool) -> None:
 @main.command()
 @click.option("--docker", is_flag=True, help="Build the docker driver's image too.")
 @click.option("--base", help="Image to build it from: CPython 3.11 or newer, glibc (python:3.12-slim).")
+@click.option("--environment", "names", multiple=True, help="Build this one too (may be repeated); see `environment`.")
 @directories
-def setup(settings: Settings, docker: bool, base: str | None) -> None:
+def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, ...]) -> None:
     """Build the sandboxes' Python runtime (once, and after an upgrade)."""
-    from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
+    from glovebox_server.cli.actions import environments  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.setup(settings, err, docker=docker, base=base))
+    sys.exit(environments.setup(settings, err, names=names, docker=docker, base=base))
 
 
 @main.command()

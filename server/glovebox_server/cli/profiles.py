@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,18 @@ def profiles_check(settings: Settings, paths: tuple[Path, ...], as_json: bool) -
     from glovebox_server.app import check_example, profile_directories  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli.actions import profiles as commands  # noqa: PLC0415 - see the module's header
     from glovebox_server.tools import TOOLS  # noqa: PLC0415 - see the module's header
+    from glovebox_server.upkeep.environments import objections  # noqa: PLC0415 - see the module's header
 
     checked = list(paths) or profile_directories(settings)
-    sys.exit(commands.check(checked, out, check_example=check_example, tools=TOOLS, as_json=as_json))
+    code = commands.check(
+        checked,
+        out,
+        check_example=check_example,
+        check_environments=partial(objections, settings),
+        tools=TOOLS,
+        as_json=as_json,
+    )
+    sys.exit(code)
 
 
 @profiles.command("diff")

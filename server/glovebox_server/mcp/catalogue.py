@@ -11,13 +11,35 @@ import mcp_types as types
 import rfc8785
 
 from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.runtime.environments import SHIPPED, Environment, load
 from glovebox_server.mcp.schema import input_schema, output_schema
-from glovebox_server.tools.base import Tool
+from glovebox_server.tools.base import PACKAGES, Tool
+
+MAX_PACKAGES = 400
+"""Characters of the packages that a tool's description names: some forty of them."""
 
 
-def listed(tools: Iterable[Tool], profiles: Mapping[str, Profile]) -> list[types.Tool]:
-    """Return the tools sorted by name, with the bounds that the profiles in force give them."""
-    return [_entry(tool, profiles.get(tool.name)) for tool in sorted(tools, key=lambda tool: tool.name)]
+def listed(
+    tools: Iterable[Tool], profiles: Mapping[str, Profile], environments: Mapping[str, Environment] | None = None
+) -> list[types.Tool]:
+    """Return the tools sorted by name.
+
+    Args:
+        tools: on offer.
+        profiles: in force: a tool has their bounds.
+        environments: what programs can import, by the tool's name; else what the default has.
+    """
+    has = environments or {}
+    return [
+        _entry(tool, profiles.get(tool.name), _packages(has.get(tool.name)))
+        for tool in sorted(tools, key=lambda tool: tool.name)
+    ]
+
+
+def _packages(environment: Environment | None) -> str:
+    text = ", ".join((environment or load(DEFAULT, SHIPPED)).modules)
+    return text if len(text) <= MAX_PACKAGES else f"{text[:MAX_PACKAGES].rpartition(', ')[0]}, …"
 
 
 def digest(entries: Iterable[types.Tool]) -> str:
@@ -26,7 +48,7 @@ def digest(entries: Iterable[types.Tool]) -> str:
     return "sha256:" + hashlib.sha256(rfc8785.dumps(plain)).hexdigest()
 
 
-def _entry(tool: Tool, profile: Profile | None) -> types.Tool:
+def _entry(tool: Tool, profile: Profile | None, packages: str) -> types.Tool:
     schema = input_schema(tool.arguments)
     if profile is not None and "timeout_seconds" in schema["properties"]:
         schema["properties"]["timeout_seconds"]["maximum"] = profile.limits.wall_seconds
@@ -38,7 +60,7 @@ def _entry(tool: Tool, profile: Profile | None) -> types.Tool:
     return types.Tool(
         name=tool.name,
         title=tool.title,
-        description=tool.description,
+        description=tool.description.replace(PACKAGES, packages),
         input_schema=schema,
         output_schema=output_schema(tool.result),
         annotations=hints,

@@ -20,6 +20,7 @@ from glovebox_sandboxes.contract.base import Capabilities
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.drivers.registry import NAMES, Drivers
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.mcp import catalogue
 from glovebox_server.mcp.rendering import MAX_MESSAGE_BYTES
 from glovebox_server.redaction import without_paths
@@ -92,6 +93,8 @@ class ToolFacts:
     workspace: str
     output: bool
     inputs: bool
+    environment: str
+    packages: tuple[str, ...]
     limits: Mapping[str, Bound]
     input_schema_digest: str
     output_schema_digest: str
@@ -144,20 +147,27 @@ class Manifest:
 
 
 async def manifest(
-    *, tools: Mapping[str, Tool], profiles: ProfileSet, drivers: Drivers, workspace: Path | None, version: str
+    *,
+    tools: Mapping[str, Tool],
+    profiles: ProfileSet,
+    environments: Mapping[str, Environment],
+    drivers: Drivers,
+    workspace: Path | None,
+    version: str,
 ) -> Manifest:
     """Find out what a caller can have, by asking every driver and choosing for every tool as a call would.
 
     Args:
         tools: on offer.
         profiles: in force.
+        environments: of the tools.
         drivers: of this server; those that were not needed yet are probed now.
         workspace: the operator's directory, None where none is served; it is not named.
         version: of Glovebox.
     """
     found = [(await drivers.get(name)).capabilities for name in NAMES]
     experimental = {each.value for each in FEATURES if each.key == "isolation" and each.status == "experimental"}
-    listed = {entry.name: entry for entry in catalogue.listed(tools.values(), profiles)}
+    listed = {entry.name: entry for entry in catalogue.listed(tools.values(), profiles, environments)}
     facts = []
     for name, entry in listed.items():
         profile = profiles.get(name)
@@ -165,6 +175,8 @@ async def manifest(
         facts.append(
             _tool(name, profile, driver, refused)
             | {
+                "environment": environments[name].name if profile else "",
+                "packages": environments[name].modules if profile and tools[name].imports else (),
                 "profile_digest": profiles.digest_for(name) if profile else "",
                 "input_schema_digest": digest_of(entry.input_schema),
                 "output_schema_digest": digest_of(entry.output_schema or {}),

@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from glovebox_profiles.model import Profile
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
 from glovebox_server.errors import Refused, UnknownTool
 from glovebox_server.failures import failure_of
@@ -81,6 +82,10 @@ class App(Stores, Protocol):
         """What each of them may do, by its name."""
 
     @property
+    def environments(self) -> Mapping[str, Environment]:
+        """What each tool's programs can import."""
+
+    @property
     def broker(self) -> Broker:
         """Runs calls."""
 
@@ -103,7 +108,7 @@ class McpServer:
         self._stopping = anyio.Event()
         self._resources = Resources(app, self._stopping)
         self._levels: OrderedDict[tuple[str, str | None], types.LoggingLevel] = OrderedDict()
-        self._tools = catalogue.listed(app.tools.values(), app.profiles)
+        self._tools = catalogue.listed(app.tools.values(), app.profiles, app.environments)
         self._digest = catalogue.digest(self._tools)
         self.server: Server[Any] = Server(
             "glovebox",

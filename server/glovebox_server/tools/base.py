@@ -59,6 +59,10 @@ class Answer:
     failed: bool
 
 
+PACKAGES = "{packages}"
+"""In a description: what its programs can import."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """One typed MCP tool."""
@@ -66,7 +70,8 @@ class Tool:
     name: str
     title: str
     description: str
-    """Written for a model: what it does, what it cannot, what comes back. Counted in the token budget."""
+    """Written for a model: what it does, what it cannot, what comes back. Counted in the token budget. ``PACKAGES``
+    stands for what its programs can import."""
     arguments: type[Arguments]
     result: type[Result]
     kind: str
@@ -79,6 +84,11 @@ class Tool:
     """Method and URL of the request it makes, which the profile's rules must allow; None for a tool without one."""
     delivers: bool = False
     """Whether its result has the fields ``artifacts``, ``images``, ``changes`` and ``notes``."""
+
+    @property
+    def imports(self) -> bool:
+        """Whether it runs programs, which import packages."""
+        return PACKAGES in self.description
 
     @property
     def open_world(self) -> bool:

@@ -175,7 +175,7 @@ TOOL = Tool(
     name="run_python",
     title="Run Python",
     description=(
-        "Run a Python 3 program (numpy, pandas, matplotlib) in a fresh sandbox. The workspace is in /workspace, the "
+        "Run a Python 3 program ({packages}) in a fresh sandbox. The workspace is in /workspace, the "
         "current directory: read-only, or a copy whose changes come back as a patch. The last expression's value and "
         "open matplotlib figures come back; files written to /output come back as artifacts. No network, no packages "
         "to install, no state kept between calls."

@@ -7,12 +7,14 @@ are not here: a killed server's janitor has removed them.
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime import guest_gc, runtime
+from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server.artifacts import record
 from glovebox_server.artifacts.disk import Disk
 from glovebox_server.audit import writers
@@ -27,7 +29,7 @@ class Item:
     """One thing that can go."""
 
     kind: str
-    """``artifact``, ``upload``, ``server``, ``segment`` or ``guest``."""
+    """``artifact``, ``upload``, ``server``, ``segment``, ``guest`` or ``runtime``."""
     name: str
     """Its path, below the state directory or the data directory."""
     bytes: int
@@ -39,12 +41,17 @@ def look(settings: Settings, retention: Retention) -> list[Item]:
     """Everything that can go now, by what it is and its name; changes nothing. Raises OSError."""
     state, data = settings.state_dir, settings.data_dir
     items = [*_artifacts(state / "artifacts"), *_servers(state / "audit"), *_segments(state / "audit", retention)]
-    found = runtime.find(data)
-    if found is not None:  # else nothing says which guest is this version's
+    found = runtime.every(data)
+    if DEFAULT in found:  # else nothing says which guest is this version's
         why = "of another version, and not in use"
-        unused = guest_gc.removable(data, found.guest)
-        items += [Item(kind="guest", name=path.name, bytes=_size(path), why=why) for path in unused]
+        for path in guest_gc.removable(data, _current(found)):
+            kind = "runtime" if path.name.startswith("runtime") else "guest"
+            items.append(Item(kind=kind, name=path.name, bytes=_size(path), why=why))
     return items
+
+
+def _current(found: Mapping[str, Runtime]) -> list[Path]:
+    return [path for each in found.values() for path in each.directories]
 
 
 def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFile]) -> list[Item]:
@@ -72,9 +79,9 @@ def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFi
             log.retain()
         finally:
             log.close()
-    found = runtime.find(settings.data_dir)
-    if found is not None:
-        guest_gc.remove(settings.data_dir, found.guest)
+    found = runtime.every(settings.data_dir)
+    if DEFAULT in found:
+        guest_gc.remove(settings.data_dir, _current(found))
     left = {(item.kind, item.name) for item in look(settings, retention)}
     return [item for item in before if (item.kind, item.name) not in left]
 

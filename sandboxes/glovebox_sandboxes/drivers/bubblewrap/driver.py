@@ -94,6 +94,7 @@ class Bubblewrap(wall.Walled):
             spec,
             packages=(PACKAGES,),
             hidden=wall.HIDDEN,
+            elsewhere=runtime.elsewhere,
             own_filter=self._filter() if zygote else b"",
             program_filter=seccomp.for_programs(process_1=False, children=not self._counted),
             zygote={"tmpfs": own} if zygote else None,
@@ -173,7 +174,7 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     capabilities = Capabilities(
         driver=NAME, level="namespaces", version=found.version, limits=found.limits(), missing=found.missing
     )
-    return Bubblewrap(capabilities, (found.program,), found.runtime, found.hierarchy, found.janitor)
+    return Bubblewrap(capabilities, (found.program,), found.runtimes, found.hierarchy, found.janitor)
 
 
 # What a sandbox needs of the kernel, tried out on nothing but an empty root.

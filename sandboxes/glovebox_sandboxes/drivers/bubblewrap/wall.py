@@ -15,7 +15,7 @@ from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SC
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.janitor import GroupJanitor, Janitor
-from glovebox_sandboxes.runtime import guest_gc
+from glovebox_sandboxes.runtime import environments, guest_gc
 from glovebox_sandboxes.runtime import runtime as runtimes
 from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
 
@@ -34,7 +34,8 @@ class Found:
     program: str
     """Path of bwrap."""
     version: str
-    runtime: Runtime | None
+    runtimes: Mapping[str, Runtime]
+    """By environment; empty where there is none at all."""
     hierarchy: cgroup.Hierarchy | None
     missing: tuple[Missing, ...]
 
@@ -65,12 +66,19 @@ async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owne
     """
     program, version, missing = await bwrap.find(trial)
     # A path without links names what is mounted.
-    runtime, lacking = await runtimes.usable(data.resolve())  # noqa: ASYNC240 - once
+    data = data.resolve()  # noqa: ASYNC240 - once
+    built, lacking = await runtimes.usable(data)
     missing += [*own, *([lacking] if lacking else [])]
     hierarchy = await bwrap.groups(owner)
     if hierarchy is None:
         missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
-    return Found(program=program, version=version, runtime=runtime, hierarchy=hierarchy, missing=tuple(missing))
+    return Found(
+        program=program,
+        version=version,
+        runtimes=built,
+        hierarchy=hierarchy,
+        missing=tuple(missing),
+    )
 
 
 class Walled:
@@ -82,46 +90,50 @@ class Walled:
         self,
         capabilities: Capabilities,
         programs: tuple[str, ...],
-        runtime: Runtime | None,
+        runtimes: Mapping[str, Runtime],
         hierarchy: cgroup.Hierarchy | None,
         janitor: Janitor | None,
     ) -> None:
         """Take what the probe found; ``programs`` are paths, bwrap's first."""
         self.capabilities = capabilities
         self._programs = programs
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._hierarchy = hierarchy
         self._launcher = bwrap.Launcher(self.name, hierarchy, janitor)
 
     def _usable(self, spec: SandboxSpec) -> Runtime:
-        """The runtime, if this host has all that any spec needs, and control groups if this one does.
+        """The environment's runtime, if this host has all that any spec needs, and control groups if this one does.
 
         Raises:
             UnsupportedSpec: it has not.
         """
         fatal = [missing for missing in self.capabilities.missing if missing.fatal]
-        if fatal or self._runtime is None:
+        if fatal or not self._runtimes:
             missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
             raise UnsupportedSpec("isolation", f"{self.name} cannot be used here: {missing.what}", missing.fix)
+        found = self._runtimes.get(spec.environment)
+        if found is None:
+            raise environments.not_built(spec.environment)
         if spec.require_cgroup and self._hierarchy is None:
             raise UnsupportedSpec(
                 "limits.enforce",
                 "this host lets us make no control groups, so limits hold per process only",
                 cgroup.fix(),
             )
-        return self._runtime
+        return found
 
     def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[bwrap.BwrapSandbox]:
         """Run a plan; see ``Launcher.open``."""
-        if self._runtime is None:
+        found = self._runtimes.get(plan.spec.environment)
+        if found is None:
             raise SandboxUnavailable(f"Starting a {self.name} sandbox", "there is no runtime", SETUP)
-        return self._launcher.open(plan, {"root": self._runtime.root, "guest": self._runtime.guest}, files)
+        return self._launcher.open(plan, {"root": found.root, "guest": found.guest}, files)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """This driver, for the length of the block: our guest is not removed meanwhile, our control groups after it."""
+        """This driver, for the length of the block: our runtimes are not removed meanwhile, our groups after it."""
         try:
-            with guest_gc.held(self._runtime.guest if self._runtime else None):
+            with guest_gc.held(path for each in self._runtimes.values() for path in each.directories):
                 yield self
         finally:
             with anyio.CancelScope(shield=True):

@@ -163,17 +163,18 @@ class DockerDriver:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, runtime: plans.Runtime = "runc") -> AsyncIterator["DockerDriver"]:
+    async def connect(cls, runtime: plans.Runtime = "runc", data: Path | None = None) -> AsyncIterator["DockerDriver"]:
         """Probe the Engine (``DOCKER_HOST`` or the usual socket), remove what dead servers left, and drive it.
 
         There is a driver also when there is no Engine: its capabilities say what is missing. On leaving, waits until
-        every container is removed, at most 30 s; one that cannot be removed is logged and is in ``leaked``.
+        every container is removed, at most 30 s; one that cannot be removed is logged and is in ``leaked``. The data
+        directory says which environments there are beside the default.
         """
         async with AsyncExitStack() as stack:
             try:
                 engine = await anyio.to_thread.run_sync(Engine, host_from_environment())
                 stack.callback(engine.close)
-                capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime)
+                capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime, data)
                 mark = new_owner().mark()
                 janitor = janitor_of(engine.socket, f"{OWNER_LABEL}={mark}", engine.filters.directory)
                 stack.push_async_callback(janitor.stop)
@@ -260,5 +261,5 @@ class DockerDriver:
 
 
 def connect(data: Path, server_id: str) -> AbstractAsyncContextManager[Driver]:  # noqa: ARG001 - every driver's
-    """See ``Entry.connect``: the Engine keeps the image, and containers have a mark of their own."""
-    return DockerDriver.connect()
+    """See ``Entry.connect``: the Engine keeps the images, and containers have a mark of their own."""
+    return DockerDriver.connect(data=data)

@@ -7,13 +7,14 @@ could weaken the sandbox written out, so that neither the image's nor the daemon
 import json
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from glovebox_sandboxes.contract.base import Level, Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
 from glovebox_sandboxes.contract.spec import (
+    DEFAULT,
     GUEST_UID,
     INPUT,
     ORIGINAL,
@@ -23,9 +24,9 @@ from glovebox_sandboxes.contract.spec import (
     Limits,
     Mount,
     SandboxSpec,
-)  # fmt: skip
+)
 from glovebox_sandboxes.drivers import sentry
-from glovebox_sandboxes.runtime import guest_tree
+from glovebox_sandboxes.runtime import environments, guest_tree
 
 Runtime = Literal["runc", "crun", "runsc"]
 """By which containers are started; with ``runsc``, gVisor's, they have a kernel of their own."""
@@ -96,7 +97,7 @@ class Host:
     image: str
     """``sha256:…`` of the local image's configuration, which fixes its contents."""
     image_environment: tuple[str, ...] = ()
-    """Names of the variables the image sets; each is taken away or replaced."""
+    """Names of the variables any of the images sets; each is taken away or replaced."""
     apparmor: bool = False
     user_namespace: bool = False
     """Whether the Engine itself maps users (rootless, or userns-remap)."""
@@ -107,6 +108,10 @@ class Host:
     """Whether the Engine may make control groups; without root it may not on version 1."""
     processors: int = 1
     """It has: of more the Engine makes no container."""
+    environments: Mapping[str, str] = field(default_factory=dict)
+    """The same of the images of environments beside the default, by name."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Which environment has which module."""
     added: tuple[str, ...] = ("/etc/hostname",)
     """Files that the Engine mounts into a container beside what it is asked for."""
 
@@ -133,6 +138,9 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         _check_mount(mount, host.socket)
     if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
         raise UnsupportedSpec("mounts", "two mounts have the same target", "Give each its own.")
+    image = {DEFAULT: host.image, **host.environments}.get(spec.environment)
+    if image is None:
+        raise environments.not_built(spec.environment, docker=True)
     own_kernel = host.runtime == "runsc"
     command = sentry.command if own_kernel else guest_tree.command
     limits = spec.limits
@@ -148,8 +156,8 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     # A name without "=" takes the image's variable away instead of leaving it empty.
     stripped = sorted(set(host.image_environment) - set(env))
     body: dict[str, Any] = {
-        "Image": host.image,
-        "Entrypoint": list(command(PYTHON, spec, packages=(PACKAGES,), hidden=_SOCKETS)),
+        "Image": image,
+        "Entrypoint": list(command(PYTHON, spec, packages=(PACKAGES,), hidden=_SOCKETS, elsewhere=host.elsewhere)),
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in sorted(env.items())] + stripped,
         "User": f"{GUEST_UID}:{GUEST_UID}",
@@ -296,19 +304,19 @@ def _check_limits(spec: SandboxSpec) -> None:
         "output_bytes": (limits.output_bytes, MINIMUM_TMPFS if spec.output else 0),
         "workspace_bytes": (limits.workspace_bytes, MINIMUM_TMPFS if spec.overlay else 0),
     }
-    for field, (value, minimum) in least.items():
+    for name, (value, minimum) in least.items():
         if value < minimum:
             raise UnsupportedSpec(
-                f"limits.{field}",
+                f"limits.{name}",
                 f"{value} cannot be enforced by Docker, where small values mean no limit",
                 f"Use at least {minimum}.",
             )
 
 
 def _check_mount(mount: Mount, socket: str) -> None:
-    for field, path in (("source", mount.source), ("target", mount.target)):
+    for name, path in (("source", mount.source), ("target", mount.target)):
         if not path.startswith("/") or path != posixpath.normpath(path) or "\0" in path:
-            raise UnsupportedSpec(f"mounts.{field}", f"{path!r} is not a plain absolute path", "Write it out in full.")
+            raise UnsupportedSpec(f"mounts.{name}", f"{path!r} is not a plain absolute path", "Write it out in full.")
     if mount.target not in (WORKSPACE, ORIGINAL):
         raise UnsupportedSpec("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
     check_source(mount.source, socket)

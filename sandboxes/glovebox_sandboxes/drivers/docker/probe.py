@@ -15,6 +15,7 @@ from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.engine import Engine, translated
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.drivers.docker.plan import DRIVER, GROUPS_FIX, LEVEL, Host, Runtime
+from glovebox_sandboxes.runtime import environments
 
 SETUP = "glovebox setup --docker"
 MINIMUM_API = (1, 41)
@@ -33,8 +34,13 @@ _RUNTIME_FIX: Mapping[Runtime, str] = {
 _GROUP_FIX = "Enable it on the kernel's command line (cgroup_enable={0}) and restart the Engine."
 
 
-def probe(engine: Engine, runtime: Runtime) -> tuple[Capabilities, Host]:
+def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[Capabilities, Host]:
     """Ask the Engine what it can do with one of its runtimes.
+
+    Args:
+        engine: who is asked.
+        runtime: by which containers would be started.
+        data: the data directory, which names the environments that are built; without one there is the default alone.
 
     Raises:
         SandboxUnavailable: it does not answer.
@@ -42,15 +48,21 @@ def probe(engine: Engine, runtime: Runtime) -> tuple[Capabilities, Host]:
     with translated(f"Asking the Docker Engine at {engine.host} what it can do"):
         info: Mapping[str, Any] = engine.api.info()
         own = engine.podman_info() if engine.podman else None
-        image = _image(engine)
+        image = _image(engine, content.tag())
+        built = environments.recorded(data) if data is not None else {}
+        others = {name: _image(engine, content.tag(each.lock)) for name, each in built.items()}
     options = [option.removeprefix("name=").partition(",")[0] for option in info.get("SecurityOptions") or ()]
     configuration: Mapping[str, Any] = (image or {}).get("Config") or {}
+    fit = {name: each for name, each in others.items() if each is not None and not each["Config"].get("Volumes")}
+    every = [configuration, *(each["Config"] for each in fit.values())]
     groups = _may_make_groups(info, own)
     if own is not None and runtime == "runc" and own["ociRuntime"]["name"] == "crun":
         runtime = "crun"
     host = Host(
         image=(image or {}).get("Id", ""),
-        image_environment=tuple(entry.partition("=")[0] for entry in configuration.get("Env") or ()),
+        image_environment=tuple(sorted({entry.partition("=")[0] for each in every for entry in each.get("Env") or ()})),
+        environments={name: each["Id"] for name, each in fit.items()},
+        elsewhere=environments.elsewhere(data) if data is not None else {},
         apparmor="apparmor" in options,
         user_namespace="userns" in options
         or "rootless" in options
@@ -82,9 +94,9 @@ def unavailable(problem: SandboxUnavailable, runtime: Runtime) -> Capabilities:
     return Capabilities(driver=DRIVER[runtime], level=LEVEL[runtime], version="", limits={}, missing=(missing,))
 
 
-def _image(engine: Engine) -> Mapping[str, Any] | None:
+def _image(engine: Engine, tag: str) -> Mapping[str, Any] | None:
     try:
-        found: Mapping[str, Any] = engine.api.inspect_image(content.tag())
+        found: Mapping[str, Any] = engine.api.inspect_image(tag)
     except ImageNotFound:
         return None
     return found

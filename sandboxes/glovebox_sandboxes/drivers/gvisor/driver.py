@@ -66,7 +66,7 @@ async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
         if driver.capabilities.usable:
             yield driver
             return
-        async with DockerDriver.connect("runsc") as engine:
+        async with DockerDriver.connect("runsc", data) as engine:
             yield engine if engine.capabilities.usable else driver
 
 
@@ -88,7 +88,7 @@ async def detect(data: Path, server_id: str) -> Gvisor:
         limits=found.limits(pids="rlimit"),
         missing=found.missing,
     )
-    driver = Gvisor(capabilities, (found.program, runsc), found.runtime, found.hierarchy, found.janitor)
+    driver = Gvisor(capabilities, (found.program, runsc), found.runtimes, found.hierarchy, found.janitor)
     if capabilities.usable and (trouble := await _trouble(driver)):
         last = Missing(what=f"it cannot start a sandbox: {trouble}", fix=_TRIAL_FIX, fatal=True)
         driver.capabilities = replace(capabilities, missing=(*found.missing, last))

@@ -133,7 +133,9 @@ def _wall(spec: SandboxSpec, runsc: str) -> list[str]:
 
 
 def _config(spec: SandboxSpec, runtime: Runtime, *, counted: bool) -> dict[str, Any]:
-    command = sentry.command(runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN, counted=counted)
+    command = sentry.command(
+        runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN, elsewhere=runtime.elsewhere, counted=counted
+    )
     mounts: list[Mapping[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},

@@ -14,6 +14,7 @@ from glovebox_server.exits import OK
 from glovebox_server.mcp.manifest import Manifest, manifest
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep import environments
 
 
 async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
@@ -37,6 +38,7 @@ async def _find(settings: Settings) -> Manifest:
         return await manifest(
             tools=TOOLS,
             profiles=profiles,
+            environments=environments.required(settings, profiles),
             drivers=available,
             workspace=workspace.find(settings, "cli").path,
             version=VERSION,

@@ -1,6 +1,7 @@
 """What the commands of the command line do, apart from words and options. Each returns an exit code."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,9 @@ from rich.text import Text as Plain
 
 from glovebox_profiles.load.loader import ProfileSet
 from glovebox_sandboxes import strict_json
-from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.plural import counted
-from glovebox_sandboxes.runtime import guest_gc, runtime, trial
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
 from glovebox_server.audit.file import LogFile
@@ -88,33 +88,6 @@ def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
                 out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan", markup=False)
 
 
-def setup(settings: Settings, err: Console, *, docker: bool, base: str | None) -> int:
-    """Build what sandboxes need; see ``glovebox setup``."""
-
-    async def make() -> int:
-        with err.status("Preparing") as status:
-
-            def tell(step: str) -> None:
-                status.update(step)
-                if not err.is_terminal:
-                    err.print(step, markup=False, highlight=False)
-
-            built = await runtime.build(settings.data_dir, tell)
-            tell("Trying it in a sandbox")
-            async with registry.opened(settings.data_dir, f"setup{os.getpid()}") as drivers:
-                await trial.check(await drivers.get("bubblewrap"), settings.data_dir, runtime.base_python())
-            if removed := guest_gc.remove(settings.data_dir, built.guest):
-                tell(f"Removed {counted(removed, 'guest')} of other versions")
-            if docker:
-                from glovebox_sandboxes.drivers.docker.image import build  # noqa: PLC0415 - needs the Engine
-
-                await build.build(base or build.DEFAULT_BASE, tell)
-        err.print(f"Ready: Python {built.version} in {settings.data_dir}", style="green", markup=False, highlight=False)
-        return OK
-
-    return anyio.run(make)
-
-
 def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Say what this host can enforce; see ``glovebox doctor``."""
     from glovebox_server.cli.actions import doctor as looking  # noqa: PLC0415 - brings every driver
@@ -162,8 +135,8 @@ def serve(
     from glovebox_server.transport import serve as transports  # noqa: PLC0415 - brings the SDK
 
     async def make() -> int:
-        def tools_digest(profiles: ProfileSet) -> str:
-            return catalogue.digest(catalogue.listed(TOOLS.values(), profiles))
+        def tools_digest(profiles: ProfileSet, environments: Mapping[str, Environment]) -> str:
+            return catalogue.digest(catalogue.listed(TOOLS.values(), profiles, environments))
 
         async with apps.opened(settings, transport, tools_digest) as app:
             if app.workspace.path is None or app.workspace.closed:

@@ -23,6 +23,7 @@ from glovebox_server import workspace
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.settings import Settings
+from glovebox_server.upkeep.environments import required
 from glovebox_server.workspace import Workspace, WorkspaceRefused
 
 _WIDEST = 100
@@ -101,6 +102,7 @@ def _profiles(settings: Settings) -> tuple[str | None, str]:
     """What is wrong with a profile, None for nothing; and which ones there are."""
     try:
         found = apps.load_profiles(settings)
+        required(settings, found)
     except ProfileError as problem:
         return str(problem), ""
     own = [tool for tool, _ in found.items() if found.source(tool).parent != SHIPPED]

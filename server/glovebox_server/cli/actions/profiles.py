@@ -5,7 +5,7 @@ Everything from a file is printed as plain text, never as terminal markup.
 
 import difflib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ def check(
     console: Console,
     *,
     check_example: CheckExample | None,
+    check_environments: Callable[[Sequence[tuple[Path, Profile]]], list[ProfileError]] | None = None,
     tools: Collection[str] | None = None,
     as_json: bool = False,
 ) -> int:
@@ -108,6 +109,7 @@ def check(
     checked: list[Path] = []
     errors: list[ProfileError] = []
     others: list[Path] = []
+    found: list[tuple[Path, Profile]] = []
     for path in paths:
         try:
             files = _existing(path)
@@ -120,9 +122,10 @@ def check(
         for file in files:
             checked.append(file)
             try:
-                read(file, check_example=check_example, tools=tools)
+                found.append((file, read(file, check_example=check_example, tools=tools)))
             except ProfileError as error:
                 errors.append(error)
+    errors += check_environments(found) if check_environments else []
     if as_json:
         paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
         _json(console, {**paths_of, "errors": [_described(each) for each in errors]})

@@ -20,14 +20,13 @@ from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.engine import Client, host_from_environment, translated
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.runtime import guest_tree, packages
+from glovebox_sandboxes.runtime.environments import Environment
 
 DEFAULT_BASE = "python:3.12-slim"
 BUILD_SECONDS = 900
 """For any one answer of the Engine during a build; compiling everything takes about 20 s on two cores."""
 _MINIMUM_PYTHON = (3, 11)
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-_GLIBC_MINORS = range(17, 29)
-"""glibc 2.17 to 2.28, in the words of wheels' platform tags (PEP 600): the newest the lock's files need."""
 _WORDS = 1_500
 """Characters of the end of another program's output that are passed on."""
 _ATTEMPT = "Building the image of the docker driver"
@@ -39,44 +38,50 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
-async def build(base: str = DEFAULT_BASE, tell: Callable[[str], None] = _silent) -> str:
+async def build(
+    base: str = DEFAULT_BASE, tell: Callable[[str], None] = _silent, environment: Environment | None = None
+) -> str:
     """Build the image this version needs, unless it is there; returns its id (``sha256:…``).
 
     Args:
         base: an image with CPython 3.11 or newer and glibc; pulled when it is not on this machine.
         tell: hears one sentence per step.
+        environment: whose packages are in it; None for the default's.
 
     Raises:
         SandboxUnavailable: the Engine, the base or the packages cannot be had; it says what to do.
+        EnvironmentProblem: the environment's lock cannot be followed.
     """
+    lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
+    tag = content.tag(lock) if lock else content.tag()
     with translated(_ATTEMPT):
         api = await anyio.to_thread.run_sync(
             lambda: docker.APIClient(base_url=host_from_environment(), version="auto", timeout=BUILD_SECONDS)
         )
         with api:
-            found = await anyio.to_thread.run_sync(_find, api, content.tag())
+            found = await anyio.to_thread.run_sync(_find, api, tag)
             if found is None:
-                runtime = await _runtime(api, base, tell)
-                tell(f"Building {content.tag()}")
+                runtime = await _runtime(api, base, lock, file, tell)
+                tell(f"Building {tag}")
                 with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
                     guest = Path(scratch) / "guest"
                     guest.mkdir()
                     guest_tree.write(guest)
-                    recipe = _Recipe("guest.Dockerfile", content.tag(), {"RUNTIME": runtime}, guest)
+                    recipe = _Recipe("guest.Dockerfile", tag, {"RUNTIME": runtime}, guest)
                     found = await anyio.to_thread.run_sync(_build, api, recipe)
             return str(found["Id"])
 
 
-async def _runtime(api: Client, base: str, tell: Callable[[str], None]) -> str:
+async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], None]) -> str:
     """Name of the image with everything but the guest; built if it is not there."""
-    tag = content.runtime_tag(base)
+    tag = content.runtime_tag(base, lock)
     if await anyio.to_thread.run_sync(_find, api, tag) is None:
         tell(f"Looking at the base image {base}")
         series, machine = await anyio.to_thread.run_sync(_ask_base, api, base)
         with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
-            tell(f"Installing the locked packages for Python {series} on {machine} (about 80 MiB the first time)")
+            tell(f"Installing the locked packages of {file.stem} for Python {series} on {machine}")
             packages = Path(scratch) / "packages"
-            await _install(packages, series, machine)
+            await _install(packages, file, series, machine)
             tell(f"Building {tag}")
             await anyio.to_thread.run_sync(_build, api, _Recipe("Dockerfile", tag, {"BASE": base}, packages))
     return tag
@@ -138,12 +143,11 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
     return series, machine
 
 
-async def _install(target: Path, series: str, machine: str) -> None:
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS] + [f"manylinux2014_{machine}"]
+async def _install(target: Path, lock: Path, series: str, machine: str) -> None:
     try:
-        await packages.install(target, content.LOCK, series, platforms=platforms)
+        await packages.install(target, lock, series, machine=machine)
     except packages.RuntimeProblem as problem:
-        fix = "See that the package index can be reached."
+        fix = "See that the package index can be reached, and that the lock is for this Python and machine."
         raise SandboxUnavailable("Installing the locked packages", str(problem)[-_WORDS:], fix) from None
 
 

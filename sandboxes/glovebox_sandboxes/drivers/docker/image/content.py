@@ -7,25 +7,31 @@ import functools
 import hashlib
 from pathlib import Path
 
-from glovebox_sandboxes.runtime import guest_tree
+from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.runtime import environments, guest_tree
 
 RECIPE = Path(__file__).parent / "python"
-LOCK = Path(__file__).parents[3] / "runtime" / "requirements.lock"
+LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
 
 
 @functools.cache
-def tag() -> str:
-    """Name of the image this version needs, e.g. ``glovebox/python:0f3a…``."""
-    return f"glovebox/python:{_digest(guest_tree.digest(), 'Dockerfile', 'guest.Dockerfile', 'finish.py')}"
+def tag(lock: str = "") -> str:
+    """Name of the image this version needs, e.g. ``glovebox/python:0f3a…``.
+
+    Args:
+        lock: digest of an environment's lock; empty for the default's.
+    """
+    return f"glovebox/python:{_digest(guest_tree.digest(), lock, 'Dockerfile', 'guest.Dockerfile', 'finish.py')}"
 
 
-def runtime_tag(base: str) -> str:
+def runtime_tag(base: str, lock: str = "") -> str:
     """Name of the image of the first step: all but the guest, for this base."""
-    return f"glovebox/runtime:{_digest(base, 'Dockerfile', 'finish.py')}"
+    return f"glovebox/runtime:{_digest(base, lock, 'Dockerfile', 'finish.py')}"
 
 
-def _digest(start: str, *recipe: str) -> str:
+def _digest(start: str, lock: str, *recipe: str) -> str:
     whole = hashlib.sha256(start.encode())
-    for path in (LOCK, *(RECIPE / name for name in recipe)):
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    whole.update(bytes.fromhex(lock) if lock else hashlib.sha256(LOCK.read_bytes()).digest())
+    for name in recipe:
+        whole.update(hashlib.sha256((RECIPE / name).read_bytes()).digest())
     return whole.hexdigest()[:16]

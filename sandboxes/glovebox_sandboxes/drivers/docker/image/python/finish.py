@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - a program of the image, not a module of ours
-"""Runs inside the image while it is built: compiles, builds caches, takes away what no sandbox needs.
+"""Runs inside the image while it is built: compiles, takes away what no sandbox needs. No code of a package runs.
 
 Standard library only; must not import anything of ours.
 """
@@ -10,13 +10,11 @@ import pwd
 import py_compile
 import shutil
 import stat
-import subprocess  # noqa: TID251 - inside the image there is nothing of ours to use instead
 import sys
 import sysconfig
 from pathlib import Path
 
 PACKAGES = Path("/opt/packages")
-FONTS = Path("/opt/matplotlib")
 PYTHON = Path("/usr/bin/python3")
 GUEST = Path("/guest")
 UID = 65532
@@ -51,11 +49,6 @@ def runtime() -> None:
         shutil.rmtree(path, ignore_errors=True)
     compile_below(library)
     compile_below(PACKAGES)
-    # Without the list of fonts every sandbox would look for them again, which takes seconds.
-    FONTS.mkdir()
-    program = f"import sys; sys.path.append({str(PACKAGES)!r}); import matplotlib.font_manager"
-    environment = {"MPLCONFIGDIR": str(FONTS), "HOME": str(FONTS)}
-    subprocess.run([sys.executable, "-I", "-c", program], check=True, env=environment)  # noqa: S603 - our own program
     for name in sorted(set(os.listdir("/")) - NOT_OURS):  # noqa: PTH208 - names are all it needs
         drop_setuid(Path("/", name))
 

@@ -1,0 +1,271 @@
+"""Named sets of Python packages for sandboxes: a short TOML file says which, the lock beside it exactly which files.
+
+Some are shipped; an operator's file replaces the shipped one of the same name, but for the default. What was built is
+recorded in the data directory by name, so that whoever starts sandboxes need not know where the files are.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from glovebox_sandboxes.contract.errors import Diagnosed, UnsupportedSpec
+from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.host import permissions
+from glovebox_sandboxes.host.identity import changes_user
+
+SHIPPED = Path(__file__).parent / "environments"
+"""Those that come with Glovebox, with their locks."""
+MAX_FILE = 512 * 1024
+"""Bytes of a file or lock: ten times those of the largest shipped one."""
+MAX_RECORD = 64 * 1024
+"""Bytes of what is recorded of a built one."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_NAMES = f"a letter and at most 31 more of a-z, 0-9, - and _, such as science, and not {DEFAULT}"
+# PEP 508 without URLs, paths and markers: nothing but an index or a directory of wheels that pip knows is ever asked.
+_REQUIREMENT = (
+    r"^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,-]+\])?"
+    r"(?: ?(?:===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+(?:, ?(?:===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+)*)?$"
+)
+_MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*$"
+# A lock says nothing else: no option of pip's, no address, no other file.
+_LINE = re.compile(
+    r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+(?: \\| --hash=sha256:[0-9a-f]{64})?| *--hash=sha256:[0-9a-f]{64}(?: \\)?|"
+)
+_FITS = re.compile(r"^# Fits (sha256:[0-9a-f]{64})$", re.MULTILINE)
+
+
+class EnvironmentProblem(Diagnosed):
+    """An environment is not there, or its file or lock cannot be followed."""
+
+
+class _File(BaseModel):
+    """What a file may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    description: Annotated[str, Field(max_length=200)] = ""
+    packages: Annotated[
+        tuple[Annotated[str, Field(pattern=_REQUIREMENT, max_length=200)], ...],
+        Field(strict=False, min_length=1, max_length=200),
+    ]
+    modules: Annotated[
+        tuple[Annotated[str, Field(pattern=_MODULE, max_length=100)], ...], Field(strict=False, max_length=200)
+    ] = ()
+    python: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^3\.[0-9]{1,2}$")], ...], Field(strict=False, max_length=8)
+    ] = ()
+    machines: Annotated[tuple[Literal["x86_64", "aarch64"], ...], Field(strict=False)] = ()
+
+    @field_validator("description")
+    @classmethod
+    def _printable(cls, text: str) -> str:
+        if not text.isprintable():
+            raise ValueError("control, invisible and line-break characters are not allowed")
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One named set of packages."""
+
+    name: str
+    description: str
+    packages: tuple[str, ...]
+    """What is asked for, each a name with bounds for its version."""
+    modules: tuple[str, ...]
+    """What programs import of it: the models are told these."""
+    python: tuple[str, ...]
+    """Series of Python it is locked for, as in ``3.12``; empty for this host's."""
+    machines: tuple[str, ...]
+    """The same of processors."""
+    path: Path
+    """The file."""
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it comes with Glovebox."""
+        return self.path.parent == SHIPPED
+
+    @property
+    def lock(self) -> Path:
+        """Where its lock is, or will be."""
+        return self.path.with_suffix(".lock")
+
+    @cached_property
+    def fits(self) -> str:
+        """``sha256:…`` over what decides on a lock: it carries the same, or was made for something else."""
+        asked = json.dumps([sorted(self.packages), sorted(self.python), sorted(self.machines)])
+        return "sha256:" + hashlib.sha256(asked.encode()).hexdigest()
+
+    def locked(self) -> str:
+        """Digest of its lock, which names every file by hash and is for what the file says now.
+
+        Raises:
+            EnvironmentProblem: there is none, it says anything else than packages, or it was made for another file.
+        """
+        update = f"Run `glovebox environment update {self.name}`."
+        if not self.lock.exists():
+            raise EnvironmentProblem(f"The environment {self.name}", f"{self.lock} is not there", update)
+        data = _read(self.lock)
+        lines = data.decode("utf-8", "replace").splitlines()
+        wrong = next((number for number, line in enumerate(lines, 1) if not _LINE.fullmatch(line)), 0)
+        if wrong:
+            raise EnvironmentProblem(
+                f"{self.lock}:{wrong}", "it is neither a package with its hashes nor a note", update
+            )
+        fits = _FITS.search(data.decode("utf-8", "replace"))
+        if fits is None or fits[1] != self.fits:
+            raise EnvironmentProblem(f"{self.lock}", f"it was made before {self.path.name} became what it is", update)
+        return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is built under a name."""
+
+    lock: str
+    """Digest of the lock it was built from."""
+    modules: tuple[str, ...]
+
+
+def named(directory: Path) -> list[str]:
+    """Names of all there are, shipped or in an operator's directory."""
+    found = {path.stem for place in (SHIPPED, directory) for path in place.glob("*.toml")}
+    return sorted(name for name in found if _NAME.fullmatch(name))
+
+
+def load(name: str, directory: Path) -> Environment:
+    """The environment of that name.
+
+    Args:
+        name: as in a profile.
+        directory: the operator's.
+
+    Raises:
+        EnvironmentProblem: there is none, or its file is unsafe, unreadable or wrong.
+    """
+    if not _NAME.fullmatch(name):
+        raise EnvironmentProblem(f"The environment {name!r}", "that is no name for one", f"Use {_NAMES}.")
+    own = directory / f"{name}.toml"
+    if name == DEFAULT and directory != SHIPPED and os.path.lexists(own):
+        raise EnvironmentProblem(str(own), f"{DEFAULT} is the shipped environment's name", "Give yours another.")
+    path = own if os.path.lexists(own) else SHIPPED / own.name
+    if not path.exists() and not path.is_symlink():
+        fix = (
+            f"There are: {', '.join(named(directory))}. Or write {own}, and run `glovebox setup --environment {name}`."
+        )
+        raise EnvironmentProblem(f"The environment {name}", "there is none of that name", fix)
+    try:
+        said = _File.model_validate(tomllib.loads(_read(path).decode()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise EnvironmentProblem(f"{path}: {key}", first["msg"], "See docs/operate/operations.md.") from None
+    except ValueError as error:  # neither TOML nor UTF-8
+        raise EnvironmentProblem(str(path), f"not TOML: {error}", "See https://toml.io/en/v1.0.0.") from None
+    return Environment(
+        name=name,
+        description=said.description,
+        packages=said.packages,
+        modules=said.modules or tuple(_imported(package) for package in said.packages),
+        python=said.python,
+        machines=said.machines,
+        path=path,
+    )
+
+
+def _imported(package: str) -> str:
+    """What a package is most often imported as."""
+    return re.split(r"[^A-Za-z0-9._-]", package, maxsplit=1)[0].replace("-", "_").lower()
+
+
+def _read(path: Path) -> bytes:
+    """Read a file only if nobody but this user, root or the owner of the package can have written it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            _require_own(path, permissions.flaw(status))
+            _require_own(path.parent, permissions.flaw(path.parent.stat()))
+            above = permissions.flaw_above(path.parent) if changes_user() else None
+            if above is not None:
+                _require_own(above[0], above[1:])
+            data = file.read(MAX_FILE + 1) if stat.S_ISREG(status.st_mode) else b"\0" * (MAX_FILE + 1)
+    except OSError as error:
+        reason = "it is a symbolic link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
+        raise EnvironmentProblem(str(path), reason, "Put the file itself there, readable.") from None
+    if len(data) > MAX_FILE:
+        reason = f"it is no regular file of at most {MAX_FILE // 1024} KiB"
+        raise EnvironmentProblem(str(path), reason, "It is a page of text.")
+    return data
+
+
+def _require_own(path: Path, flaw: tuple[str, str] | None) -> None:
+    if flaw is not None:
+        problem, command = flaw
+        fix = f"Who can change it decides what programs import. Review what it holds, then: {command} {path}"
+        raise EnvironmentProblem(str(path), f"it {problem}", fix)
+
+
+def _records(data: Path) -> Path:
+    return data / "environments"
+
+
+def record(data: Path, environment: Environment, lock: str) -> None:
+    """Note in the data directory that this is built, from the lock with that digest."""
+    _records(data).mkdir(exist_ok=True)
+    path = _records(data) / f"{environment.name}.json"
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"lock": lock, "modules": list(environment.modules)}))
+    new.replace(path)
+
+
+def recorded(data: Path) -> Mapping[str, Record]:
+    """What is built in a data directory beside the default, by name."""
+    found = {}
+    for path in sorted(_records(data).glob("*.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            with path.open("rb") as file:
+                said = json.loads(file.read(MAX_RECORD))
+            lock, modules = str(said["lock"]), tuple(str(each) for each in said["modules"])
+            if _NAME.fullmatch(path.stem) and path.stem != DEFAULT:
+                found[path.stem] = Record(lock=lock, modules=modules)
+    return found
+
+
+def forget(data: Path, name: str) -> bool:
+    """Take back ``record``: whether there was one."""
+    path = _records(data) / f"{name}.json"
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    return there
+
+
+def not_built(name: str, *, docker: bool = False) -> UnsupportedSpec:
+    """What a driver says that has no such environment."""
+    setup = "glovebox setup --docker" if docker else "glovebox setup"
+    fix = f"Run `{setup} --environment {name}`, and start the server again."
+    return UnsupportedSpec("python.environment", f"the environment {name} is not built here", fix)
+
+
+def elsewhere(data: Path) -> Mapping[str, str]:
+    """Module → the environment that has it, of those that are shipped or built: for who misses it in another."""
+    has: dict[str, str] = {}
+    for name in named(SHIPPED):
+        if name != DEFAULT:
+            has |= dict.fromkeys(load(name, SHIPPED).modules, name)
+    for name, each in recorded(data).items():
+        has |= dict.fromkeys(each.modules, name)
+    return {module.partition(".")[0]: name for module, name in sorted(has.items())}

@@ -1,0 +1,149 @@
+"""What ``glovebox setup`` and ``glovebox environment`` do. Each returns an exit code."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import anyio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.plural import counted
+from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
+from glovebox_server import app as apps
+from glovebox_server.cli.terminal import print_json
+from glovebox_server.exits import OK
+from glovebox_server.printable import printable
+from glovebox_server.settings import Settings
+from glovebox_server.upkeep import environments as keeping
+
+_MIB = 2**20
+
+Tell = Callable[[str], None]
+
+
+def setup(settings: Settings, err: Console, *, names: tuple[str, ...], docker: bool, base: str | None) -> int:
+    """Build what sandboxes need; see ``glovebox setup``."""
+
+    async def make() -> int:
+        with _telling(err) as tell:
+            chosen = await _chosen(settings, names, tell)
+            built = [await runtime.build(settings.data_dir, tell, each) for each in chosen]
+            tell("Trying it in a sandbox")
+            async with registry.opened(settings.data_dir, f"setup{os.getpid()}") as drivers:
+                driver = await drivers.get("bubblewrap")
+                for environment, found in zip(chosen, built, strict=True):
+                    await trial.check(driver, found, runtime.base_python(), environment)
+            current = [path for each in runtime.every(settings.data_dir).values() for path in each.directories]
+            if removed := guest_gc.remove(settings.data_dir, current):
+                tell(f"Removed guests and runtimes of other versions: {removed}")
+            if docker:
+                from glovebox_sandboxes.drivers.docker.image import build  # noqa: PLC0415 - needs the Engine
+
+                for environment in chosen:
+                    other = None if environment.name == DEFAULT else environment
+                    await build.build(base or build.DEFAULT_BASE, tell, other)
+        words = f"Ready: Python {built[0].version} in {settings.data_dir}"
+        if more := [each.name for each in chosen[1:]]:
+            words += f", with {', '.join(more)}"
+        err.print(words, style="green", markup=False, highlight=False)
+        return OK
+
+    return anyio.run(make)
+
+
+async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:
+    """The default; those that were set up before, which an upgrade may have changed; and those that are named now.
+
+    Raises:
+        EnvironmentProblem: one that is named cannot be followed.
+    """
+    own = settings.environments_dir
+    chosen = [environments.load(DEFAULT, own)]
+    for name in environments.recorded(settings.data_dir):
+        if name not in names:
+            try:
+                found = environments.load(name, own)
+                found.locked()
+                chosen.append(found)
+            except EnvironmentProblem as problem:
+                tell(printable(f"Left as it is: {problem}"))
+    for name in dict.fromkeys(names):
+        found = environments.load(name, own)
+        if name != DEFAULT:
+            if not found.lock.exists():
+                await locks.write(found, runtime.base_python(), tell)
+            found.locked()
+            chosen.append(found)
+    return chosen
+
+
+def show(settings: Settings, out: Console, *, as_json: bool) -> int:
+    """Print one line for each environment; see ``glovebox environment list``."""
+    listed = keeping.listed(settings, apps.load_profiles(settings))
+    if as_json:
+        print_json(out.file, {"environments": [asdict(each) for each in listed]})
+        return OK
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "MiB", "digest", "tools", "from", "state"):
+        table.add_column(title, justify="right" if title == "MiB" else "left", overflow="fold")
+    for each in listed:
+        mib = f"{each.bytes / _MIB:.0f}" if each.bytes else ""
+        cells = (each.name, mib, each.digest[:19], ", ".join(each.tools), each.source, each.state)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    out.print(table)
+    return OK
+
+
+def update(settings: Settings, out: Console, err: Console, *, name: str, as_json: bool) -> int:
+    """Make a lock anew; see ``glovebox environment update``.
+
+    Raises:
+        EnvironmentProblem: there is no such environment, or it is not the operator's to lock.
+    """
+    own = settings.environments_dir
+    found = environments.load(name, own)
+    if found.shipped:
+        fix = f"Copy {found.path} to {own}, under another name if both are to be used, and lock that."
+        raise EnvironmentProblem(f"Locking {name}", "it is shipped with its lock", fix)
+
+    async def make() -> int:
+        with _telling(err) as tell:
+            return await locks.write(found, runtime.base_python(), tell)
+
+    count = anyio.run(make)
+    if as_json:
+        body = {"name": name, "lock": str(found.lock), "digest": f"sha256:{found.locked()}", "packages": count}
+        print_json(out.file, body)
+        return OK
+    words = f"{found.lock}: {counted(count, 'package')}. Build it: `glovebox setup --environment {name}`."
+    out.print(Text(printable(words)))
+    return OK
+
+
+def remove(settings: Settings, out: Console, *, name: str, force: bool, as_json: bool) -> int:
+    """Remove what is built; see ``glovebox environment remove``."""
+    freed = keeping.remove(settings, apps.load_profiles(settings), name, force=force)
+    if as_json:
+        print_json(out.file, {"removed": name, "bytes": freed})
+        return OK
+    out.print(Text(printable(f"{name} is removed, {freed / _MIB:.0f} MiB freed; its file and lock stay.")))
+    return OK
+
+
+@contextmanager
+def _telling(err: Console) -> Iterator[Tell]:
+    """Say what happens now: on one line of a terminal, else line by line."""
+    with err.status("Preparing") as status:
+
+        def tell(step: str) -> None:
+            status.update(step)
+            if not err.is_terminal:
+                err.print(step, markup=False, highlight=False)
+
+        yield tell

@@ -1,0 +1,46 @@
+"""``glovebox environment``: declared here, done in ``actions.environments``."""
+
+import sys
+
+import click
+
+from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.settings import Settings
+
+
+@click.group(cls=Group)
+def environment() -> None:
+    """Python packages that programs can import: named sets, locked by hash. `glovebox setup --environment` builds."""
+
+
+@environment.command("list")
+@json_option
+@directories
+def environment_list(settings: Settings, as_json: bool) -> None:
+    """Each with its state, size, digest and the tools whose profiles name it."""
+    from glovebox_server.cli.actions import environments  # noqa: PLC0415 - see the header of ``main``
+
+    sys.exit(environments.show(settings, out, as_json=as_json))
+
+
+@environment.command("update")
+@click.argument("name")
+@json_option
+@directories
+def environment_update(settings: Settings, name: str, as_json: bool) -> None:
+    """Make an environment's lock anew, with the newest versions its file allows; nothing is built."""
+    from glovebox_server.cli.actions import environments  # noqa: PLC0415 - see the header of ``main``
+
+    sys.exit(environments.update(settings, out, err, name=name, as_json=as_json))
+
+
+@environment.command("remove")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also where a profile names it; then no server starts with that profile.")
+@json_option
+@directories
+def environment_remove(settings: Settings, name: str, force: bool, as_json: bool) -> None:
+    """Remove what is built of an environment; its file and lock stay."""
+    from glovebox_server.cli.actions import environments  # noqa: PLC0415 - see the header of ``main``
+
+    sys.exit(environments.remove(settings, out, name=name, force=force, as_json=as_json))

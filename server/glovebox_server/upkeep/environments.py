@@ -1,0 +1,168 @@
+"""Environments of one server: the one each tool's profile names, which there are, how large, and their removal."""
+
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.runtime import environments, guest_gc, runtime
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One environment, as ``glovebox environment list`` has it."""
+
+    name: str
+    source: str
+    """``shipped``, or the operator's file."""
+    packages: tuple[str, ...]
+    """What its file asks for."""
+    modules: tuple[str, ...]
+    state: str
+    """``built``; ``not built``; or what is wrong, and the command that puts it right."""
+    digest: str
+    """Of what is built; empty where nothing is."""
+    bytes: int
+    tools: tuple[str, ...]
+    """Whose profiles name it."""
+
+
+def of_profile(settings: Settings, profile: Profile) -> Environment:
+    """The environment that a profile names, locked and built as its file and lock say.
+
+    Raises:
+        EnvironmentProblem: there is none, or it is not built so; says the command.
+    """
+    found = environments.load(profile.python.environment, settings.environments_dir)
+    if found.name == DEFAULT:
+        return found  # calls say where it is not built; other drivers may do without
+    record = environments.recorded(settings.data_dir).get(found.name)
+    setup = f"Run `glovebox setup --environment {found.name}`."
+    if record is None:
+        raise EnvironmentProblem(f"The environment {found.name}", "it is not built here", setup)
+    if record.lock != found.locked():
+        raise EnvironmentProblem(f"The environment {found.name}", "it was built from another lock", setup)
+    return found
+
+
+def required(settings: Settings, profiles: ProfileSet) -> Mapping[str, Environment]:
+    """The environment of each tool, by the tool's name.
+
+    Raises:
+        ProfileError: a profile names one that is not there, or not built.
+    """
+    found: dict[str, Environment] = {}
+    for tool, profile in profiles.items():
+        if profile.python.environment not in found:
+            found[profile.python.environment] = _required(settings, profile, profiles.source(tool))
+    return {tool: found[profile.python.environment] for tool, profile in profiles.items()}
+
+
+def objections(settings: Settings, profiles: Iterable[tuple[Path, Profile]]) -> list[ProfileError]:
+    """What is wrong with what these profiles name."""
+    found = []
+    for path, profile in profiles:
+        try:
+            _required(settings, profile, path)
+        except ProfileError as problem:
+            found.append(problem)
+    return found
+
+
+def _required(settings: Settings, profile: Profile, path: Path) -> Environment:
+    try:
+        return of_profile(settings, profile)
+    except EnvironmentProblem as problem:
+        setup = f"`glovebox setup --environment {profile.python.environment}`"
+        fix = problem.fix if "glovebox " in problem.fix else f"{problem.fix} Then run {setup}."
+        reason = f'is "{profile.python.environment}": {problem.reason}'
+        raise ProfileError(path, None, "python.environment", reason, fix) from None
+
+
+def listed(settings: Settings, profiles: Mapping[str, Profile]) -> list[Listed]:
+    """All there are, also those that are built and whose file is gone."""
+    own, data = settings.environments_dir, settings.data_dir.resolve()
+    names = {*environments.named(own), *environments.recorded(data)}
+    return [_listed(name, own, data, profiles) for name in sorted(names)]
+
+
+def _listed(name: str, own: Path, data: Path, profiles: Mapping[str, Profile]) -> Listed:
+    built = runtime.find(data, name)
+    record = environments.recorded(data).get(name)
+    source, state = "", "built" if built else "not built"
+    packages: tuple[str, ...] = ()
+    modules = record.modules if record else ()
+    try:
+        found = environments.load(name, own)
+        source, packages, modules = "shipped" if found.shipped else str(found.path), found.packages, found.modules
+        if found.lock.exists():
+            lock = found.locked()
+            if record is not None and record.lock != lock:
+                state = f"built from another lock: run `glovebox setup --environment {name}`"
+    except EnvironmentProblem as problem:
+        state = f"{problem.reason}: {problem.fix}"
+    return Listed(
+        name=name,
+        source=source,
+        packages=packages,
+        modules=modules,
+        state=state,
+        digest=built.digest if built else "",
+        bytes=size(built.root.parent) if built else 0,
+        tools=_tools(name, profiles),
+    )
+
+
+def _tools(name: str, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+    return tuple(
+        tool
+        for tool, profile in profiles.items()
+        if profile.python.environment == name and (name != DEFAULT or TOOLS[tool].imports)
+    )
+
+
+def size(path: Path) -> int:
+    """Bytes of all files below a directory."""
+    total = 0
+    for each in path.rglob("*"):
+        with suppress(OSError):
+            total += each.lstat().st_size if not each.is_dir() or each.is_symlink() else 0
+    return total
+
+
+def remove(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> int:
+    """Remove what is built of an environment; how many bytes that freed. Its file and lock stay.
+
+    A server that runs goes on using it; then `glovebox clean` removes it once that has ended.
+
+    Raises:
+        EnvironmentProblem: it is not built, it is the default, or a profile names it and ``force`` does not say so.
+    """
+    what = f"Removing the environment {name}"
+    if name == DEFAULT:
+        raise EnvironmentProblem(what, "every server needs it", "Leave it.")
+    data = settings.data_dir.resolve()
+    record = environments.recorded(data).get(name)
+    if record is None:
+        raise EnvironmentProblem(what, "it is not built here", "See `glovebox environment list`.")
+    if (tools := _tools(name, profiles)) and not force:
+        fix = "Change that, or add --force: then no server starts with it."
+        raise EnvironmentProblem(what, f"the profile of {', '.join(tools)} names it", fix)
+    environments.forget(data, name)
+    place = runtime.place(data, record.lock)
+    if place in {each.root.parent for each in runtime.every(data).values()} or not guest_gc.unused(place):
+        return 0
+    going = data / f".building-{secrets.token_hex(8)}"
+    bytes_freed = size(place)
+    place.rename(going)
+    shutil.rmtree(going)
+    return bytes_freed
