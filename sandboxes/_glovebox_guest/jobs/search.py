@@ -17,12 +17,12 @@ from _glovebox_guest.workspace.needle import needle
 from _glovebox_guest.workspace.tree import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any, TypeAlias
 
     from _glovebox_guest.program.emit import Emit
 
-    Result: TypeAlias = tuple[str, list[tuple[int, dict[str, Any]]]]
+    Result: TypeAlias = tuple[str, list[tuple[int, int, dict[str, Any]]]]
 
 MAX_FILE = 8 * 1024 * 1024
 """Bytes: a larger text is data, which a program reads better."""
@@ -40,8 +40,8 @@ _FIRST_READ = 16 * 1024
 # Whether text was searched as a whole or line by line can only make a difference to what looks around, or does not
 # try again with less.
 _NEEDS_LINES = re.compile(r"\(\?[=!<>(]|\\[AZ]|[*+?}]\+")
-_SEARCHED, _BINARY, _LARGE, _UNREADABLE = "text", "binary", f"files over {MAX_FILE} bytes", "unreadable files"
-"""What can become of a file."""
+_SEARCHED, _BINARY, _LARGE, _UNREADABLE = "tblu"
+"""What can become of a file, in one letter."""
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
@@ -53,8 +53,8 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
         emit.value(problem.value())
         return
     answer = _Answer(payload.get("limit", 100))
-    files = ((path, entry.path) for path, entry in walk if entry.is_file(follow_symlinks=False))
-    searched = in_order(lambda batch: search.batch(batch, walk.out_of_time), files)
+    files = (path for path, entry in walk if entry.is_file(follow_symlinks=False))
+    searched = in_order(lambda batch: search.batch(batch, walk), files)
     try:
         for batch in searched:
             answer.take(batch)
@@ -64,7 +64,9 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
         searched.close()
     count = answer.count
     notes = [f"stopped at {answer.full}"] if answer.full else []
-    notes += [f"not searched: {what}, {count[what]}" for what in (_LARGE, _UNREADABLE) if count[what]]
+    for letter, what in ((_LARGE, f"files over {MAX_FILE} bytes"), (_UNREADABLE, "unreadable files")):
+        if count[letter]:
+            notes.append(f"not searched: {what}, {count[letter]}")
     notes += walk.notes()
     emit.value(
         {
@@ -90,19 +92,21 @@ class _Answer:
         self.full = ""
         """Which bound of the answer is reached, empty for none."""
 
-    def take(self, batch: list[Result]) -> None:
-        """Add them, until one does not fit."""
-        for became, matches in batch:
-            self.count[became] += 1
-            for cost, match in matches:
-                if len(self.matches) == self._limit:
-                    self.full = f"{self._limit} matches"
-                    return
-                self._room -= cost
-                if self._room < 0:
-                    self.full = f"{len(self.matches)} matches, as much as fits into one answer"
-                    return
-                self.matches.append(match)
+    def take(self, batch: Result) -> None:
+        """Add the results of some files, until one does not fit."""
+        letters, matches = batch
+        for at, cost, match in matches:
+            self._room -= cost
+            if len(self.matches) == self._limit:
+                self.full = f"{self._limit} matches"
+            elif self._room < 0:
+                self.full = f"{len(self.matches)} matches, as much as fits into one answer"
+            if self.full:
+                letters = letters[: at + 1]
+                break
+            self.matches.append(match)
+        for letter in self.count:
+            self.count[letter] += letters.count(letter)
 
 
 class _Search:
@@ -115,28 +119,28 @@ class _Search:
         self._context = payload.get("context", 0)
         self._limit = payload.get("limit", 100)
 
-    def batch(self, files: list[tuple[str, str]], out_of_time: Callable[[], bool]) -> list[Result]:
-        """Search files given as path relative to the workspace, and path.
+    def batch(self, files: list[str], walk: Walk) -> Result:
+        """Search some files.
 
         Returns:
-            Of each what became of it and its matches with their cost in the answer; of the rest of the files nothing,
-            where these matches are more than an answer holds, or there is no more time.
+            What became of each, and the matches with the file's place and their cost in the answer; of the rest of the
+            files nothing, where these matches are more than an answer holds, or there is no more time.
         """
-        found: list[Result] = []
-        left, room = self._limit, wording.MAX_ANSWER
-        for name, path in files:
-            became, text = _text(path, self._needle)
-            matches = []
-            for cost, match in self._matches(name, text) if text else ():
-                matches.append((cost, match))
-                left, room = left - 1, room - cost
+        letters = ""
+        found: list[tuple[int, int, dict[str, Any]]] = []
+        room = wording.MAX_ANSWER
+        for at, path in enumerate(files):
+            letter, text = _text(walk.place(path), self._needle)
+            letters += letter
+            for cost, match in self._matches(path, text) if text else ():
+                found.append((at, cost, match))
+                room -= cost
                 # One more than fits shows that it did not.
-                if left < 0 or room < 0:
-                    break
-            found.append((became, matches))
-            if left < 0 or room < 0 or out_of_time():
+                if len(found) > self._limit or room < 0:
+                    return letters, found
+            if walk.out_of_time():
                 break
-        return found
+        return letters, found
 
     def _matches(self, name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         number, counted, display_name = 1, 0, paths.display_name(name)

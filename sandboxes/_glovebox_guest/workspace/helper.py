@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from typing import Any, TypeAlias
 
-    Item: TypeAlias = tuple[str, str]
-    Work: TypeAlias = Callable[[list[Item]], list[Any]]
+    Work: TypeAlias = Callable[[list[str]], Any]
 
 ALONE = 512
 """Items before there is a helper: it takes as long to start as some hundred small files to search."""
@@ -34,12 +33,12 @@ _SECONDS = 0.02
 """Of work for the helper: much more than a change of processes, and less than anybody waits for."""
 
 
-def in_order(work: Work, items: Iterator[Item]) -> Generator[list[Any], None, None]:
+def in_order(work: Work, items: Iterator[str]) -> Generator[Any, None, None]:
     """Yield what ``work`` makes of the items, some at a time, in their order; closing it ends the helper.
 
     Args:
-        work: from items to results that ``marshal`` knows; done in either process.
-        items: taken in this process.
+        work: from items to something that ``marshal`` knows; done in either process.
+        items: texts without a NUL; taken in this process.
     """
     waiting: deque[_Batch] = deque()
     helper: _Helper | None = None
@@ -53,11 +52,12 @@ def in_order(work: Work, items: Iterator[Item]) -> Generator[list[Any], None, No
             own = list(islice(items, _OWN))
             taken += len(own)
             if own:
-                waiting.append(_Batch(own, work(own)))
+                waiting.append(_Batch(own))
+                waiting[-1].finish(work(own))
             if helper is not None:
                 helper.look(wait=not own or len(waiting) > _AHEAD)
-            while waiting and waiting[0].results is not None:
-                yield waiting.popleft().results or []
+            while waiting and waiting[0].done:
+                yield waiting.popleft().result
             if not own and not waiting:
                 return
     finally:
@@ -66,11 +66,16 @@ def in_order(work: Work, items: Iterator[Item]) -> Generator[list[Any], None, No
 
 
 class _Batch:
-    __slots__ = ("items", "results")
+    __slots__ = ("done", "items", "result")
 
-    def __init__(self, items: list[Item], results: list[Any] | None = None) -> None:
+    def __init__(self, items: list[str]) -> None:
         self.items = items
-        self.results = results
+        self.done = False
+        self.result: Any = None
+
+    def finish(self, result: Any) -> None:
+        self.result = result
+        self.done = True
 
 
 class _Helper:
@@ -103,7 +108,7 @@ class _Helper:
                 with open(orders, "rb") as source, open(results, "wb") as target:
                     while True:
                         items = marshal.load(source)  # noqa: S302 - from the process it is a fork of
-                        marshal.dump(self._work(items), target)
+                        marshal.dump(self._work(items.split("\0")), target)
                         target.flush()
             finally:
                 os._exit(0)
@@ -115,11 +120,11 @@ class _Helper:
         """Whether it has no batch."""
         return self._batch is None
 
-    def give(self, items: list[Item]) -> _Batch:
+    def give(self, items: list[str]) -> _Batch:
         """Have it work on these."""
         batch = self._batch = _Batch(items)
         self._began = monotonic()
-        view = memoryview(marshal.dumps(items))
+        view = memoryview(marshal.dumps("\0".join(items)))
         try:
             while view:
                 view = view[os.write(self._orders, view) :]
@@ -137,7 +142,7 @@ class _Helper:
             return
         try:
             with open(self._results, "rb", closefd=False) as source:
-                self._batch.results = marshal.load(source)  # noqa: S302 - as above
+                self._batch.finish(marshal.load(source))  # noqa: S302 - as above
         except (EOFError, ValueError, TypeError):
             self._take_back()
             return
@@ -147,7 +152,7 @@ class _Helper:
     def _take_back(self) -> None:
         """It has ended, most likely for lack of memory: nothing is lost by that."""
         if self._batch is not None:
-            self._batch.results = self._work(self._batch.items)
+            self._batch.finish(self._work(self._batch.items))
             self._batch = None
 
     def end(self) -> None:

@@ -146,6 +146,10 @@ class Walk:
         rules = self._reader.read(f"{folder}/{ignore.FILE}")
         return (*obeyed, (offset, rules)) if rules else obeyed
 
+    def place(self, path: str) -> str:
+        """Where something that was yielded is in the sandbox: the folder the pattern begins in may be a link."""
+        return self._base + path[len(self.folder) :] if self.folder else f"{self._base}/{path}"
+
     def out_of_time(self) -> bool:
         """Whether the walk has to end now; ``stopped`` then says why."""
         if self.stopped is None and monotonic() > self._deadline:
