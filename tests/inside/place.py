@@ -17,8 +17,11 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import httpx2
 import mcp_types as types
 from mcp import Client, StdioServerParameters
+from mcp.client import Transport
+from mcp.client.streamable_http import streamable_http_client
 
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server.mcp import manifest as capabilities
@@ -130,19 +133,36 @@ async def look(place: Place, around: Sequence[str] = (), *, environment: Mapping
         server = StdioServerParameters(
             command=command[0], args=[*command[1:], "serve"], env=environment, cwd=REPOSITORY
         )
-        async with Client(server) as client:
-            (manifest,) = (await client.read_resource(capabilities.URI)).contents
-            result = await client.call_tool("run_python", {"code": CODE})
-        assert isinstance(manifest, types.TextResourceContents)
-        seen.manifest = json.loads(manifest.text)
-        seen.result = dict(result.structured_content or {})
-        seen.words = "\n".join(getattr(block, "text", "") for block in result.content)
+        await ask(seen, server)
 
     with anyio.fail_after(SECONDS):
         async with anyio.create_task_group() as tasks:
             for each in (doctor, call):
                 tasks.start_soon(each)
     return seen
+
+
+async def ask(seen: Seen, server: StdioServerParameters | Transport) -> None:
+    """Read the manifest and make one real call as a client of this server."""
+    async with Client(server) as client:
+        (manifest,) = (await client.read_resource(capabilities.URI)).contents
+        result = await client.call_tool("run_python", {"code": CODE})
+    assert isinstance(manifest, types.TextResourceContents)
+    seen.manifest = json.loads(manifest.text)
+    seen.result = dict(result.structured_content or {})
+    seen.words = "\n".join(getattr(block, "text", "") for block in result.content)
+
+
+async def ask_over_http(seen: Seen, url: str, token: str) -> None:
+    """The same of a server that runs already.
+
+    Args:
+        seen: where it is put.
+        url: base URL, without a trailing slash.
+        token: bearer token.
+    """
+    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=SECONDS) as http:
+        await ask(seen, streamable_http_client(f"{url}/mcp", http_client=http))
 
 
 def assert_reached(seen: Seen, limits: str) -> None:

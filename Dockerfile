@@ -1,0 +1,41 @@
+# The server, bubblewrap and the sandboxes' Python, for clients over HTTP, as a user without rights.
+# How to run it, and what is reached then: docs/operate/operations.md#in-a-container.
+# Any base with apt and Python 3.11 or newer.
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS made
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv
+WORKDIR /source
+COPY . .
+# Everything by the locks' hashes, hatchling too.
+RUN scripts/bootstrap check \
+    && .venv/bin/python -m hatchling build -t wheel -d /wheel \
+    && python3 -m venv /opt/glovebox \
+    && /opt/glovebox/bin/pip install --require-hashes --only-binary=:all: -r requirements.lock \
+    && /opt/glovebox/bin/pip install --no-deps --no-index /wheel/*.whl \
+    && /opt/glovebox/bin/glovebox setup --data-dir /opt/glovebox/data
+
+FROM ${BASE}
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bubblewrap python3 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 8321 --no-create-home --home-dir /var/lib/glovebox glovebox \
+    && install -d -m 0700 -o glovebox -g glovebox /var/lib/glovebox \
+    && install -d /workspace
+COPY --from=made /opt/glovebox /opt/glovebox
+ENV HOME=/var/lib/glovebox \
+    GLOVEBOX_DATA_DIR=/opt/glovebox/data \
+    GLOVEBOX_STATE_DIR=/var/lib/glovebox/state \
+    GLOVEBOX_WORKSPACE=/workspace
+USER glovebox
+VOLUME /var/lib/glovebox
+EXPOSE 8321
+# Asked as any caller asks, with the first token there is. Not by urllib, which would send it to a proxy.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/opt/glovebox/bin/python", "-I", "-c", "\
+import http.client, pathlib\n\
+token = min(pathlib.Path('/var/lib/glovebox/state/tokens').iterdir()).read_text().strip()\n\
+server = http.client.HTTPConnection('127.0.0.1', 8321, timeout=4)\n\
+server.request('GET', '/health', headers={'Authorization': f'Bearer {token}'})\n\
+raise SystemExit(server.getresponse().status != 200)"]
+ENTRYPOINT ["/opt/glovebox/bin/glovebox"]
+CMD ["serve", "--transport", "http", "--host", "0.0.0.0", "--allowed-host", "127.0.0.1:8321", "--allowed-host", "localhost:8321"]
