@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from tests.fixtures import segments
 
 from glovebox_server.audit import read
-from glovebox_server.audit.verify import Problem, verify
+from glovebox_server.audit.verifier.report import Problem
+from glovebox_server.audit.verify import verify
 
 Files = dict[str, bytes]
 

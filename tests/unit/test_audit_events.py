@@ -12,7 +12,7 @@ from tests.fixtures.audit_logs import decided, fill, finished
 
 from glovebox_server.audit import chain, reference
 from glovebox_server.audit.events import EVENTS, ArtifactRefused, CallDecided, CallFinished, SandboxStarted, draft
-from glovebox_server.audit.verify import ProblemKind
+from glovebox_server.audit.verifier.report import ProblemKind
 from glovebox_server.calls import Decision, Principal, ToolCall
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operate" / "audit.md"

@@ -12,7 +12,8 @@ from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import Head
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
-from glovebox_server.audit.verify import MAX_PROBLEMS, verify
+from glovebox_server.audit.verifier.report import MAX_PROBLEMS
+from glovebox_server.audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
 Lines = list[bytes]

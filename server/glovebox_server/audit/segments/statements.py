@@ -42,6 +42,8 @@ class NotAStatement(Exception):  # noqa: N818 - it names what the bytes are
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Statement:
     predicate_type: ClassVar[str]
+    recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]]
+    """The event that says it in the log."""
     repeated: ClassVar[tuple[str, ...]]
     """Fields that its record has too."""
 
@@ -63,6 +65,11 @@ class _Statement:
                 "predicate": told,
             }
         )
+
+    def event(self, signer: Signs) -> SegmentSealed | SegmentRemoved:
+        """The record that says so, with the statement signed."""
+        repeated = {name: getattr(self, name) for name in self.repeated}
+        return self.recorded_as(**repeated, key=signer.key_id, envelope=signer.sign(self.payload()))
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
@@ -93,6 +100,7 @@ class Seal(_Statement):
     """What a segment holds, all in all."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
+    recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentSealed
     repeated: ClassVar[tuple[str, ...]] = ("segment", "lines", "root")
 
     lines: int
@@ -104,36 +112,18 @@ class Seal(_Statement):
     last: str
     """The last record before the seal, likewise."""
 
-    def event(self, signer: Signs) -> SegmentSealed:
-        """The record that says so."""
-        envelope = signer.sign(self.payload())
-        return SegmentSealed(
-            segment=self.segment, lines=self.lines, root=self.root, key=signer.key_id, envelope=envelope
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal(_Statement):
     """That retention removes a segment."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment-removed/v1"
-    repeated: ClassVar[tuple[str, ...]] = ("segment", "seal", "root")
+    recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentRemoved
+    repeated: ClassVar[tuple[str, ...]] = ("segment", "seal", "root", "reason")
 
     seal: str
     """The record that sealed it, as ``SEQ:HASH``."""
     reason: RemovalReason
-
-    def event(self, signer: Signs) -> SegmentRemoved:
-        """The record that says so."""
-        envelope = signer.sign(self.payload())
-        return SegmentRemoved(
-            segment=self.segment,
-            seal=self.seal,
-            root=self.root,
-            reason=self.reason,
-            key=signer.key_id,
-            envelope=envelope,
-        )
 
 
 def recorded(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:

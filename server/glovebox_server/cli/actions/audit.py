@@ -20,7 +20,7 @@ from glovebox_server.audit import chain, read
 from glovebox_server.audit.file import LOG_NAME, LogFile
 from glovebox_server.audit.read import Line
 from glovebox_server.audit.segments import proof
-from glovebox_server.audit.verify import VerifyReport
+from glovebox_server.audit.verifier.report import VerifyReport
 from glovebox_server.audit.verify import verify as verify_log
 from glovebox_server.cli.actions.query import call_named
 from glovebox_server.cli.terminal import print_json
