@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
+from glovebox_server.cli import COMPLETE
 from glovebox_server.errors import OutputFailed, Unforeseen
 from glovebox_server.exits import ENDING, INTERRUPTED, NOBODY_READS, OK, UNAVAILABLE, UNFORESEEN, signal_name
 from glovebox_server.printable import printable
@@ -112,6 +113,10 @@ def _command_line() -> int:
         words = "This installation is incomplete, or was made for another Python: install Glovebox again."
         _say(f"glovebox cannot start with {sys.executable}: {problem}. {words}\n")
         return UNAVAILABLE
+    if instruction := os.environ.get(COMPLETE):
+        from click.shell_completion import shell_complete  # noqa: PLC0415 - only here
+
+        return shell_complete(main, {}, "glovebox", COMPLETE, instruction)
     try:
         with main.make_context("glovebox", sys.argv[1:]) as context:
             main.invoke(context)

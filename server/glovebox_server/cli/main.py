@@ -6,10 +6,12 @@ Heavy modules are imported by the command that needs them, so that ``glovebox --
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 from click.core import ParameterSource
 
+from glovebox_server.cli import COMPLETE
 from glovebox_server.cli.audit import audit
 from glovebox_server.cli.environments import environment
 from glovebox_server.cli.options import Group, directories, err, importing, json_option, out
@@ -51,15 +53,28 @@ def serve(settings: Settings, transport: str, host: str, port: int, allowed_host
 @main.command()
 @click.argument("tool")
 @click.option("--args", "arguments", default="{}", help="Arguments as a JSON object; - reads standard input.")
+@click.option("--code", help="The program, for run_python; - reads standard input.")
+@click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="The program, in a file.")
 @json_option
 @directories
-def call(settings: Settings, tool: str, arguments: str, as_json: bool) -> None:
+def call(settings: Settings, *, tool: str, arguments: str, code: str | None, file: Path | None, as_json: bool) -> None:
     """Make one brokered call: exit 0 fine, 1 program failed, 2 bad arguments, 3 refused, 4 unavailable."""
     with importing():
         from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
 
-    text = _standard_input() if arguments == "-" else arguments
-    sys.exit(commands.call(settings, out, err, tool=tool, arguments=text, as_json=as_json))
+    if code is not None and file is not None:
+        raise click.UsageError("--code and --file both name the program: leave one out.")
+    if arguments == code == "-":
+        raise click.UsageError("--args and --code cannot both read standard input.")
+    text = _read("--args", sys.stdin.buffer) if arguments == "-" else arguments
+    if code == "-":
+        code = _read("--code", sys.stdin.buffer)
+    elif file is not None:
+        with file.open("rb") as opened:
+            code = _read("--file", opened)
+    elif code is not None:
+        _require_text("--code", code)
+    sys.exit(commands.call(settings, out, err, tool=tool, arguments=text, code=code, as_json=as_json))
 
 
 @main.command()
@@ -128,6 +143,17 @@ def clean(settings: Settings, dry_run: bool, as_json: bool) -> None:
     sys.exit(commands.clean(settings, out, dry_run=dry_run, as_json=as_json))
 
 
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes commands and options in a shell: `eval "$(glovebox completion bash)"`."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - only here
+
+    found = get_completion_class(shell)
+    if found is not None:
+        out.out(found(main, {}, "glovebox", COMPLETE).source(), highlight=False)
+
+
 @main.command("client-config")
 @click.option("--transport", type=click.Choice(["stdio", "http"]), default="stdio", show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name clients reach the server by (http).")
@@ -155,11 +181,20 @@ def _require_http(transport: str, *names: str) -> None:
             raise click.UsageError(f"{option} is for --transport http; over {transport} the server listens nowhere.")
 
 
-def _standard_input() -> str:
-    content = sys.stdin.buffer.read(_MAX_ARGUMENTS + 1)
+def _require_text(option: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{option}: it is not UTF-8.") from None
+
+
+def _read(option: str, source: BinaryIO) -> str:
+    """What an option is to be read from."""
+    place = "standard input" if source is sys.stdin.buffer else "the file"
+    content = source.read(_MAX_ARGUMENTS + 1)
     if len(content) > _MAX_ARGUMENTS:
-        raise click.UsageError(f"--args: standard input has more than {_MAX_ARGUMENTS} bytes.")
+        raise click.UsageError(f"{option}: {place} has more than {_MAX_ARGUMENTS} bytes.")
     try:
         return content.decode()
     except UnicodeDecodeError as problem:
-        raise click.UsageError(f"--args: standard input is not UTF-8 at byte {problem.start}.") from None
+        raise click.UsageError(f"{option}: {place} is not UTF-8 at byte {problem.start}.") from None

@@ -48,8 +48,10 @@ class _Told:
         return "client"
 
 
-def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments: str, as_json: bool) -> int:
-    """Make one call; see ``glovebox call``."""
+def call(
+    settings: Settings, out: Console, err: Console, *, tool: str, arguments: str, code: str | None, as_json: bool
+) -> int:
+    """Make one call, with a program beside the other arguments where there is one; see ``glovebox call``."""
 
     async def make() -> int:
         # What would stand ready after one call is of no use to anybody, and its end would be waited for.
@@ -60,6 +62,12 @@ def call(settings: Settings, out: Console, err: Console, *, tool: str, arguments
                 raise InvalidArguments("--args", (f"must be one JSON object: {problem}",)) from None
             if not isinstance(raw, dict):
                 raise InvalidArguments("--args", ("must be one JSON object",))
+            if code is not None:
+                if tool in TOOLS and "code" not in TOOLS[tool].arguments.model_fields:
+                    raise InvalidArguments(tool, ("code: it takes no program, so neither --code nor --file",))
+                if "code" in raw:
+                    raise InvalidArguments(tool, ("code: --args has one, and so does --code or --file",))
+                raw["code"] = code
             principal = Principal(id=f"local:{os.getuid()}", transport="cli")
             result = await app.broker.submit(principal, tool, raw, _Told(err))
             profile = app.profiles.get(tool)
