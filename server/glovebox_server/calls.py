@@ -114,7 +114,7 @@ class Listener(Protocol):
         """What the program has just written to standard output."""
 
     def ended_by(self) -> str:
-        """Asked when the call is being cancelled: ``client``, ``stream closed`` or ``server stopping``."""
+        """Asked when the call is cancelled: ``client``, ``stream closed``, ``token removed`` or ``server stopping``."""
 
 
 #: Crockford's base 32 in lower case: no letter that is mistaken for a digit (https://www.crockford.com/base32.html).

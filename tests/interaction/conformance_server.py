@@ -24,6 +24,7 @@ from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import McpServer, build
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.serve import by_token, http_application
+from glovebox_server.transport.tokens import Callers
 
 TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other server
 
@@ -106,7 +107,8 @@ async def _main(directory: Path) -> None:
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
-            gate = AuthMiddleware(http_application(surface, callers=1), hosts=hosts, known={"runner": TOKEN})
+            callers = Callers({"runner": TOKEN})
+            gate = AuthMiddleware(http_application(surface, callers)[0], hosts=hosts, callers=callers)
             config = uvicorn.Config(_with_token(gate), log_config=None, ws="none", timeout_graceful_shutdown=1)
             sys.stdout.write(f"http://127.0.0.1:{port}/mcp\n")
             sys.stdout.flush()

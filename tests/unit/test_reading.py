@@ -17,6 +17,7 @@ from glovebox_server.transport.reading import (
     WHOLE,
     Reading,
 )
+from glovebox_server.transport.tokens import Callers
 
 CALLERS = 250
 """Connections of one token in the attack that was seen; a token alone has up to 900."""
@@ -135,7 +136,8 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(auth, "Reading", lambda: Reading(anyio.current_time))
-        self._gate = auth.AuthMiddleware(self._answer, hosts=["here"], known={"much": "m" * 40, "other": "o" * 40})
+        callers = Callers({"much": "m" * 40, "other": "o" * 40})
+        self._gate = auth.AuthMiddleware(self._answer, hosts=["here"], callers=callers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await anyio.sleep(0.01)

@@ -303,7 +303,7 @@ class CallCancelled(CallEvent):
     ends_call: ClassVar[bool] = True
 
     by: str
-    """Who: ``client``, ``stream closed``, ``server stopping``."""
+    """Who: ``client``, ``stream closed``, ``token removed``, ``server stopping``."""
     elapsed_ms: float
     """Milliseconds from receiving the call to the sandbox's end."""
     published: tuple[str, ...] | None = None

@@ -8,7 +8,7 @@ import base64
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
@@ -281,7 +281,7 @@ class Resources:
         match = _CALL_URI.fullmatch(uri)
         return match is not None and self._stores.audit.owner_of(match[1]) == principal.id
 
-    async def listen_audit(self, ctx: Context, principal: Principal, gone: anyio.Event | None) -> ListenResult:
+    async def listen_audit(self, ctx: Context, principal: Principal, endings: Iterable[anyio.Event]) -> ListenResult:
         """Serve ``dev.glovebox/audit/listen``: the principal's records as they are written, on this request's stream.
 
         The first notification has kind ``listening`` and the number of the newest record at that moment.
@@ -289,7 +289,7 @@ class Resources:
         async with self._listening(principal), self._stores.audit.subscribe(principal=principal.id) as records:
             await delivery.tell_extension(ctx, delivery.AuditParams(seq=self._stores.audit.head.seq, kind="listening"))
             async with anyio.create_task_group() as tasks:
-                for event in filter(None, (self._stopping, gone)):
+                for event in (self._stopping, *endings):
                     tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
                 async for item in records:
                     await delivery.tell_extension(ctx, delivery.shown(item))

@@ -45,8 +45,8 @@ INSTRUCTIONS = (
 #: Key of the tool list's digest in the ``_meta`` of ``tools/list``.
 DIGEST_META_KEY = "dev.glovebox/digest"
 
-#: Where ``transport.serve`` leaves an event in the ASGI scope that is set when the client has closed the stream.
-GONE_SCOPE_KEY = "glovebox.gone"
+#: Where ``transport.auth`` leaves in the ASGI scope what ends a request: events, by who sets them.
+ENDINGS_SCOPE_KEY = "glovebox.endings"
 
 #: Sessions whose ``logging/setLevel`` is remembered; the oldest is forgotten first and hears ``info`` again.
 MAX_LEVELS = 1024
@@ -142,8 +142,7 @@ class McpServer:
         principal, call_id, session = self._identify(ctx), new_call_id(), session_of(ctx)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
-            closed = gone(ctx)
-            endings = {"server stopping": self._stopping} | ({"stream closed": closed} if closed else {})
+            endings = {"server stopping": self._stopping, **endings_of(ctx)}
             for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
             level = self._levels.get((principal.id, session), "info")
@@ -198,7 +197,7 @@ class McpServer:
         return await self._resources.listen_resources(ctx, self._identify(ctx), params)
 
     async def _listen_audit(self, ctx: Context, _params: ListenParams) -> ListenResult:
-        return await self._resources.listen_audit(ctx, self._identify(ctx), gone(ctx))
+        return await self._resources.listen_audit(ctx, self._identify(ctx), endings_of(ctx).values())
 
 
 @asynccontextmanager
@@ -236,9 +235,10 @@ def session_of(ctx: Context) -> str | None:
     return named or None
 
 
-def gone(ctx: Context) -> anyio.Event | None:
-    """Return the event that says that the client has closed the stream of this request, over HTTP."""
-    return None if ctx.request is None else ctx.request.scope.get(GONE_SCOPE_KEY)
+def endings_of(ctx: Context) -> Mapping[str, anyio.Event]:
+    """Return what ends this request over HTTP: its stream was closed, its token removed."""
+    found: Mapping[str, anyio.Event] = {} if ctx.request is None else ctx.request.scope.get(ENDINGS_SCOPE_KEY, {})
+    return found
 
 
 def _first_page(params: types.PaginatedRequestParams | None) -> None:

@@ -162,7 +162,7 @@ class CallRecorder:
         """Record how the call ended if the block does not end by itself: it was cancelled, or it failed.
 
         Args:
-            ended_by: asked who cancelled it: ``client``, ``stream closed`` or ``server stopping``.
+            ended_by: asked who cancelled it: ``client``, ``stream closed``, ``token removed`` or ``server stopping``.
         """
         try:
             yield

@@ -1,9 +1,11 @@
 """What every HTTP request passes before anything else sees it: Host, Origin, bearer token, size, time and JSON.
 
-Rule 1  It wraps the whole application, so no route, method or transport is without it; health included.
+Rule 1  It wraps the whole application, so no route, method or transport is without it. Who asks for /health without a
+        token is told "ok", and nothing else.
 Rule 2  Host must be one of the names this server was told it has: a web page that resolves its own name to this address
         (DNS rebinding) sends its own Host. Origin, which browsers send, must be one of the same.
-Rule 3  One Authorization header with a known token. The token's name is the caller.
+Rule 3  One Authorization header with a known token. The token's name is the caller. What was begun with a token that is
+        removed or replaced meanwhile ends.
 Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further. So
         its length is said in one way: a proxy in front may believe the other one and see another request (RFC 9112,
         6.1).
@@ -13,19 +15,20 @@ Rule 6  Answers to what fails say nothing of the server but the rule.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glovebox_server.calls import Principal
-from glovebox_server.mcp.server import GONE_SCOPE_KEY
-from glovebox_server.transport import messages, tokens
+from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
+from glovebox_server.transport import messages
 from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, Reading
+from glovebox_server.transport.tokens import Callers
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
@@ -39,6 +42,13 @@ MAX_CONNECTIONS: Final = 900
 #: Where the caller stands in the ASGI scope.
 PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
 
+#: Says whether the server serves.
+HEALTH_PATH: Final = "/health"
+
+#: What ends a request, as records and answers name it.
+REMOVED: Final = "token removed"
+CLOSED: Final = "stream closed"
+
 #: Paths of the older transport, for the record.
 _SSE_PATHS: Final = ("/sse", "/messages")
 
@@ -46,18 +56,20 @@ _SSE_PATHS: Final = ("/sse", "/messages")
 class AuthMiddleware:
     """The ASGI application around the application."""
 
-    def __init__(self, inner: ASGIApp, *, hosts: Collection[str], known: Mapping[str, str]) -> None:
+    def __init__(self, inner: ASGIApp, *, hosts: Collection[str], callers: Callers) -> None:
         """Take what is behind the gate.
 
         Args:
             inner: the application.
             hosts: values of ``Host`` that are ours, port included where clients send it.
-            known: tokens by name; see ``tokens.load``.
+            callers: who may come in.
         """
         self._inner = inner
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
-        self._known = dict(known)
+        self._callers = callers
+        # Under way: what says that the token is removed, what says that the stream is closed, and the request itself.
+        self._requests: set[tuple[anyio.Event, anyio.Event, anyio.CancelScope]] = set()
         self._open: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         """Of those open, the ones that are no streams for what the server may say some day."""
@@ -83,33 +95,49 @@ class AuthMiddleware:
             return Response("Unknown Host", status_code=421)
         if origin and (len(origin) != 1 or origin[0].lower() not in self._origins):
             return Response("Foreign Origin", status_code=403)
+        if not authorization and (scope["method"], scope["path"]) == ("GET", HEALTH_PATH):
+            return JSONResponse({"status": "ok"})
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
-        name = tokens.owner(self._known, presented.strip()) if kind.lower() == "bearer" else None
+        name = self._callers.owner(presented.strip()) if kind.lower() == "bearer" else None
         if name is None:
             return Response("A bearer token is needed", status_code=401, headers={"WWW-Authenticate": "Bearer"})
         transport = "sse" if scope["path"].startswith(_SSE_PATHS) else "http"
         scope[PRINCIPAL_SCOPE_KEY] = Principal(id=f"token:{name}", transport=transport)  # type: ignore[arg-type]  # a Literal
         # The SDK binds a session to the client that opened it through this; it never needs the token itself.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
+        scope[ENDINGS_SCOPE_KEY] = {REMOVED: self._callers.removal(name), CLOSED: anyio.Event()}
         return None
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = scope[PRINCIPAL_SCOPE_KEY].id
-        if self._open[caller] >= MAX_CONNECTIONS // len(self._known):
+        if self._open[caller] >= MAX_CONNECTIONS // len(self._callers):
             refusal = Response("Too many requests of this caller are open", status_code=429)
             await refusal(scope, receive, send)
             return
         asks = scope["method"] != "GET"
+        endings = scope[ENDINGS_SCOPE_KEY]
+        request = (endings[REMOVED], endings[CLOSED], anyio.CancelScope())
+        self._requests.add(request)
         self._open[caller] += 1
         self._asked[caller] += asks
         try:
-            await self._pass(scope, receive, send)
+            with request[-1] as began:
+                await self._pass(scope, receive, send, endings[CLOSED])
+            if began.cancelled_caught:
+                await _broken_off(scope, receive, send)
         finally:
+            self._requests.discard(request)
             self._open[caller] -= 1
             self._asked[caller] -= asks
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = scope[GONE_SCOPE_KEY] = anyio.Event()
+    def cut(self) -> None:
+        """End what is still open with tokens that are no longer in force: streams, and what did not answer."""
+        for removed, closed, request in tuple(self._requests):
+            if removed.is_set():
+                closed.set()
+                request.cancel()
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, gone: anyio.Event) -> None:
         read = await self._read(scope, receive)
         if isinstance(read, Response):
             await read(scope, receive, send)
@@ -157,6 +185,14 @@ class AuthMiddleware:
             content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
             return Response(content, status_code=400, media_type="application/json")
         return body
+
+
+async def _broken_off(scope: Scope, receive: Receive, send: Send) -> None:
+    """End an answer that was begun; give one where there is none yet."""
+    try:
+        await Response("The token was removed", status_code=401)(scope, receive, send)
+    except RuntimeError:  # of uvicorn: it was begun
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes | None:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import mcp_types as types
 import structlog
 import uvicorn
@@ -40,8 +41,15 @@ from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import App, McpServer, build, client_of
 from glovebox_server.transport import logs, stdio, tokens
-from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, PRINCIPAL_SCOPE_KEY, AuthMiddleware
+from glovebox_server.transport.auth import (
+    HEALTH_PATH,
+    MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
+    PRINCIPAL_SCOPE_KEY,
+    AuthMiddleware,
+)
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
+from glovebox_server.transport.tokens import Callers, TokenFiles
 
 #: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
 GRACE_SECONDS = 2
@@ -51,6 +59,9 @@ MAX_SESSIONS = 1024
 
 #: Seconds without a request after which such a session ends: clients that went away without a word are the rule.
 SESSION_IDLE_SECONDS = 1800
+
+#: Seconds between two looks at the files of tokens: a removed one is in force no longer.
+TOKEN_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 
@@ -127,19 +138,23 @@ async def serve_http(
         TokensUnusable: others could read the tokens.
     """
     logs.to_stderr()
-    known = tokens.load(app.settings.state_dir / tokens.DIRECTORY)
+    files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY)
+    callers = tokens.Callers(files.tokens)
     with contextlib.closing(_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
-        gate = AuthMiddleware(http_application(surface, callers=len(known)), hosts=names, known=known)
+        application, sessions = http_application(surface, callers)
+        gate = AuthMiddleware(application, hosts=names, callers=callers)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         async def end() -> None:
             server.should_exit = True
 
-        async with _on_signal(surface, end) as signals:
+        async with _on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
+            tasks.start_soon(_follow_tokens, files, callers, gate, sessions)
             await server.serve(sockets=[listener])
+            tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
 
 
@@ -161,11 +176,11 @@ def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]
     _log.info("listening", url=url, clients=shlex.join(command))
 
 
-class _Sessions(StreamableHTTPSessionManager):
+class Sessions(StreamableHTTPSessionManager):
     """The SDK's sessions, of which each caller has its share: one that opens too many does not keep the others out."""
 
-    def __init__(self, surface: McpServer, checked: TransportSecuritySettings, share: int) -> None:
-        """Take how many sessions one caller may have."""
+    def __init__(self, surface: McpServer, checked: TransportSecuritySettings, callers: Callers) -> None:
+        """Take who shares them."""
         super().__init__(
             surface.server,
             security_settings=checked,
@@ -173,25 +188,36 @@ class _Sessions(StreamableHTTPSessionManager):
             max_request_body_size=MAX_BODY_BYTES,
             max_sessions=MAX_SESSIONS,
         )
-        self._share = share
+        self._callers = callers
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         # None is the SDK's own word for "there are too many"; it answers 503.
-        if sum(owner == requestor for owner in self._session_owners.values()) >= self._share:
+        share = MAX_SESSIONS // len(self._callers)
+        if sum(owner == requestor for owner in self._session_owners.values()) >= share:
             return None
         return super()._admit_session(requestor)
 
+    def of(self, names: Collection[str]) -> list[str]:
+        """Ids of the sessions that these callers have open."""
+        return [each for each, owner in self._session_owners.items() if owner["client_id"] in names]
 
-def http_application(surface: McpServer, *, callers: int) -> ASGIApp:
-    """Return both HTTP transports over one surface; the gate around it is the only thing that checks callers.
+    async def end(self, ids: Collection[str]) -> None:
+        """End sessions, as where their client does."""
+        for each in ids:
+            if each in self._server_instances:
+                await self._discard_session(each, self._server_instances[each])
+
+
+def http_application(surface: McpServer, callers: Callers) -> tuple[ASGIApp, Sessions]:
+    """Return both HTTP transports over one surface, and the sessions of one; the gate around it alone checks callers.
 
     Args:
         surface: what is served.
-        callers: how many principals there are.
+        callers: who shares the sessions.
     """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    manager = _Sessions(surface, checked, MAX_SESSIONS // callers)
+    manager = Sessions(surface, checked, callers)
     sse = SseServerTransport("/messages/", security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
 
     async def open_sse(request: Request) -> Response:
@@ -201,13 +227,14 @@ def http_application(surface: McpServer, *, callers: int) -> ASGIApp:
         return Response()
 
     async def health(_request: Request) -> Response:
-        return JSONResponse({"status": "ok", "longest_stall_ms": event_loop.longest_stall_ms()})
+        told = {"longest_stall_ms": event_loop.longest_stall_ms(), "unusable_token_files": callers.unusable}
+        return JSONResponse({"status": "ok", **told})
 
     routes = [
         Route("/mcp", endpoint=StreamableHTTPASGIApp(manager)),
         Route("/sse", endpoint=open_sse, methods=["GET"]),
         Mount("/messages/", app=sse.handle_post_message),
-        Route("/health", endpoint=health, methods=["GET"]),
+        Route(HEALTH_PATH, endpoint=health, methods=["GET"]),
     ]
 
     @asynccontextmanager
@@ -215,7 +242,29 @@ def http_application(surface: McpServer, *, callers: int) -> ASGIApp:
         async with manager.run():
             yield
 
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan), manager
+
+
+async def _follow_tokens(files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions) -> None:
+    """Have tokens in force as their files are; what was begun with one that no longer is ends, calls first."""
+
+    async def end(theirs: Collection[str]) -> None:
+        await anyio.sleep(GRACE_SECONDS)
+        gate.cut()
+        await sessions.end(theirs)
+
+    async with anyio.create_task_group() as tasks:
+        while True:
+            await anyio.sleep(TOKEN_SECONDS)
+            if not await anyio.to_thread.run_sync(files.look):
+                continue
+            removed = callers.replace(files.tokens)
+            callers.unusable = len(files.problems)
+            for problem in files.problems:
+                _log.warning("a token file cannot be used: what it held before stays in force", problem=str(problem))
+            _log.info("tokens were read again", callers=sorted(files.tokens), removed=sorted(removed))
+            if removed:
+                tasks.start_soon(end, sessions.of(removed))
 
 
 def by_token(ctx: Context) -> Principal:
