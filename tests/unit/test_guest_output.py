@@ -159,16 +159,31 @@ def test_more_files_than_the_limit_are_named_and_counted(tmp_path: Path) -> None
     assert skipped["…"] == f"and {197 - MAX_SKIPPED} more"
 
 
-def test_a_million_entries_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look ends at MAX_ENTRIES, also within one folder."""
+@pytest.mark.parametrize(("there", "looked_at"), [(48, 48), (49, 48), (100, 48)])
+def test_a_million_entries_are_not_looked_at(
+    there: int, looked_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look ends at MAX_ENTRIES, also within one folder; what was seen until then comes, and one fewer is whole."""
     monkeypatch.setattr(output, "MAX_ENTRIES", 50)
     (tmp_path / "a").touch()
     (tmp_path / "z").mkdir()
-    for n in range(100):
+    for n in range(there):
         (tmp_path / "z" / str(n)).touch()
-    sent, skipped = collected(tmp_path)
-    assert sent == {"a": b""}
-    assert skipped == {"z": "more than 50 entries; the rest was not looked at"}
+    sent, skipped = collected(tmp_path, max_files=100)
+    assert "a" in sent
+    assert len(sent) == 1 + looked_at
+    assert skipped == ({} if there == looked_at else {"z": "more than 50 entries; the rest was not looked at"})
+
+
+def test_that_not_all_was_looked_at_is_said_whatever_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by an attack: of 20,001 files in one folder none came out. The files that fit come, and it is named."""
+    monkeypatch.setattr(output, "MAX_ENTRIES", 200)
+    for n in range(201):
+        (tmp_path / f"{n:03}").touch()
+    sent, skipped = collected(tmp_path, max_files=8)
+    assert len(sent) == 8
+    assert skipped["."] == "more than 200 entries; the rest was not looked at"
+    assert skipped["…"] == f"and {200 - 8 - MAX_SKIPPED} more"
 
 
 def test_a_chain_of_folders_is_cut(tmp_path: Path) -> None:

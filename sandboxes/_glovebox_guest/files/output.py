@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from itertools import islice
 
 from _glovebox_guest.loop import Loop, StreamHandler
 from _glovebox_guest.stdlib import TYPE_CHECKING
@@ -86,7 +87,8 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
     uncounted = 0
     files = total = 0
     full_since = _full_since(root)
-    for name, unfit in _walk(root):
+    unseen: list[str] = []
+    for name, unfit in _walk(root, unseen):
         reason = unfit
         if not reason and files == max_files:
             reason = f"more than {max_files} files"
@@ -100,6 +102,9 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
             uncounted += 1
     if uncounted:
         skipped.append({"name": "…", "reason": f"and {uncounted} more", "count": uncounted})
+    for folder in unseen:  # however many others are only counted
+        reason = f"more than {MAX_ENTRIES} entries; the rest was not looked at"
+        skipped.append({"name": _printable(folder), "reason": reason})
     return skipped, pictures
 
 
@@ -172,8 +177,8 @@ def _take_back(folder: str) -> None:
         os.chmod(folder, 0o700)
 
 
-def _walk(root: str) -> Iterator[tuple[str, str]]:
-    """Names below ``root`` and, for those that are no artifacts, the reason."""
+def _walk(root: str, unseen: list[str]) -> Iterator[tuple[str, str]]:
+    """Names below ``root`` and, for those that are no artifacts, the reason; the folder in which the look ended."""
     seen = 0
     waiting = [""]
     while waiting:
@@ -181,16 +186,12 @@ def _walk(root: str) -> Iterator[tuple[str, str]]:
         try:
             _take_back(os.path.join(root, folder))
             with os.scandir(os.path.join(root, folder)) as found:
-                entries = []
-                for entry in found:
-                    seen += 1
-                    if seen > MAX_ENTRIES:
-                        yield folder or ".", f"more than {MAX_ENTRIES} entries; the rest was not looked at"
-                        return
-                    entries.append(entry)
+                entries = list(islice(found, MAX_ENTRIES - seen))
+                more = next(found, None) is not None
         except OSError as problem:
             yield folder or ".", f"cannot be listed: {errno.errorcode.get(problem.errno or 0, 'error')}"
             continue
+        seen += len(entries)
         folders = []
         for entry in sorted(entries, key=lambda each: each.name):
             name = os.path.join(folder, entry.name)
@@ -206,6 +207,9 @@ def _walk(root: str) -> Iterator[tuple[str, str]]:
             elif not entry.is_file(follow_symlinks=False):
                 reason = "not a regular file"
             yield name, reason
+        if more:
+            unseen.append(folder or ".")
+            return
         waiting.extend(reversed(folders))
 
 
