@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fixtures.access_lists import let_in
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
 from glovebox_profiles.compile import to_spec
@@ -142,6 +143,8 @@ def _directory(path: Path) -> None:
         (lambda path: path.chmod(0o646), "writable by every user"),
         (lambda path: path.parent.chmod(0o777), "writable by every user"),
         (_shared, "writable by group 4321"),
+        (lambda path: let_in(path, 4321, 6), "writable by whom its access list names"),
+        (lambda path: let_in(path.parent, 4321, 7), "writable by whom its access list names"),
         (lambda path: os.chown(path, 4321, -1), "belongs to user 4321"),
         (lambda path: os.chown(path.parent, 4321, -1), "belongs to user 4321"),
         (_linked, "a symbolic link"),
@@ -162,6 +165,14 @@ def test_m10_a_file_that_somebody_else_could_have_written_is_refused(
         load([path.parent], check_example=None)
     assert problem in caught.value.reason
     assert caught.value.fix
+
+
+def test_m10_control_a_list_of_who_may_read_is_no_flaw(tmp_path: Path) -> None:
+    """M10, control: the same lists without the right to write."""
+    path = write(tmp_path / "mine" / "probe.toml")
+    let_in(path, 4321, 4)
+    let_in(path.parent, 4321, 5)
+    assert list(load([path.parent], check_example=None)) == ["probe"]
 
 
 def test_m10_a_profile_holds_no_commands() -> None:

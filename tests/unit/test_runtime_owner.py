@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.fixtures.access_lists import let_in
 
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.runtime import runtime
@@ -34,6 +35,8 @@ SPOILT: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "open": (".", lambda path: path.chmod(0o777), "is writable by every user"),
     "another's environments": ("environments", lambda path: path.chmod(0o777), "is writable by every user"),
     "open root": ("runtime-0123/root", lambda path: path.chmod(0o757), "is writable by every user"),
+    "a list's": ("runtime-0123", lambda path: let_in(path, STRANGER, 7), "is writable by whom its access list names"),
+    "below a list's": ("..", lambda path: let_in(path, STRANGER, 7), "is writable by whom its access list names"),
     "a group's": ("runtime-0123", _shared, f"is writable by group {STRANGER}"),
     "below another's": ("..", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
     "below an open one": ("..", lambda path: path.chmod(0o777), "is writable by every user"),
@@ -78,7 +81,7 @@ def test_root_and_this_user_are_trusted(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     for owner, trusted in ((0, True), (1234, True), (STRANGER, False)):
         os.chown(tmp_path, owner, -1)
-        assert (permissions.flaw(tmp_path.stat()) is None) == trusted
+        assert (permissions.flaw(tmp_path) is None) == trusted
 
 
 async def test_a_data_directory_in_an_empty_home_is_only_not_built(tmp_path: Path) -> None:

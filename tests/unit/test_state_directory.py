@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.fixtures.access_lists import let_in
 
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, UNAVAILABLE
@@ -27,6 +28,8 @@ SPOILT: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "a group may search it": ("state", lambda path: path.chmod(0o710), "others have access to it (mode 710)"),
     "writable": ("state", lambda path: path.chmod(0o702), "others have access to it (mode 702)"),
     "below another's": (".", lambda path: os.chown(path, STRANGER, -1), f"belongs to user {STRANGER}"),
+    "a list's": ("state", lambda path: let_in(path, STRANGER, 7), "others have access to it (mode 774)"),
+    "below a list's": (".", lambda path: let_in(path, STRANGER, 7), "is writable by whom its access list names"),
     "below an open one": (".", lambda path: path.chmod(0o777), "is writable by every user"),
     "below a group's": (".", _shared, f"is writable by group {STRANGER}"),
 }
@@ -51,7 +54,7 @@ def test_a_state_directory_of_others_is_refused(name: str, tmp_path: Path, *, li
     with pytest.raises(StateUnusable) as caught:
         Signer.load(used)
     assert problem in caught.value.reason
-    assert "`ch" in caught.value.fix or "Run Glovebox as that user" in caught.value.fix
+    assert any(fix in caught.value.fix for fix in ("`ch", "`setfacl -b ", "Run Glovebox as that user"))
     assert not (state / "keys").exists()
 
 

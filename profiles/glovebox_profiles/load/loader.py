@@ -189,7 +189,7 @@ def _entries(directory: Path, *, owned: bool = True) -> dict[str, bool]:
         raise _unreadable(directory, error) from None
     try:
         if owned:
-            _check_owner(directory, os.fstat(handle))
+            _check_owner(directory, handle)
             # As for the runtime: nor can root's server be led to a directory that somebody else can exchange.
             above = permissions.flaw_above(directory.absolute()) if changes_user() and directory != SHIPPED else None
             if above is not None:
@@ -301,7 +301,7 @@ def _read_bytes(path: Path) -> bytes:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise ProfileError(path, None, "", "not a regular file", "Put the profile itself there.")
-        _check_owner(path, status)
+        _check_owner(path, handle)
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(MAX_FILE + 1)
     except OSError as error:
@@ -310,8 +310,8 @@ def _read_bytes(path: Path) -> bytes:
         os.close(handle)
 
 
-def _check_owner(path: Path, status: os.stat_result) -> None:
-    found = permissions.flaw(status)
+def _check_owner(path: Path, handle: int) -> None:
+    found = permissions.flaw(handle)
     if found is not None:
         raise _changeable(path, *found)
 

@@ -3,26 +3,45 @@
 Must import nothing of ours.
 """
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 
-def flaw(found: os.stat_result) -> tuple[str, str] | None:
+def flaw(place: Path | int) -> tuple[str, str] | None:
     """What lets another user change a file or directory; None where nothing does.
 
     Root, the user of this process and the owner of this package are no others: they decide what runs in any case.
 
+    Args:
+        place: its path, or a descriptor of it, so that the answer is about what is open.
+
     Returns:
         What is wrong with it, and the command that ends that, to which its path is to be added.
+
+    Raises:
+        OSError: it cannot be looked at.
     """
+    found = os.stat(place)  # noqa: PTH116 - a descriptor, too
     if found.st_uid not in {0, os.geteuid(), Path(__file__).stat().st_uid}:
         return f"belongs to user {found.st_uid}", f"chown {os.geteuid()}"
     if found.st_mode & stat.S_IWOTH:
         return "is writable by every user", "chmod o-w"
     if found.st_mode & stat.S_IWGRP and found.st_gid not in {0, os.getegid()}:
         return f"is writable by group {found.st_gid}", "chmod g-w"
+    # Where there is a list, the group's bits are the most that anybody in it has: acl(5), "correspondence between".
+    if found.st_mode & stat.S_IWGRP and _has_access_list(place):
+        return "is writable by whom its access list names", "setfacl -b"
     return None
+
+
+def _has_access_list(place: Path | int) -> bool:
+    try:
+        return bool(os.getxattr(place, "system.posix_acl_access"))
+    except OSError as error:
+        # None is set, or this file system has none; whatever else hinders the look, there may be one.
+        return error.errno not in {errno.ENODATA, errno.EOPNOTSUPP}
 
 
 def flaw_above(directory: Path) -> tuple[Path, str, str] | None:
@@ -34,10 +53,10 @@ def flaw_above(directory: Path) -> tuple[Path, str, str] | None:
     for parent in directory.parents:
         try:
             status = parent.stat()
+            sticky = status.st_mode & stat.S_ISVTX and status.st_uid in {0, os.geteuid()}
+            found = None if sticky else flaw(parent)
         except FileNotFoundError:
             continue
-        sticky = status.st_mode & stat.S_ISVTX and status.st_uid in {0, os.geteuid()}
-        found = None if sticky else flaw(status)
         if found is not None:
             return parent, *found
     return None

@@ -197,8 +197,8 @@ def _read(path: Path) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
-            _require_own(path, permissions.flaw(status))
-            _require_own(path.parent, permissions.flaw(path.parent.stat()))
+            _require_own(path, permissions.flaw(handle))
+            _require_own(path.parent, permissions.flaw(path.parent))
             above = permissions.flaw_above(path.parent) if changes_user() else None
             if above is not None:
                 _require_own(above[0], above[1:])

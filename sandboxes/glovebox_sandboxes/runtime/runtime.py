@@ -160,7 +160,7 @@ def _foreign(data: Path) -> Missing | None:
     """
     inside = [path for pattern in _DECIDING for path in sorted(data.glob(pattern))]
     for each in (data, *inside):
-        found = permissions.flaw(each.stat()) if each.exists() else None
+        found = permissions.flaw(each) if each.exists() else None
         if found is not None:
             return _changeable(each, *found)
     above = permissions.flaw_above(data) if changes_user() else None
