@@ -13,6 +13,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp.shared.subscriptions import ResourceUpdated
 from tests.interaction.served import PAIRS, AuditClient, Era, Logs, Transport, served, until
 
+from glovebox_server.mcp import server as mcp_server
 from glovebox_server.mcp.delivery import AUDIT_LOGGER
 from glovebox_server.mcp.resources import ListenResult
 
@@ -75,6 +76,34 @@ async def test_a_log_level_is_honoured(transport: Transport, tmp_path: Path) -> 
         await client.call_tool("run_python", {"code": "refuse"})
         await until(lambda: len(logs.seen) == 1)
     assert logs.seen[0].data["data"]["effect"] == "deny"
+
+
+async def test_nobodys_log_level_is_forgotten_for_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sessions another caller sets one in. Control: of one's own, the oldest is forgotten."""
+    monkeypatch.setattr(mcp_server, "MAX_LEVELS", 2)
+    logs = Logs()
+    async with served(tmp_path, "http") as running, running.client("http", "legacy", logging_callback=logs) as client:
+
+        async def heard() -> int:
+            logs.seen.clear()
+            await client.call_tool("run_python", {"code": "1"})
+            await client.call_tool("run_python", {"code": "refuse"})
+            await until(lambda: any(message.data["data"].get("effect") == "deny" for message in logs.seen))
+            return len(logs.seen)
+
+        async def set_by_others(name: str) -> None:
+            for _ in range(3):
+                async with running.client("http", "legacy", name) as other:
+                    with pytest.warns(MCPDeprecationWarning):
+                        await other.set_logging_level("debug")
+
+        with pytest.warns(MCPDeprecationWarning):
+            await client.set_logging_level("warning")
+        assert await heard() == 1
+        await set_by_others("bob")
+        assert await heard() == 1
+        await set_by_others("alice")
+        assert await heard() == 1 + len(RUN)
 
 
 async def _listen(client: Client) -> None:

@@ -73,6 +73,19 @@ def _request(
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
+async def _session(server: Served) -> dict[str, str]:
+    """Open a session of alice's over streamable HTTP; return the headers of its requests."""
+    host, port = server.url.removeprefix("http://").split(":")
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        await stream.send(_request(server, "POST", "/mcp", {}, json.dumps(INITIALIZE).encode()))
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += await stream.receive()
+    head = received.partition(b"\r\n\r\n")[0].decode().lower()
+    session = next(line.split(": ")[1] for line in head.split("\r\n") if line.startswith("mcp-session-id"))
+    return {"Mcp-Session-Id": session, "Mcp-Protocol-Version": "2025-11-25"}
+
+
 async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
     """M2: without a token, with a wrong one, half of one, or a doubled header, the answer is 401 everywhere."""
     async with served(tmp_path, "http") as server:
@@ -418,19 +431,44 @@ async def test_an_sse_session_belongs_to_the_token_that_opened_it(tmp_path: Path
 async def test_a_session_belongs_to_the_token_that_opened_it(tmp_path: Path) -> None:
     """M2: bob cannot use alice's session, and is not told that it exists; alice can (the control)."""
     async with served(tmp_path, "http") as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        async with await anyio.connect_tcp(host, int(port)) as stream:
-            await stream.send(_request(server, "POST", "/mcp", {}, json.dumps(INITIALIZE).encode()))
-            received = b""
-            while b"\r\n\r\n" not in received:
-                received += await stream.receive()
-        head = received.partition(b"\r\n\r\n")[0].decode().lower()
-        session = next(line.split(": ")[1] for line in head.split("\r\n") if line.startswith("mcp-session-id"))
+        headers = await _session(server)
         body = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
-        headers = {"Mcp-Session-Id": session, "Mcp-Protocol-Version": "2025-11-25"}
         foreign = {**headers, "Authorization": f"Bearer {server.tokens['bob']}"}
         assert (await _status(server, _request(server, "POST", "/mcp", foreign, body)))[0] == 404
         assert (await _status(server, _request(server, "POST", "/mcp", headers, body)))[0] == 202
+
+
+@pytest.mark.parametrize("second", [7, "7"])
+async def test_a_request_does_not_get_the_answer_to_another(second: int | str, tmp_path: Path) -> None:
+    """Found by an attack: of two under one id in a session, one got the other's answer and one none.
+
+    The second is refused; under another id, in another session, or once the first is answered, it is not (controls).
+    """
+
+    def call(identity: int | str, code: str) -> bytes:
+        params = {"name": "run_python", "arguments": {"code": code}}
+        return json.dumps({"jsonrpc": "2.0", "id": identity, "method": "tools/call", "params": params}).encode()
+
+    async with served(tmp_path, "http") as server:
+        headers, others = await _session(server), await _session(server)
+        host, port = server.url.removeprefix("http://").split(":")
+        async with await anyio.connect_tcp(host, int(port)) as first:
+            await first.send(_request(server, "POST", "/mcp", headers, call(7, "wait")))
+            await until(lambda: bool(server.app.broker.running))
+            status, body = await _status(server, _request(server, "POST", "/mcp", headers, call(second, "other")))
+            assert status == 400
+            assert json.loads(body)["id"] == second
+            assert "this id, as text, and is not answered yet" in json.loads(body)["error"]["message"]
+            assert (await _status(server, _request(server, "POST", "/mcp", headers, call(8, "other"))))[0] == 200
+            assert (await _status(server, _request(server, "POST", "/mcp", others, call(second, "other"))))[0] == 200
+            server.app.broker.release.set()
+            received = b""
+            with contextlib.suppress(anyio.EndOfStream):
+                while True:
+                    received += await first.receive()
+            assert b"echo wait" in received
+            assert b"echo other" not in received
+        assert (await _status(server, _request(server, "POST", "/mcp", headers, call(second, "other"))))[0] == 200
 
 
 async def test_header_and_body_must_agree(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import mcp_types as types
 import pytest
 from mcp_types._types import MCPModel
 from pydantic import BaseModel
+from starlette.requests import Request
 from tests.fixtures.audit_logs import decided
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.subscription import Subscription
 from glovebox_server.mcp import delivery, resources
+from glovebox_server.mcp.server import session_of
 
 
 class Silent:
@@ -86,3 +88,23 @@ async def test_only_records_of_a_call_that_has_some_are_waited_for(
     async with delivery.listening(context, log, "c_1", "info", {}):
         pass
     assert (anyio.current_time() - began >= 0.2) == offered
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "named"),
+    [
+        ("/messages/", "session_id=0123456789abcdef0123456789ABCDEF", "0123456789abcdef0123456789abcdef"),
+        ("/messages/", "session_id={01234567-89ab-cdef-0123-456789abcdef---}", "0123456789abcdef0123456789abcdef"),
+        ("/mcp", "session_id=0123456789abcdef0123456789abcdef", "made-up"),
+    ],
+)
+def test_a_session_has_the_one_name_that_its_transport_checked(path: str, query: str, named: str) -> None:
+    """Over SSE that is the address's, in one spelling, and no header; over streamable HTTP it is the header's."""
+    scope = {
+        "type": "http", "method": "POST", "scheme": "http", "server": ("127.0.0.1", 80), "path": path,
+        "query_string": query.encode(), "headers": [(b"mcp-session-id", b"made-up")],
+    }  # fmt: skip
+    context: Any = SimpleNamespace(request=Request(scope), protocol_version="2025-11-25")
+    assert session_of(context) == named
+    context.protocol_version = "2026-07-28"
+    assert session_of(context) is None

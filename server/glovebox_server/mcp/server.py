@@ -4,10 +4,11 @@
 protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``, ``delivery``, ``resources``.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
+from uuid import UUID
 
 import anyio
 import mcp_types as types
@@ -48,7 +49,11 @@ DIGEST_META_KEY = "dev.glovebox/digest"
 #: Where ``transport.auth`` leaves in the ASGI scope what ends a request: events, by who sets them.
 ENDINGS_SCOPE_KEY = "glovebox.endings"
 
-#: Sessions whose ``logging/setLevel`` is remembered; the oldest is forgotten first and hears ``info`` again.
+#: Where clients of HTTP with SSE post; the address names their session, and the transport has checked it.
+MESSAGES_PATH = "/messages/"
+
+#: Sessions of one caller whose ``logging/setLevel`` is remembered; its oldest is forgotten first and hears ``info``
+#: again. As many as there are sessions over streamable HTTP, and nobody's go for another's.
 MAX_LEVELS = 1024
 
 _log = structlog.get_logger(__name__)
@@ -107,7 +112,7 @@ class McpServer:
         self._identify = identify
         self._stopping = anyio.Event()
         self._resources = Resources(app, self._stopping)
-        self._levels: OrderedDict[tuple[str, str | None], types.LoggingLevel] = OrderedDict()
+        self._levels: defaultdict[str, OrderedDict[str | None, types.LoggingLevel]] = defaultdict(OrderedDict)
         self._tools = catalogue.listed(app.tools.values(), app.profiles, app.environments)
         self._digest = catalogue.digest(self._tools)
         self.server: Server[Any] = Server(
@@ -145,7 +150,7 @@ class McpServer:
             endings = {"server stopping": self._stopping, **endings_of(ctx)}
             for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
-            level = self._levels.get((principal.id, session), "info")
+            level = self._levels[principal.id].get(session, "info")
             async with delivery.listening(ctx, self._app.audit, call_id, level, endings) as reporter:
                 try:
                     outcome = await self._app.broker.submit(
@@ -160,11 +165,11 @@ class McpServer:
         return _failed(outcome, call_id) if isinstance(outcome, Exception) else rendering.tool_result(outcome)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        key = (self._identify(ctx).id, session_of(ctx))
-        self._levels[key] = params.level
-        self._levels.move_to_end(key)
-        if len(self._levels) > MAX_LEVELS:
-            self._levels.popitem(last=False)
+        own, session = self._levels[self._identify(ctx).id], session_of(ctx)
+        own[session] = params.level
+        own.move_to_end(session)
+        if len(own) > MAX_LEVELS:
+            own.popitem(last=False)
         return types.EmptyResult()
 
     async def _list_resources(
@@ -227,11 +232,14 @@ def client_of(ctx: Context) -> str | None:
 def session_of(ctx: Context) -> str | None:
     """Return the transport's name for the session the request came in, where there is one.
 
-    In the modern era there is none, and a header that claims one has not been checked by anybody.
+    In the modern era there is none, and a header that claims one has not been checked by anybody; nor has it where
+    the address names the session, which may be spelled in many ways.
     """
     if ctx.request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return None
-    named: str = ctx.request.headers.get("mcp-session-id") or ctx.request.query_params.get("session_id") or ""
+    if ctx.request.url.path.startswith(MESSAGES_PATH):
+        return UUID(hex=ctx.request.query_params["session_id"]).hex
+    named: str | None = ctx.request.headers.get("mcp-session-id")
     return named or None
 
 

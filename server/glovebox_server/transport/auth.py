@@ -14,11 +14,13 @@ Rule 5  Each caller has its share of the connections, and of the time in which r
 Rule 6  Answers to what fails say nothing of the server but the rule.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
+import mcp_types as types
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.responses import JSONResponse, Response
@@ -74,6 +76,8 @@ class AuthMiddleware:
         self._asked: Counter[str] = Counter()
         """Of those open, the ones that are no streams for what the server may say some day."""
         self._reading = Reading()
+        self._unanswered: set[tuple[str, str, str]] = set()
+        """Requests that are not answered yet, by caller, session and id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through or answer it; anything but HTTP and the lifespan is closed."""
@@ -141,9 +145,23 @@ class AuthMiddleware:
         read = await self._read(scope, receive)
         if isinstance(read, Response):
             await read(scope, receive, send)
-        if not isinstance(read, bytes):
+        if not isinstance(read, _Body):
             return
-        body: bytes | None = read
+        # The SDK keeps one answer for each id as text: two requests under one would get each other's.
+        caller, session = scope[PRINCIPAL_SCOPE_KEY].id, "".join(_values(scope, b"mcp-session-id"))
+        asked = (caller, session, str(read.identity)) if session and read.identity is not None else None
+        if asked in self._unanswered:
+            reason = "a request of this session has this id, as text, and is not answered yet; use another"
+            await _malformed(messages.Malformed(types.INVALID_REQUEST, reason, read.identity))(scope, receive, send)
+            return
+        with contextlib.ExitStack() as answered:
+            if asked is not None:
+                self._unanswered.add(asked)
+                answered.callback(self._unanswered.discard, asked)
+            await self._serve(scope, receive, send, read.content, gone)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, content: bytes, gone: anyio.Event) -> None:
+        body: bytes | None = content
 
         async def observed() -> Message:
             nonlocal body
@@ -158,7 +176,7 @@ class AuthMiddleware:
 
         await self._inner(scope, observed, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | Response | None:
+    async def _read(self, scope: Scope, receive: Receive) -> "_Body | Response | None":
         """The body of a request, once it is its caller's turn; or the answer to it; None when the client left."""
         try:
             body = await _body(scope, receive)
@@ -177,14 +195,25 @@ class AuthMiddleware:
                     charged = beside > 1 or scope[PRINCIPAL_SCOPE_KEY].transport == "sse"
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)
-                    if scope["method"] == "POST" and messages.is_call(messages.value_of(body)) and charged:
+                    value = messages.value_of(body) if scope["method"] == "POST" else None
+                    if messages.is_call(value) and charged:
                         self._reading.charge(caller, CALL_SECONDS)
         except TimeoutError:
             return Response("Too much of this caller waits to be read", status_code=429)
         except messages.Malformed as error:
-            content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
-            return Response(content, status_code=400, media_type="application/json")
-        return body
+            return _malformed(error)
+        return _Body(body, messages.known_id(value) if isinstance(value, dict) and "method" in value else None)
+
+
+class _Body(NamedTuple):
+    content: bytes
+    identity: str | int | None
+    """The id of a request that is in it."""
+
+
+def _malformed(error: messages.Malformed) -> Response:
+    content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
+    return Response(content, status_code=400, media_type="application/json")
 
 
 async def _broken_off(scope: Scope, receive: Receive, send: Send) -> None:

@@ -39,7 +39,7 @@ from glovebox_server import event_loop
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import App, McpServer, build, client_of
+from glovebox_server.mcp.server import MESSAGES_PATH, App, McpServer, build, client_of
 from glovebox_server.transport import logs, stdio, tokens
 from glovebox_server.transport.auth import (
     HEALTH_PATH,
@@ -218,7 +218,7 @@ def http_application(surface: McpServer, callers: Callers) -> tuple[ASGIApp, Ses
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     manager = Sessions(surface, checked, callers)
-    sse = SseServerTransport("/messages/", security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
+    sse = SseServerTransport(MESSAGES_PATH, security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
 
     async def open_sse(request: Request) -> Response:
         streams = sse.connect_sse(request.scope, request.receive, request._send)  # noqa: SLF001 - the SDK's own example
@@ -233,7 +233,7 @@ def http_application(surface: McpServer, callers: Callers) -> tuple[ASGIApp, Ses
     routes = [
         Route("/mcp", endpoint=StreamableHTTPASGIApp(manager)),
         Route("/sse", endpoint=open_sse, methods=["GET"]),
-        Mount("/messages/", app=sse.handle_post_message),
+        Mount(MESSAGES_PATH, app=sse.handle_post_message),
         Route(HEALTH_PATH, endpoint=health, methods=["GET"]),
     ]
 
