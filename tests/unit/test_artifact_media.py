@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from tests.fixtures.artifact_stores import PNG
 
-from _glovebox_guest.pictures.header import size
+from _glovebox_guest.pictures.header import HEAD_BYTES, size
 from glovebox_server.artifacts.media import Content, Sniffer
 
 JPEG = (
@@ -24,6 +24,12 @@ def office(first: str) -> bytes:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(first, "x")
     return file.getvalue()
+
+
+def array(descr: str, shape: str = "(3,)", *, version: int = 1, blanks: int = 20) -> bytes:
+    """Return the beginning of an array's file as numpy writes it."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}{' ' * blanks}\n".encode()
+    return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2 if version == 1 else 4, "little") + header
 
 
 def judge(name: str, *chunks: bytes) -> Content:
@@ -50,15 +56,17 @@ def judge(name: str, *chunks: bytes) -> Content:
         ("a.xlsx", office("xl/workbook.xml"), "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
         ("a.docx", office("_rels/.rels"), "application/vnd.openxmlformats-officedocument.wordprocessingml.document"),
         ("a.gz", b"\x1f\x8b\x08\0", "application/gzip"),
-        ("a.npy", b"\x93NUMPY\1\0v\0{'descr': '<f8', }", "application/x-npy"),
+        ("a.npy", array("'<f8'"), "application/x-npy"),
+        ("a.npy", array("'|b1'", version=2), "application/x-npy"),
+        ("a.npy", array("'<M8[ns]'", "(3, 4)"), "application/x-npy"),
+        ("a.npy", array("[('a', '<i4'), ('b', '<f8', (2, 3))]", "()"), "application/x-npy"),
         ("a.csv", b"a,b\n1,2\n", "text/csv"),
         ("a.tsv", b"a\tb\n", "text/tab-separated-values"),
         ("a.json", b'\xef\xbb\xbf {"a": 1}', "application/json"),
         ("a.txt", "grün\r\n".encode(), "text/plain"),
         ("a", b"a,b\n1,2\n", "text/plain"),
-        ("a.xml", b"<?xml version='1.0'?><gpx/>", "text/plain"),
         ("empty.txt", b"", "text/plain"),
-        ("a.bin", b"\0\1\2", "application/octet-stream"),
+        ("a.txt", "👍 naïve \u200d \U000f0000".encode(), "text/plain"),
         ("a.md", b"# Title\n<b>x</b>", "text/plain"),
     ],
 )
@@ -85,7 +93,25 @@ def test_the_type_comes_from_the_bytes(name: str, data: bytes, media_type: str) 
         ("a.svg", b"<svg onload='x()'>", "text/plain", "SVG"),
         ("a", b"#!/bin/sh\n", "text/plain", "interpreter"),
         ("a", b"\x7fELF\2\1\1\0", "application/octet-stream", "program or a library"),
-        ("a.npy", b"\x93NUMPY\1\0v\0{'descr': '|O', }", "application/x-npy", "pickled objects"),
+        ("a.npy", b"\x93NUMPY\1\0v\0{'descr': '<f8', }", "application/x-npy", "pickled objects"),
+        ("a.npy", array("'|O'"), "application/x-npy", "pickled objects"),
+        ("a.npy", array('"|O"'), "application/x-npy", "pickled objects"),
+        ("a.npy", array("'object'"), "application/x-npy", "pickled objects"),
+        ("a.npy", array("[('a', 'O')]"), "application/x-npy", "pickled objects"),
+        ("a.npy", array("'<f8'", blanks=300).replace(b"'descr'", b"'x': 1, 'descr'"), "application/x-npy", "pickled"),
+        ("a.npy", array("'<f8'")[:8] + b"\1\2" + array("'<f8'")[10:], "application/x-npy", "pickled objects"),
+        ("a.bin", b"\0\1\2", "application/octet-stream", "no kind that is known"),
+        ("a.bin", b"cos\nsystem\nq\0(X\2\0\0\0idq\1tq\2Rq\3.", "application/octet-stream", "no kind that is known"),
+        ("a.txt", b"<html>\xe9<script>", "application/octet-stream", "no kind that is known"),
+        ("a.txt", "<html><script>".encode("utf-16"), "application/octet-stream", "no kind that is known"),
+        ("run", b"#!/bin/sh\n:\0\n", "application/octet-stream", "no kind that is known"),
+        ("run", b"\xef\xbb\xbf#!/bin/sh\n", "text/plain", "interpreter"),
+        ("a.xml", b"<?xml version='1.0'?><gpx/>", "text/plain", "it is markup"),
+        ("a.txt", b"<video src=x onerror=alert(1)>", "text/plain", "it is markup"),
+        ("a.txt", b"<!--" + b"x" * HEAD_BYTES + b"--><script>", "text/plain", "it is markup"),
+        ("a.txt", b" " * HEAD_BYTES + b"<script>", "text/plain", "so many blanks"),
+        ("a.md", "hello \U000e0049\U000e0067".encode(), "text/plain", "nobody sees"),
+        ("a.md", "hel\u200blo".encode(), "text/plain", "nobody sees"),
         ("a.log", b"x\x1b]0;owned\x07", "text/plain", "terminal control"),
         ("a.log", b"x\xc2\x9b2J", "text/plain", "terminal control"),
         ("a.txt", "x\u202ey".encode(), "text/plain", "reorder"),

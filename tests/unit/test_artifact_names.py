@@ -18,11 +18,18 @@ ORDINARY = [
     "Umsätze 2026/Köln (1).xlsx",
     "図/結果.json",
     "a-b_c+d,e@f~.txt",
-    "no-extension",
-    "x" * MAX_SEGMENT_BYTES,
-    "/".join(["d"] * MAX_DEPTH),
+    "x" * (MAX_SEGMENT_BYTES - 4) + ".csv",
+    "/".join(["d"] * (MAX_DEPTH - 1) + ["d.txt"]),
+    *(f"report.{kind}" for kind in ("csv", "tsv", "txt", "json", "md", "pdf", "xlsx", "PNG", "jpg", "parquet", "npy")),
     "🙂.png",
 ]
+
+
+UNLISTED = [
+    "no-extension", "x" * MAX_SEGMENT_BYTES, "/".join(["d"] * MAX_DEPTH), "Kbuild", "tags", "x.ninja", "x.rake", "x.nf",
+    "nginx.conf", "x.cgi", "x.jsx", "weights.bin", "x.h5", "go.mod", "a.csv.1", "Makefile.local", "x.xml",
+    "lefthook.toml",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ORDINARY)
@@ -164,6 +171,13 @@ def test_the_refusal_of_a_decomposed_name_says_the_fix() -> None:
         ("-rf", "command lines"),
         ("a/--checkpoint-action=exec.txt", "command lines"),
         ("~root", "command lines"),
+        *((name, "of a kind that is not known to be harmless") for name in UNLISTED),
+        *((name, "what is packed in it was not looked at") for name in ("a.zip", "df.pkl.gz", "a.npz")),
+        ("main.tf.json", "build tools"),
+        ("CMakePresets.json", "build tools"),
+        ("AmazonQ.md", "agents read it"),
+        ("mcp_config.json", "agents start servers"),
+        ("report.xls", "macros"),
         ("$(id).csv", "shell"),
         ("a;b.csv", "shell"),
     ],

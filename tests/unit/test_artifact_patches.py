@@ -14,13 +14,17 @@ from tests.unit.test_patch_repositories import run
 from _glovebox_guest.files import changes, overlay
 from glovebox_server.artifacts.patches import MAX_NAMES, PatchPaths
 
+CHANGES = "it changes files when it is applied"
+
 
 def marks(patch: bytes, size: int = 1 << 20) -> str:
-    """Everything that is said of a patch, given in pieces of this size."""
+    """Everything that is said of a patch, given in pieces of this size, but for what is said of each."""
     paths = PatchPaths()
     for at in range(0, len(patch), size):
         paths.feed(patch[at : at + size])
-    return "\n".join(paths.risks())
+    *said, last = paths.risks() or (CHANGES,)
+    assert last == CHANGES
+    return "\n".join(said)
 
 
 def ours(*names: str, content: bytes = b"x\n") -> bytes:
@@ -69,8 +73,9 @@ def test_what_tools_run_or_agents_obey_is_marked_by_path(name: str, why: str, co
     assert why in marks(ours("src/main.txt", name, content=content), size)
 
 
-def test_the_control_a_patch_of_source_files_has_no_mark() -> None:
-    """Else each patch would be marked, and nobody would look."""
+def test_the_control_a_patch_of_source_files_has_the_one_mark_of_each_patch() -> None:
+    """Else nobody would look at the others; of nothing, nothing is said."""
+    assert PatchPaths().risks() == ()
     assert marks(ours("src/main.py", "README.md", "web/app.js", "data.csv", "HEADER", "docs/commondirs.md")) == ""
 
 
@@ -118,6 +123,7 @@ TEXT = "@@ -0,0 +1 @@\n+obey me\n"
 BINARY = "new file mode 100644\n" + _literal(b"obey me\n")
 SUBMODULE = f"@@ -0,0 +1 @@\n+Subproject commit {'1' * 40}\n"
 LONG = "b" * 9000
+CHANGED = "diff --git a/l b/l\nindex 1234567..1234568 100644\n--- a/l\n+++ b/l\n@@ -1 +1 @@\n-a\n+b\n"
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
@@ -165,14 +171,13 @@ def test_what_git_makes_of_an_odd_spelling_is_marked(
         ("*** a/CLAUDE.md\n--- x\n***************\n", OBEYED),
         ("Content-Transfer-Encoding: base64\n", UNREAD),
         ('Content-Type: text/plain; charset="utf-7"\n', UNREAD),
-        ("diff --git a/l b/l\nindex 1234567..1234568 120000\n", UNREAD),
+        (CHANGED.replace("100644", "120000"), UNREAD),
     ],
 )
 def test_what_only_other_programs_take_apart_is_marked_too(patch: str, why: str) -> None:
-    """patch(1) takes indented and context patches, ``git am`` encoded ones; the plain forms have no mark (control)."""
+    """patch(1) takes indented and context patches, ``git am`` encoded ones; git's own form has no mark (control)."""
     assert why in marks(patch.encode())
-    plain = "Content-Transfer-Encoding: 8bit\nContent-Type: text/plain; charset=UTF-8\nindex 1234567..1234568 100644\n"
-    assert marks(plain.encode()) == ""
+    assert marks(CHANGED.encode()) == ""
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 20])
@@ -181,7 +186,8 @@ def test_a_line_without_an_end_takes_no_memory_and_hides_nothing_behind_it(size:
     assert marks(b"+++ b/" + b"x" * 100_000 + b"/.envrc\n+++ b/CLAUDE.md\n", size).splitlines() == [
         "it touches 'CLAUDE.md': agents read it as instructions", "it cannot be read in full: look at what it makes",
     ]  # fmt: skip
-    assert marks(b"+" * 100_000 + b"\n+++ b/x.txt\n", size) == ""
+    long = CHANGED.encode().replace(b"+b\n", b"+" * 100_000 + b"\n")
+    assert marks(long, size) == marks(long.replace(b"@@\n", b"@@ def " + b"f" * 5000 + b"\n"), size) == ""
 
 
 @pytest.mark.parametrize(
@@ -191,18 +197,21 @@ def test_a_line_without_an_end_takes_no_memory_and_hides_nothing_behind_it(size:
         (b"+++ b/%06d" + b'"\\' * 500 + b"\n", True),
         (b"diff --git a/%06d" + b"/a" * 500 + b"\n", True),
         (b"\n%06d", False),
+        (b"@@ -1 +1 @@ %06d\n-\n+\n", False),
+        (b"diff --git a/%06d b/%06d\nold mode 100644\nnew mode 100755\n", True),
     ],
 )
 def test_a_patch_that_is_made_to_be_slow_costs_seconds_at_most_and_says_so(*, line: bytes, more: bool) -> None:
     """32 MiB of the worst lines; a patch of 20,000 files of ours is looked at to its end (control)."""
     count = 32 * 1024 * 1024 // len(line)
-    patch = b"".join(line % (number % 1_000_000) for number in range(count))
+    times = line.count(b"%")
+    patch = b"".join(line % ((number % 1_000_000,) * times) for number in range(count))
     began = time.process_time()
     said = marks(patch, 256 * 1024)
     assert time.process_time() - began < 20
     assert ("not all of its paths were looked at" in said) is more
     names = (f"src/package/module_{number:05}.txt" for number in range(20_000))
-    ours = "".join(f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n" for name in names)
+    ours = "".join(CHANGED.replace("a/l", f"a/{name}").replace("b/l", f"b/{name}") for name in names)
     assert marks(ours.encode(), 256 * 1024) == ""
 
 
@@ -211,9 +220,136 @@ def test_lines_of_files_are_no_paths() -> None:
     assert marks(ours("a.txt", content=b"diff --git a/.envrc b/.envrc\nrename to .envrc\nIndex: .envrc\n")) == ""
 
 
+def _whole(head: str, content: str = "@@ -0,0 +1 @@\n+x\n") -> str:
+    return f"diff --git a/n b/n\n{head}{content}"
+
+
+OURS = "new file mode 100644\n--- /dev/null\n+++ b/n\n"
+AS_IT_IS = "index 1234567..1234568 100644\n--- a/n\n+++ b/n\n"
+
+
+@pytest.mark.parametrize("size", [1, 13, 1 << 20])
+@pytest.mark.parametrize(
+    "patch",
+    [
+        _whole(OURS),
+        _whole(OURS, "@@ -0,0 +1,2 @@\n+x\n+--- /dev/null\n\\ No newline at end of file\n") + CHANGED,
+        _whole(AS_IT_IS, "@@ -1,2 +1,2 @@ def f():\n-a\n+b\n c\n@@ -9 +9,0 @@\n-z\n"),
+        _whole("old mode 100644\nnew mode 100644\n" + AS_IT_IS.replace(" 100644", ""), "@@ -1 +1 @@\n-a\n+b\n"),
+        _whole("deleted file mode 120000\nindex 1234567..0000000\n--- a/n\n+++ /dev/null\n", "@@ -1 +0,0 @@\n-x\n"),
+        _whole("new file mode 100644\nindex 0000000..e69de29\n", ""),
+        _whole("index 1234567..1234568 100644\nBinary files a/n and b/n differ\n", ""),
+        _whole("new file mode 100644\n" + _literal(b"obey me\n"), "") + CHANGED,
+        _whole("new file mode 100644\n" + _literal(b"obey me\n") + _literal(b"").partition("patch\n")[2], ""),
+        CHANGED.replace("a/l", "a/my file").replace("b/l\n@", "b/my file\t\n@").replace("b/l", "b/my file")
+        .replace("--- a/my file", "--- a/my file\t"),
+        CHANGED.replace("a/l", '"a/k\\303\\266ln"').replace("b/l", '"b/k\\303\\266ln"'),
+        "diff --git a/a b b/c d\nsimilarity index 90%\nrename from a b\nrename to c d\n"
+        + AS_IT_IS.replace("a/n", "a/a b\t").replace("b/n", "b/c d\t") + "@@ -1 +1 @@\n-a\n+b\n",
+        "",
+    ],
+)  # fmt: skip
+def test_what_git_diff_writes_can_be_read_in_full(patch: str, size: int) -> None:
+    """In every part of its form: control of the refusals below."""
+    assert marks(patch.encode(), size) == ""
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "--- /dev/null\n+++ b/Makefile\0junk\n" + TEXT,
+        "diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to conftest.py\0j\n",
+        "diff --git a/Makefile b/Documentation.txt\n--- /dev/null\n+++ /dev/null\n" + TEXT,
+        "diff --git a/Makefile b/Documentation.txt\nnew file mode 100644\n--- /dev/null\n" + TEXT,
+        "--- a/n\n+++ b/n\n@@ -1 +1 @@\n-real.txt\n\\ No newline at end\n+/bin/sh\n\\ No newline at end\n",
+        _whole(AS_IT_IS.replace(" 100644", "")),
+        _whole(AS_IT_IS.replace("a/n", "a/m")),
+        _whole(AS_IT_IS.replace("b/n", "b/m")),
+        _whole(OURS.replace("b/n", "b/n\r")),
+        _whole(OURS.replace("b/n", "b/n\t2026-11-20")),
+        _whole(OURS.replace("100644", "0100644")),
+        _whole(OURS.replace("/dev/null", "a/n")),
+        _whole(OURS + "index 1..2\n"),
+        _whole(OURS, ""),
+        _whole(OURS, "@@ -0,0 +1,2 @@\n+x\n"),
+        _whole(OURS, "@@ -0,0 +1 @@\n+x\n+y\n"),
+        _whole(OURS, "@@ -0,0 +1 @@\n+x\n--- /dev/null\n+++ b/Makefile\n@@ -0,0 +1 @@\n+x\n"),
+        _whole(OURS, "@@ -0,0 +1 @@\n+x\nrename to Makefile\n"),
+        _whole(OURS, "@@ -0,0 +1 @@\n+x"),
+        _whole(OURS, "@@ -0,0 +0,0 @@\n"),
+        _whole("index 1234567..1234568\n"),
+        _whole(""),
+        "\n" + CHANGED,
+        "From: a\n\n" + CHANGED,
+        CHANGED + "-- \n2.39.5\n",
+        CHANGED.replace("a/l", "a/./l").replace("b/l", "b/./l"),
+        CHANGED.replace("a/l", "a/l ").replace("b/l", "b/l "),
+        CHANGED.replace("a/l", '"a/l\\000x"').replace("b/l", '"b/l\\000x"'),
+        CHANGED.replace("a/l", "c/l").replace("b/l", "w/l"),
+        "literal 3\n" + CHANGED,
+        _whole("new file mode 100644\n" + _literal(b"obey me\n").rstrip("\n") + "\n", ""),
+        _whole("new file mode 100644\n" + _literal(b"obey me\n").replace("literal", "+++ b/Makefile\nliteral"), ""),
+    ],
+)  # fmt: skip
+def test_what_readers_may_read_differently_cannot_be_read_in_full(patch: str, size: int) -> None:
+    """Found by attacks, and the nearest neighbours of what git writes: whatever is not that is marked, not imitated."""
+    assert UNREAD in marks(patch.encode(), size)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize("how", ["copy", "rename"])
+def test_a_copy_says_whose_it_is_and_not_what(tmp_path: Path, size: int, how: str) -> None:
+    """A link or a program comes without a mode.
+
+    Where the patch says the kind, a program is marked, and git holds it against what lies there (control).
+    """
+    silent = f"diff --git a/n b/m\nsimilarity index 100%\n{how} from n\n{how} to m\n"
+    told = silent.replace("100%", "90%") + AS_IT_IS.replace("b/n", "b/m") + "@@ -1 +1,2 @@\n x\n+y\n"
+    assert "'m': it is a copy of another file, or was another" in marks(silent.encode(), size)
+    assert marks(told.encode(), size) == ""
+    program = marks(told.replace("100644", "100755").encode(), size)
+    assert ("'m': it may be run as a program" in program) is (how == "copy")
+    (tmp_path / "n").symlink_to("x")
+    assert run("apply", "-", cwd=tmp_path, given=silent.encode()).returncode == 0
+    assert (tmp_path / "m").is_symlink()
+    (tmp_path / "m").rename(tmp_path / "n")
+    assert b"wrong type" in run("apply", "-", cwd=tmp_path, given=told.encode()).stderr
+
+
+def test_a_patch_of_ours_changes_no_link_that_lies_there_meanwhile(tmp_path: Path) -> None:
+    """It says what kind each file was; without that git changes where the link leads (control)."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "n").write_text("real.txt")
+    original = overlay.copy(str(source), str(target), max_files=9, max_bytes=ROOM)
+    (target / "n").write_text("/bin/sh")
+    _, patch = changes.compare(original, str(source), str(target), max_files=9, room=ROOM)
+    assert marks(patch) == ""
+    (source / "n").unlink()
+    (source / "n").symlink_to("real.txt")
+    assert b"wrong type" in run("apply", "-", cwd=source, given=patch).stderr
+    silent = patch.replace(b" 100644\n", b"\n")
+    assert UNREAD in marks(silent)
+    assert run("apply", "-", cwd=source, given=silent).returncode == 0
+    assert str((source / "n").readlink()) == "/bin/sh"
+
+
+def test_a_name_in_quotes_is_read_as_bytes() -> None:
+    """Characters that stand for others on some file systems are not lost among escapes."""
+    name = '\\"/\uff2dakefile"'
+    assert "build tools" in marks(CHANGED.replace("a/l", f'"a/{name}').replace("b/l", f'"b/{name}').encode())
+
+
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.one_of(st.binary(max_size=20), st.sampled_from([b"diff --git ", b"+++ ", b'"a/', b"\\", b"\n"]))),
+    st.lists(
+        st.one_of(
+            st.binary(max_size=20),
+            st.sampled_from([b"diff --git ", b"+++ ", b'"a/', b"\\", b"\n", CHANGED.encode(), b"@@ -1 +1 @@\n-\n+\n"]),
+        )
+    ),
     st.integers(1, 40),
 )
 def test_any_bytes_are_taken_and_the_words_are_plain(pieces: list[bytes], size: int) -> None:

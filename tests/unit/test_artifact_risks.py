@@ -41,6 +41,8 @@ MARKED = [
     ("tool", b"\x7fELF\2", "it is a program or a library"),
     ("model.bin", b"\x80\x04\x95", "it looks like a Python pickle"),
     ("log.txt", b"\x1b[2J", "terminal control characters"),
+    ("lefthook.toml", b"", "it is of a kind that is not known to be harmless"),
+    ("data.csv", b"\0\1", "its content is of no kind that is known to be harmless"),
 ]
 HARMLESS = [
     ("results.csv", b"a,b\n1,2\n"),

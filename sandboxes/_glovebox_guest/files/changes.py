@@ -182,13 +182,16 @@ class Comparison:
             head += f"old mode {old_mode}\nnew mode {new_mode}\n"
         if old == new:
             return head.encode()
+        # What stays what it was says so: git then refuses to change a link that lies there instead.
+        kind = f" {new_mode}" if old_mode == new_mode else ""
+        before, after = _blob(old) if old_mode else "0" * 40, _blob(new) if new_mode else "0" * 40
+        index = f"index {before}..{after}{kind}\n"
         if _is_text(old) and _is_text(new):
             # git ends a name that has a space in it with a tab, so that no time is looked for behind it.
             tab = "\t" if " " in name else ""
-            head += f"--- {first + tab if old_mode else '/dev/null'}\n+++ {second + tab if new_mode else '/dev/null'}\n"
-            return head.encode() + self._hunks(_lines(old), _lines(new))
-        head += f"index {_blob(old) if old_mode else '0' * 40}..{_blob(new) if new_mode else '0' * 40}\n"
-        return head.encode() + b"GIT binary patch\n" + _literal(new)
+            names = f"--- {first + tab if old_mode else '/dev/null'}\n+++ {second + tab if new_mode else '/dev/null'}\n"
+            return (head + index + names).encode() + self._hunks(_lines(old), _lines(new))
+        return (head + index).encode() + b"GIT binary patch\n" + _literal(new)
 
     def _hunks(self, old: list[bytes], new: list[bytes]) -> bytes:
         start = 0

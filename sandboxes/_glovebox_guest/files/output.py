@@ -129,7 +129,7 @@ def _full_since(root: str) -> int | None:
     if space.f_bavail or not space.f_blocks:
         return None
     last = 0
-    for name, _ in _walk(root):
+    for name, _ in _walk(root, []):
         try:
             found = os.lstat(os.path.join(root, name))
         except OSError:

@@ -2,8 +2,9 @@
 
 The name's extension only chooses among types that the bytes allow, and a contradiction is reported. Active documents
 (HTML, SVG) are called ``text/plain`` so that no client renders them by accident; their risk says what they are. A
-``text/…`` or JSON type promises that the whole file is valid UTF-8. Must never be imported here: any decoder of
-images, archives or documents, because parsing hostile files is what sandboxes are for.
+``text/…`` or JSON type promises that the whole file is valid UTF-8. What is not recognised as harmless is marked:
+readers are too many, and too lenient, to be imitated. Must never be imported here: any decoder of images, archives or
+documents, because parsing hostile files is what sandboxes are for.
 """
 
 import codecs
@@ -73,11 +74,26 @@ _HTML: Final = re.compile(
     rb"<(?:!doctype\s+html|html|head|body|script|iframe|style|img|meta|link|object|embed|form|a)\b|xhtml"
 )
 _SVG: Final = re.compile(rb"<(?:\w+:)?svg\b")
+_BLANK: Final = "it begins with so many blanks that what it is cannot be told"
+_UNKNOWN: Final = "its content is of no kind that is known to be harmless"
+# What numpy writes before an array of numbers or texts, and nothing else: its reader takes any literal of Python's.
+# https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+_NUMBERS: Final = rb"'[<>|=]?[?bBiufcmMSU]\d{0,4}(?:\[\d{0,9}\w{1,2}\])?'"
+_SHAPE: Final = rb"\((?:\d+, ?)*\d*\)"
+_FIELD: Final = rb"\('\w{1,60}', %b(?:, %b)?\)" % (_NUMBERS, _SHAPE)
+_ARRAY: Final = re.compile(
+    rb"\x93NUMPY(?:\x01\0(..)|[\x02\x03]\0(....))"
+    rb"(\{'descr': (?:%b|\[(?:%b(?:, )?)+\]), 'fortran_order': (?:True|False), 'shape': %b, \} *\n)"
+    % (_NUMBERS, _FIELD, _SHAPE),
+    re.DOTALL,
+)
 # Control bytes no text file holds; ESC is apart because terminal output legitimately carries it into log files.
 _NOT_TEXT: Final = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 _TERMINAL: Final = re.compile(rb"[\x07\x08\x1b\x7f]|\xc2[\x80-\x9f]")
 # Bytes that begin or make none of these: text of only such bytes needs one quick pass (about ten times faster).
-_PLAIN: Final = bytes({*range(256)} - {*range(0x09), *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2})
+_PLAIN: Final = bytes({*range(256)} - {*range(0x09), *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2, 0xF3})
+# A space of no width, invisible operators, and tags, in which a whole second text fits; joiners are part of words.
+_UNSEEN: Final = re.compile(rb"\xe2\x80\x8b|\xe2\x81[\xa0-\xa4]|\xf3\xa0[\x80\x81]")
 _BIDI: Final = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 
 
@@ -129,6 +145,8 @@ class Sniffer:
             self._risky.add("its text holds terminal control characters")
         if _BIDI.search(window):
             self._risky.add("its text holds characters that reorder what a reader sees")
+        if _UNSEEN.search(window):
+            self._risky.add("its text holds characters that nobody sees")
 
     def finish(self, name: str) -> Content:
         """Judge the whole file.
@@ -160,14 +178,13 @@ class Sniffer:
 
 def _text_type(head: bytes, extension: str) -> tuple[str, list[str]]:
     start = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    if start.startswith(b"<"):
+        kind = "SVG" if _SVG.search(start) else "HTML" if _HTML.search(start) else "markup"
+        return TEXT, [f"it is {kind}, which can run scripts when it is opened"]
     if start.startswith(b"#!"):
         return TEXT, ["it is a script that names its own interpreter"]
-    if start.startswith(b"<"):
-        if _SVG.search(start):
-            return TEXT, ["it is SVG, which can run scripts when it is opened"]
-        if _HTML.search(start):
-            return TEXT, ["it is HTML, which can run scripts when it is opened"]
-        return TEXT, []
+    if not start and len(head) == HEAD_BYTES:
+        return TEXT, [_BLANK]
     if extension == "json" and not _JSON_START.match(start):
         return TEXT, []
     return _TEXT_KINDS.get(extension, TEXT), []
@@ -188,8 +205,15 @@ def _binary_type(head: bytes, extension: str) -> tuple[str, list[str]]:
             risks.append("its width and height are not where they should be")
         elif (pixels := found[0] * found[1]) > MAX_PIXELS:
             risks.append(f"it unpacks to {pixels} pixels, more than {MAX_PIXELS}")
-    elif media_type == "application/x-npy" and b"O'" in head[:256]:
-        risks.append("its array holds pickled objects, which run code when they are loaded")
+    elif media_type == "application/x-npy" and not _is_plain_array(head):
+        risks.append("its array may hold pickled objects, which run code when they are loaded")
     elif media_type == ZIP and extension in _ZIP_KINDS and _OFFICE_ENTRY.match(head, 30):
         media_type = _ZIP_KINDS[extension]  # 30 bytes of local header, then the first entry's name: APPNOTE.TXT 4.3.7
+    elif media_type == OCTETS:
+        risks.append(_UNKNOWN)
     return media_type, risks
+
+
+def _is_plain_array(head: bytes) -> bool:
+    found = _ARRAY.match(head)
+    return found is not None and int.from_bytes(found[1] or found[2], "little") == len(found[3])

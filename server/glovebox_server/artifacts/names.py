@@ -43,6 +43,8 @@ def _who(reason: str, *names: str) -> dict[str, str]:
 
 CODE: Final = "it is code that a program may import or run"
 """Said of every source file: of a file that came alone, and not of one among those that a patch changes."""
+UNKNOWN: Final = "it is of a kind that is not known to be harmless: programs may run or obey it"
+"""Said of a name that gives no other reason, and not of what a patch touches: all of that is to be looked at."""
 _COMPILED: Final = "it is compiled code, which nobody can read and a program may import or run"
 _AGENTS: Final = "agents start servers or take orders from it"
 _INSTRUCTIONS: Final = "agents read it as instructions"
@@ -54,11 +56,14 @@ _INSTALLS: Final = "it installs or runs code"
 _WINDOWS: Final = "Windows runs it on a double click"
 _DESKTOP: Final = "the desktop starts programs from it"
 _PICKLE: Final = "loading it runs code (pickle)"
+_MACROS: Final = "it can hold macros"
+_PACKED: Final = "what is packed in it was not looked at"
 _HIDDEN: Final = "it is hidden, and programs load hidden files without being asked"
 _INSTRUCTION: Final = "it begins with {}, which command lines read as an instruction"
 _SHORT: Final = "it may be the short name of another file on Windows"
 
-# Whole segments, case-folded. Who loads it is the reason: a reviewer can check it.
+# Whole segments, case-folded. Who loads it is the reason: a reviewer can check it. Needed are folders and names with an
+# ending of ``_INERT``; the others have a mark anyway.
 _LOADED_BY_NAME: Final = {
     **_who("git runs or obeys what lies there", ".git", ".gitattributes", ".gitmodules", ".gitconfig", ".husky"),
     **_who("git runs or obeys what lies there", ".githooks", ".lfsconfig"),
@@ -77,7 +82,11 @@ _LOADED_BY_NAME: Final = {
     **_who(_AGENTS, ".agents", ".aider.conf.yml", ".goosehints", ".opencode", "opencode.json", "crush.json"),
     **_who(_INSTRUCTIONS, "claude.md", "claude.local.md", "agents.md", "agents.override.md", "gemini.md", "qwen.md"),
     **_who(_INSTRUCTIONS, "copilot-instructions.md", "claude_desktop_config.json", "warp.md", "conventions.md"),
-    **_who(_INSTRUCTIONS, "agent.md"),
+    **_who(_INSTRUCTIONS, "agent.md", "codex.md", "opencode.md", "amazonq.md", "crush.md", "replit.md", "iflow.md"),
+    **_who(_INSTRUCTIONS, "grok.md", "codebuddy.md", "devin.md", "knowledge.md", "system_prompt.md", "llms.txt"),
+    **_who(_INSTRUCTIONS, "soul.md", "tools.md", "identity.md", "heartbeat.md", "memory.md", "memory-bank"),
+    **_who(_AGENTS, "mcp_config.json", "mcp-config.json", "mcp_settings.json", "cline_mcp_settings.json", "hooks.json"),
+    **_who(_AGENTS, "opencode.jsonc", "gemini-extension.json", "plugin.json", "settings.local.json"),
     **_who("the shell runs it on entering", ".envrc", ".bashrc", ".profile", ".zshrc", ".bash_profile", ".zshenv"),
     **_who("programs take their environment from it", ".env"),
     **_who("Python runs it at start", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "python311._pth"),
@@ -98,16 +107,32 @@ _LOADED_BY_NAME: Final = {
     **_who(
         _BUILD, "configure.ac", "ansible.cfg", "tsconfig.json", "nuget.config", "lerna.json", "nx.json", "turbo.json"
     ),
+    **_who(_BUILD, "npm-shrinkwrap.json", "package-lock.json", "cmakepresets.json", "cmakeuserpresets.json"),
+    **_who(_BUILD, "angular.json", "rush.json", "workspace.json", "project.json", "wrangler.json", "biome.json"),
+    **_who(_BUILD, "tslint.json", "jsconfig.json", "nodemon.json", "lefthook.json", "devbox.json", "cdk.json"),
+    **_who(_BUILD, "dub.json", "global.json", "meson_options.txt", "entry_points.txt", "constraints.txt"),
+    **_who(_BUILD, "conanfile.txt", "build.ninja"),
     **_who(_CI, ".github", ".gitlab-ci.yml", ".gitlab", ".circleci", ".travis.yml", "jenkinsfile", ".drone.yml"),
     **_who(_CI, "azure-pipelines.yml", "azure-pipelines.yaml", "bitbucket-pipelines.yml", ".buildkite", ".gitea"),
     **_who(_CI, ".woodpecker", ".woodpecker.yml", ".forgejo", "appveyor.yml", ".appveyor.yml", "cloudbuild.yaml"),
     **_who(_CI, "action.yml", "action.yaml", "buildspec.yml", ".cirrus.yml", "netlify.toml", "vercel.json"),
     **_who(_CONTAINER, "dockerfile", "containerfile", "vagrantfile", "docker-compose.yml", "docker-compose.yaml"),
-    **_who(_CONTAINER, "compose.yml", "compose.yaml", "procfile"),
+    **_who(_CONTAINER, "compose.yml", "compose.yaml", "procfile", "compose.override.yml", "compose.override.yaml"),
+    **_who(_CONTAINER, "docker-compose.override.yml", "docker-bake.json"),
+    **_who(_CI, "cloudbuild.json", "copilot-setup-steps.yml"),
     **_who("it lets others in, or runs at set times", "authorized_keys", "crontab"),
     **_who("the desktop acts on it when a folder is opened", "autorun.inf", "desktop.ini"),
 }
-# Endings, case-folded, of names that some program runs, imports or installs.
+# Endings, case-folded, of what programs ordinarily make and nothing runs. Of this list and not of the others a name
+# must be to have no mark, unless who loads it by name is known: the kinds that are obeyed are too many to be listed.
+_INERT: Final = frozenset(
+    (
+        *(".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".geojson", ".md", ".pdf", ".xlsx", ".docx"),
+        *(".pptx", ".parquet", ".feather", ".arrow", ".npy", ".sqlite", ".png", ".jpg", ".jpeg", ".gif", ".webp"),
+        *(".patch", ".diff"),
+    )
+)
+# Endings of names that some program runs, imports or installs.
 _RUN_BY_ENDING: Final = {
     **_who("Python runs lines of it at start", ".pth", "._pth"),
     **_who(_COMPILED, ".pyc", ".pyo", ".pyd", ".so", ".dylib", ".class", ".wasm", ".node"),
@@ -125,8 +150,11 @@ _RUN_BY_ENDING: Final = {
         _BUILD, ".kts", ".bzl", ".gemspec", ".cmake", ".tf", ".podspec", ".csproj", ".fsproj", ".vbproj", ".vcxproj"
     ),
     **_who(_INSTRUCTIONS, ".mdc"),
-    **_who(_PICKLE, ".pkl", ".pickle", ".joblib", ".pt", ".ckpt", ".dill", ".rds", ".rdata"),
-    **_who("it can hold macros", ".xlsm", ".xlsb", ".xltm", ".docm", ".dotm", ".pptm", ".xla", ".xlam", ".xll", ".odb"),
+    **_who(_PICKLE, ".pkl", ".pickle", ".joblib", ".pt", ".ckpt", ".dill", ".rds", ".rdata", ".rda", ".p", ".pck"),
+    **_who(_MACROS, ".xlsm", ".xlsb", ".xltm", ".docm", ".dotm", ".pptm", ".xla", ".xlam", ".xll", ".odb"),
+    **_who(_MACROS, ".xls", ".doc", ".ppt", ".xlt", ".dot", ".pot", ".pps", ".ppam", ".ppsm", ".potm", ".mdb"),
+    **_who(_MACROS, ".accdb", ".ods", ".odt", ".odp"),
+    **_who(_PACKED, ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".npz"),
     **_who("it holds code and active output", ".ipynb"),
     **_who("a browser runs scripts in it", ".html", ".htm", ".xhtml", ".shtml", ".mht", ".mhtml", ".svg", ".svgz"),
 }
@@ -135,7 +163,8 @@ _CONFIG_SCRIPT: Final = re.compile(r".+\.config\.(?:c|m)?(?:js|ts)")
 _LOADED_AS_FILE: Final = (
     (_CONFIG_SCRIPT, "JavaScript tools run *.config.js files"),
     (re.compile(r".+\.(?:instructions|prompt|chatmode|agent)\.md"), _INSTRUCTIONS),
-    (re.compile(r"build|buck|workspace|requirements[-_.].*\.txt"), _BUILD),
+    (re.compile(r"build|buck|workspace|(?:.+[-_.])?requirements(?:[-_.].*)?\.txt"), _BUILD),
+    (re.compile(r"tsconfig\..*json|.+\.(?:tf|pkr|nomad)\.json"), _BUILD),
 )
 _SHORT_NAME: Final = re.compile(r"[^.]{1,6}~[0-9]+(?:\..{0,3})?")
 _SHELL_CHARACTERS: Final = frozenset("$`;&!'{}[]#%^=")
@@ -216,6 +245,22 @@ def reasons(name: str) -> dict[str, str]:
     # File systems that ignore case may treat compatibility forms alike too: look at what they would make of it.
     segments = _folded(name).split("/")
     found: dict[str, str] = {}
+    _by_parts(segments, found)
+    last = segments[-1]
+    ending = "." + last.rsplit(".", 1)[-1] if "." in last else ""
+    if reason := _RUN_BY_ENDING.get(ending):
+        found.setdefault(reason, ending)
+    for pattern, reason in _LOADED_AS_FILE:
+        if pattern.fullmatch(last):
+            found.setdefault(reason, last)
+    if not found and ending not in _INERT:
+        found[UNKNOWN] = ending or last
+    if any(character in _SHELL_CHARACTERS for character in name):
+        found.setdefault("its name contains characters that a shell interprets", last)
+    return found
+
+
+def _by_parts(segments: list[str], found: dict[str, str]) -> None:
     for segment in segments:
         if reason := _LOADED_BY_NAME.get(segment):
             found.setdefault(reason, segment)
@@ -225,16 +270,6 @@ def reasons(name: str) -> dict[str, str]:
             found.setdefault(_INSTRUCTION.format(segment[0]), segment)
         if _SHORT_NAME.fullmatch(segment):
             found.setdefault(_SHORT, segment)
-    last = segments[-1]
-    ending = "." + last.rsplit(".", 1)[-1] if "." in last else ""
-    if reason := _RUN_BY_ENDING.get(ending):
-        found.setdefault(reason, ending)
-    for pattern, reason in _LOADED_AS_FILE:
-        if pattern.fullmatch(last):
-            found.setdefault(reason, last)
-    if any(character in _SHELL_CHARACTERS for character in name):
-        found.setdefault("its name contains characters that a shell interprets", last)
-    return found
 
 
 def _folded(name: str) -> str:

@@ -1,14 +1,17 @@
 """Finds the paths that a patch touches while it streams past, and marks them as ``names`` marks a file's own name.
 
-What git and patch may read in several ways is looked at in each, and what cannot be read is marked by itself.
+Lines that may name a path are looked at wherever they stand. What has not the form of ``diff_form``, in which every
+program reads the same, is marked by itself: then paths may have been missed.
 
 A patch is only looked at, never applied: ``git apply`` puts each path into a real folder. Pure: no I/O, bounded memory.
 """
 
 import re
+from functools import partial
 from typing import Final
 
-from glovebox_server.artifacts.names import CODE, quoted, reasons
+from glovebox_server.artifacts.diff_form import LONGEST, RUNS, DiffForm, unescaped
+from glovebox_server.artifacts.names import CODE, UNKNOWN, quoted, reasons
 
 ENDINGS: Final = (".patch", ".diff")
 """Of the names of patches, case-folded."""
@@ -20,44 +23,46 @@ _MOST: Final = 2 * 1024 * 1024
 """Characters of paths that are looked at in all, about a second's work: 20,000 files of a patch of ours have fewer."""
 _LINE_COSTS: Final = 16
 _REST: Final = "not all of its paths were looked at"
+_CHANGES: Final = "it changes files when it is applied"
 _UNREAD: Final = "it cannot be read in full: look at what it makes"
-_LONGEST_NAMES: Final = 1100
 _INDENT: Final = b" \tX"
 """Before a line's own beginning: patch(1) takes it away."""
-# At the start of a line of a file stands a sign, and binary parts have no spaces. git finds a mode by strtoul, so that
-# blanks and zeros may precede it, and git am takes a letter's encoding away.
+# At the start of a line of a file stands a sign, and binary parts have no spaces.
 _LINE: Final = re.compile(
     rb"^(?:[ \tX]|- )*(?:diff --git (?P<both>.+)"
     rb"|(?:(?:\+\+\+|---|\*\*\*|rename (?:from|to|old|new)|copy (?:from|to)) |Index:[ \t]*)(?P<one>.+)"
-    rb"|(?:new|new file) mode (?P<mode>.*)|index \S{0,64}\.\.\S{0,64} (?P<kept>.*)"
-    rb"|(?P<packed>(?i:content-transfer-encoding:(?!\s*[78]bit\s*$)"
-    rb"|(?:content-type:.*)?charset=\"?(?!utf-8|us-ascii)).*))",
+    rb"|(?:new|new file) mode (?P<mode>.*))",
     re.MULTILINE,
 )
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_ESCAPED: Final = re.compile(r"\\([0-7]{1,3}|.)")
 _BLANK: Final = re.compile(r"[ \t\r\f\v]+")
 _FILES: Final = (b"100644", b"100755")
+_Marks = dict[str, tuple[list[str], int]]
+"""By reason: the first paths, and how many there are."""
 _LINK: Final = "it makes a symbolic link or a submodule"
-_RUNS: Final = "it may be run as a program"
 
 
 class PatchPaths:
     """The marked paths of one patch."""
 
-    __slots__ = ("_found", "_last", "_left", "_noted", "_tail", "_unread")
+    __slots__ = ("_empty", "_form", "_found", "_last", "_left", "_noted", "_shown", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
         self._last = ""
         self._left = _MOST
-        self._noted = {CODE}
+        self._noted = {CODE, UNKNOWN}
         """What was said of the last path, and what is not said of any."""
-        self._unread = False
-        self._found: dict[str, tuple[list[str], int]] = {}
+        self._found: _Marks = {}
+        self._shown: _Marks = {}
+        self._form = DiffForm(partial(_note, self._shown))
+        self._empty = True
 
     def feed(self, chunk: bytes) -> None:
         """Look at the next bytes, however they are cut."""
+        self._empty = self._empty and not chunk
+        if self._left >= 0:
+            self._form.feed(chunk)
         window = self._tail + chunk
         whole, _, rest = window.rpartition(b"\n")
         # Its beginning is what tells what a line is: the rest of a long one is of no use.
@@ -68,8 +73,11 @@ class PatchPaths:
         """One sentence for each reason, after the last byte."""
         self._look(self._tail)
         self._tail = b""
-        marks = [_sentence(reason, names, count) for reason, (names, count) in self._found.items()]
-        return (*marks, *([_UNREAD] if self._unread else []), *([_REST] if self._left < 0 else []))
+        if self._empty:
+            return ()
+        unread = _REST if self._left < 0 else "" if self._form.finish() else _UNREAD
+        marks = [_sentence(reason, *found) for reason, found in (*self._found.items(), *self._shown.items())]
+        return (*marks, *filter(None, (unread, _CHANGES)))
 
     def _look(self, lines: bytes) -> None:
         for found in _LINE.finditer(lines):
@@ -78,27 +86,22 @@ class PatchPaths:
                 return
             if (mode := found["mode"]) is not None:
                 self._mode(mode.rstrip(b"\r"))
-            elif (kept := found["kept"]) is not None:
-                self._unread |= kept.rstrip(b"\r") not in _FILES
-            elif found["packed"] is not None:
-                self._unread = True
             else:
                 self._names(found["both"] or found["one"], both=found["both"] is not None)
 
     def _mode(self, mode: bytes) -> None:
         if mode not in _FILES:
-            self._note(_LINK, self._last)
+            _note(self._found, _LINK, self._last)
         elif mode == _FILES[1]:
-            self._note(_RUNS, self._last)
+            _note(self._found, RUNS, self._last)
 
     def _names(self, line: bytes, *, both: bool) -> None:
-        if len(line) > _LONGEST_NAMES:
-            self._unread = True
+        if len(line) > LONGEST:
             return
         path, *others = _paths(line, both=both)
         if path not in {self._last, "/dev/null"}:  # one file is named by up to three lines in turn
             self._last = path
-            self._noted = {CODE}
+            self._noted = {CODE, UNKNOWN}
         elif not others:
             return
         for each in (path, *others):
@@ -107,11 +110,12 @@ class PatchPaths:
                 return
             for reason in reasons(each).keys() - self._noted:
                 self._noted.add(reason)
-                self._note(reason, each)
+                _note(self._found, reason, each)
 
-    def _note(self, reason: str, path: str) -> None:
-        names, count = self._found.get(reason, ([], 0))
-        self._found[reason] = ([*names, quoted(path)][:MAX_NAMES], count + 1)
+
+def _note(marks: _Marks, reason: str, path: str) -> None:
+    names, count = marks.get(reason, ([], 0))
+    marks[reason] = ([*names, quoted(path)][:MAX_NAMES], count + 1)
 
 
 def _sentence(reason: str, names: list[str], count: int) -> str:
@@ -130,19 +134,10 @@ def _paths(line: bytes, *, both: bool) -> list[str]:
     likeliest = named[half + 1 :] if same else named if both else named.partition("\t")[0].rstrip()
     if '"' not in named and (both or not _BLANK.search(named)):
         return [_stripped(likeliest)]
-    quoted_names = [_unescaped(each) for each in _QUOTED.findall(named)][::-1]
+    quoted_names = [unescaped(each.encode()).decode("utf-8", "replace") for each in _QUOTED.findall(named)][::-1]
     cut = [] if both else [named[: blank.start()] for blank in _BLANK.finditer(named)]
     return list(dict.fromkeys(map(_stripped, (*quoted_names, likeliest, named, *cut))))
 
 
 def _stripped(name: str) -> str:
     return name[2:] if name.startswith(("a/", "b/")) else name
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(_character, text).encode("latin-1", "replace").decode("utf-8", "replace")
-
-
-def _character(found: re.Match[str]) -> str:
-    code = found[1]
-    return chr(int(code, 8) & 255) if code.isdigit() else code
