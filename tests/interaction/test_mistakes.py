@@ -99,7 +99,7 @@ def test_a_mistake_gets_the_text_that_the_page_says(mistake: Mistake, app: App, 
 def test_the_page_is_what_the_mistakes_say() -> None:
     """Written by ``python -m tests.interaction.test_mistakes``."""
     assert PAGE.read_text() == page()
-    assert len(MISTAKES) == 40
+    assert len(MISTAKES) >= 40
 
 
 @pytest.mark.driver("bubblewrap")

@@ -212,7 +212,8 @@ _EMPTY = {
 def _not_found(path: str) -> str:
     """What of the files here may have been meant."""
     for place, text in _EMPTY.items():
-        if path.startswith(place):
+        # The home directory is in /tmp.
+        if path.startswith(place) and (place != os.environ.get("HOME") or not _similar(path)):
             return text
     if closed := _closed(path):
         return closed
@@ -281,6 +282,10 @@ _NO_SUCH_NAME = {
     "display": "display belongs to notebooks: print it, or end with the expression.",
     "get_ipython": _NOTEBOOK,
     "__file__": "The program is not a file: the workspace is /workspace, the current directory.",
+    **dict.fromkeys(
+        ("fetch_url", "list_workspace_files", "read_workspace_file", "search_workspace"),
+        "That is a tool, and no function of a program: call it by itself, not in run_python.",
+    ),
     **dict.fromkeys(("true", "false", "null"), "That is JSON: Python has True, False and None; json.loads reads text."),
 }
 
