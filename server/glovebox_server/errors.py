@@ -16,11 +16,12 @@ __all__ = ["AuditUnavailable", "InvalidArguments", "OutputFailed", "Refused", "U
 class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
     """Arguments do not fit the tool's model: names each field and its bound. Nothing was started."""
 
-    def __init__(self, tool: str, problems: tuple[str, ...]) -> None:
-        """Take the tool's name and one sentence per field that is wrong."""
+    def __init__(self, tool: str, problems: tuple[str, ...], fields: tuple[str, ...] = ()) -> None:
+        """Take the tool's name, one sentence per field that is wrong, and the fields' names."""
         super().__init__(f"{tool}: " + "; ".join(problems))
         self.tool = tool
         self.problems = problems
+        self.fields = fields
 
 
 class AuditUnavailable(Diagnosed):

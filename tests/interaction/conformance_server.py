@@ -108,7 +108,8 @@ async def _main(directory: Path) -> None:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
             callers = Callers({"runner": TOKEN})
-            gate = AuthMiddleware(http_application(surface, callers)[0], hosts=hosts, callers=callers)
+            inner, _ = http_application(surface, app.artifacts, callers)
+            gate = AuthMiddleware(inner, hosts=hosts, callers=callers)
             config = uvicorn.Config(_with_token(gate), log_config=None, ws="none", timeout_graceful_shutdown=1)
             sys.stdout.write(f"http://127.0.0.1:{port}/mcp\n")
             sys.stdout.flush()

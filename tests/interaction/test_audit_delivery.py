@@ -14,7 +14,7 @@ from mcp.shared.subscriptions import ResourceUpdated
 from tests.interaction.served import PAIRS, AuditClient, Era, Logs, Transport, served, until
 
 from glovebox_server.mcp import server as mcp_server
-from glovebox_server.mcp.delivery import AUDIT_LOGGER
+from glovebox_server.mcp.delivery import AUDIT_LOGGER, BRIEF
 from glovebox_server.mcp.resources import ListenResult
 
 pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
@@ -57,6 +57,8 @@ async def test_other_clients_get_log_messages_where_the_era_allows(
             await client.call_tool("run_python", {"code": "1"})
             await until(lambda: len(asking.seen) == 2)
     assert [message.data["kind"] for message in asking.seen] == RUN
+    assert asking.seen[0].data.keys() == {"seq", "kind", "call_id", "data"}
+    assert asking.seen[0].data["data"].keys() <= set(BRIEF)
     assert {message.logger for message in asking.seen} == {AUDIT_LOGGER}
     assert [message.data["kind"] for message in silent.seen] == (RUN if era == "legacy" else [])
     assert all(isinstance(message, types.LoggingMessageNotification) for message in strange.seen)
@@ -104,6 +106,23 @@ async def test_nobodys_log_level_is_forgotten_for_anothers(tmp_path: Path, monke
         assert await heard() == 1
         await set_by_others("alice")
         assert await heard() == 1 + len(RUN)
+
+
+@pairs
+async def test_whoever_asks_for_debug_gets_records_whole(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """With digest and hash, as the extension's; the control is the test above."""
+    logs = Logs()
+    async with (
+        served(tmp_path, transport) as server,
+        server.client(transport, era, logging_callback=logs, log_level="debug") as client,
+    ):
+        if era == "legacy":
+            with pytest.warns(MCPDeprecationWarning):
+                await client.set_logging_level("debug")
+        await client.call_tool("run_python", {"code": "1"})
+        await until(lambda: len(logs.seen) == 2)
+    assert logs.seen[0].data.keys() == {"seq", "kind", "time", "call_id", "data", "hash"}
+    assert logs.seen[0].data["data"]["arguments_digest"]
 
 
 async def _listen(client: Client) -> None:

@@ -88,6 +88,11 @@ async def test_bad_arguments_are_named_and_nothing_starts(transport: Transport, 
             assert result.is_error
             assert "nothing was started" in _plain(result)
             assert all(word in _plain(result) for word in words), (arguments, _plain(result))
+            told = result.structured_content
+            assert (told["refused"]["rule"], told["error"]) == ("arguments", None)
+            assert words[0] in told["refused"]["fields"]
+            assert words[-1] in told["refused"]["reason"]
+            assert told["refused"]["hint"]
         assert not server.app.broker.started.is_set()
         # The control: the same tool with sound arguments runs, and text that looks like JSON arrives as text.
         result = await client.call_tool("run_python", {"code": '{"a": 1}', "timeout_seconds": 5})
@@ -131,8 +136,10 @@ async def test_our_own_failures_say_what_to_do(transport: Transport, era: Era, t
         assert result.is_error
         assert "Sandbox unavailable" in _plain(result)
         assert "apt-get install bubblewrap" in _plain(result)
+        assert result.structured_content["error"]["kind"] == "SandboxUnavailable"
         result = await client.call_tool("run_python", {"code": "no audit"})
         assert "Audit unavailable" in _plain(result)
+        assert result.structured_content["error"]["kind"] == "AuditUnavailable"
         with pytest.raises(MCPError, match="Internal error in call c_") as raised:
             await client.call_tool("run_python", {"code": "bug"})
         assert "canary" not in str(raised.value.error)
@@ -266,7 +273,7 @@ async def test_a_client_that_leaves_takes_its_calls_with_it(transport: Transport
 async def test_a_cursor_that_nobody_gave_out_is_refused(transport: Transport, era: Era, tmp_path: Path) -> None:
     """Every list is one page: with a cursor it is an invalid parameter, without one the whole list (control)."""
     async with served(tmp_path, transport) as server, server.client(transport, era) as client:
-        for listed in (client.list_tools, client.list_resources, client.list_resource_templates):
+        for listed in (client.list_tools, client.list_resources, client.list_resource_templates, client.list_prompts):
             with pytest.raises(MCPError) as problem:
                 await listed(cursor="bogus", cache_mode="bypass")
             assert problem.value.error.code == -32602

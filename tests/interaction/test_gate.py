@@ -22,6 +22,7 @@ ROUTES = [
     "/health",
     "/",
     "/artifacts",
+    "/artifacts/" + "0" * 32,
     "/mcp/../health",
 ]
 METHODS = ["GET", "POST", "DELETE", "PUT", "OPTIONS", "HEAD", "PATCH", "TRACE"]

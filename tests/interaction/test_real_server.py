@@ -19,7 +19,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from tests.interaction import node
-from tests.interaction.served import PAIRS, Era, Transport, until
+from tests.interaction.served import PAIRS, Era, Logs, Transport, until
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -113,6 +113,25 @@ async def test_a_whole_session(transport: Transport, era: Era, directories: list
     assert log.count('"kind":"call.cancelled"') == 1
 
 
+async def test_a_trivial_call_costs_a_client_less_than_a_kilobyte_of_messages(
+    directories: list[str], tmp_path: Path
+) -> None:
+    """All log messages of a call in one JSON text, with the protocol's own words; all three records are told."""
+    logs = Logs()
+    command = StdioServerParameters(command=GLOVEBOX, args=["serve", *directories])
+    async with Client(command, mode="legacy", logging_callback=logs) as client:
+        await client.call_tool("run_python", {"code": "6 * 7"})
+        await until(lambda: len(logs.seen) == 3)
+    kinds = [message.data["kind"] for message in logs.seen]
+    assert kinds == ["call.decided", "sandbox.started", "call.finished"]
+    sent = [types.LoggingMessageNotification(params=message) for message in logs.seen]
+    sizes = [
+        len(json.dumps({"jsonrpc": "2.0", **each.model_dump(mode="json", by_alias=True, exclude_none=True)}))
+        for each in sent
+    ]
+    assert sum(sizes) <= 1000
+
+
 @contextmanager
 def _target(transport: str, options: list[str], directory: Path) -> Iterator[list[str]]:
     if transport == "stdio":
@@ -136,6 +155,9 @@ def test_the_typescript_sdk_runs_python(sdk: str, transport: str, directories: l
     assert len(seen["tools"]) == 5
     assert seen["ran"]["structuredContent"]["value"] == "42"
     assert seen["resource"]["text"] == "kept"
+    assert seen["part"]["text"] == "ept"
+    assert [prompt["name"] for prompt in seen["prompts"]] == ["analyse_file", "compare_files", "explain_call"]
+    assert seen["completed"]["values"] == ["data.csv"]
     assert seen["unknown"]["code"] == -32602
     assert seen["cancelled"] < 3000
 

@@ -12,8 +12,8 @@ from tests.unit.test_collector import Recorder, collecting, outcome, put
 from glovebox_server.audit.events import ArtifactCollected, draft
 from glovebox_server.broker.answers import answered
 from glovebox_server.calls import CallResult, Text
+from glovebox_server.mcp.parts import contents
 from glovebox_server.mcp.rendering import RISKS_META_KEY, tool_result
-from glovebox_server.mcp.resources import _contents
 from glovebox_server.tools import TOOLS
 
 HTML = b"<!doctype html><script>alert(1)</script>"
@@ -103,7 +103,7 @@ async def test_reading_an_artifact_gives_its_marks_too(tmp_path: Path) -> None:
         await put(collector, "claude.md", b"x")
         (link,) = (await collector.deliver(outcome(), keep_pictures=True)).artifacts
         async with store.open(link.uri, ALICE) as reader:
-            assert _contents(reader.artifact, b"x").meta == {RISKS_META_KEY: list(link.risks)}
+            assert contents(link.uri, reader.artifact, b"x").meta == {RISKS_META_KEY: list(link.risks)}
 
 
 async def test_marks_without_number_cost_no_call_its_result(tmp_path: Path) -> None:

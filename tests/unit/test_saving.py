@@ -1,19 +1,20 @@
 """`glovebox artifact`: a whole new file, or one sentence and nothing."""
 
+import json
 import os
 import subprocess  # noqa: TID251 - a standard output of its own
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
 import pytest
 from click.testing import CliRunner
-from tests.fixtures.artifact_stores import Clock, a_store, keep
+from tests.fixtures.artifact_stores import Clock, a_store, files, keep
 
 from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
-from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.exits import OK, REFUSED, UNAVAILABLE, USAGE
 
 ROOT = Path(__file__).parents[2]
 CONTENT = b"kept\n" * 10_000
@@ -82,6 +83,72 @@ def test_the_marks_of_an_artifact_are_told_beside_its_bytes(tmp_path: Path) -> N
     done = CliRunner().invoke(main, artifact(tmp_path, anyio.run(make)))
     assert done.stdout_bytes == CONTENT
     assert "'claude.md': agents read it as instructions" in done.stderr
+
+
+def test_an_operator_saves_any_callers_artifact(uri: str, tmp_path: Path) -> None:
+    """Whose it is has to be said: another's, and somebody's who has none, are unknown (control: above)."""
+    stranger = ["artifact", "save", uri, "--principal", "token:alice", "--state-dir", str(tmp_path / "state")]
+    done = CliRunner().invoke(main, stranger)
+    assert done.exit_code == REFUSED
+    assert "There is no artifact of yours at this address" in done.stderr
+    mine = f"local:{os.getuid()}"
+    done = CliRunner().invoke(main, [mine if word == "token:alice" else word for word in stranger])
+    assert (done.exit_code, done.stdout_bytes) == (OK, CONTENT)
+
+
+@pytest.mark.parametrize("principal", ["alice", "token:", "token:../x", "token:Alice", "local:me", ""])
+def test_what_is_no_principal_is_refused(principal: str, uri: str, tmp_path: Path) -> None:
+    """By its form, for both commands; the control is above."""
+    for command in (["list"], ["save", uri]):
+        given = ["artifact", *command, "--principal", principal, "--state-dir", str(tmp_path / "state")]
+        done = CliRunner().invoke(main, given)
+        assert done.exit_code == USAGE
+        assert "local:UID or token:NAME" in done.stderr
+
+
+async def _three(directory: Path) -> None:
+    """Two artifacts of a caller, in two calls, and one of another."""
+    clock = Clock(datetime.now(UTC) - timedelta(minutes=90))
+    async with a_store(directory / "artifacts", clock) as store:
+        await keep(store, "expired.txt", b"x")
+        clock.now += timedelta(minutes=80)
+        await keep(store, "a.csv", b"1,2\n")
+        await keep(store, "claude.md", b"x", principal=Principal(id="local:7", transport="cli"))
+
+
+def test_artifacts_are_listed_with_whose_they_are(tmp_path: Path) -> None:
+    """As a table and as JSON, by caller and by call; what has expired is not there, and nothing is changed."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    anyio.run(_three, tmp_path / "state")
+    before = files(tmp_path)
+
+    def listed(*options: str) -> str:
+        done = CliRunner().invoke(main, ["artifact", "list", *options, "--state-dir", str(tmp_path / "state")])
+        assert done.exit_code == OK, done.stderr
+        return done.stdout
+
+    assert {each["name"]: each["principal"] for each in json.loads(listed("--json"))["artifacts"]} == {
+        "a.csv": "token:alice",
+        "claude.md": "local:7",
+    }
+    (only,) = json.loads(listed("--json", "--principal", "token:alice"))["artifacts"]
+    assert (only["name"], only["bytes"], only["media_type"], only["risks"]) == ("a.csv", 4, "text/csv", [])
+    assert json.loads(listed("--json", "--call", "c_none")) == {"artifacts": []}
+    assert len(json.loads(listed("--json", "--call", only["call_id"]))["artifacts"]) == 2
+    table = listed()
+    assert "a.csv" in table
+    assert "1 risk" in table
+    assert "10 min" in table
+    assert only["uri"] in table
+    assert "2 artifacts." in table
+    assert files(tmp_path) == before
+
+
+def test_where_there_is_no_store_there_are_no_artifacts(tmp_path: Path) -> None:
+    """And none is made."""
+    done = CliRunner().invoke(main, ["artifact", "list", "--state-dir", str(tmp_path / "state")])
+    assert (done.exit_code, done.stdout) == (OK, "0 artifacts.\n")
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_file_that_exists_is_kept(uri: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FORKED = """
 import gc, io, json, os, sys
 from pathlib import Path
 from glovebox_server.cli import entry, failures, main
-from glovebox_server.cli.actions import audit, capabilities, commands, doctor, profiles, receipts
+from glovebox_server.cli.actions import artifacts, audit, capabilities, commands, doctor, profiles, receipts
 from glovebox_server.transport import serve
 
 def become(job):
@@ -51,7 +51,7 @@ print(json.dumps(statuses))
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "call": ("no_such_tool",),
     "setup": ("--docker", "--base", "-"),
-    "artifact": ("artifact://" + "0" * 32,),
+    "artifact save": ("artifact://" + "0" * 32,),
     "profiles show": ("run_python",),
     "profiles explain": ("run_python",),
     "profiles check": ("none.toml",),

@@ -183,6 +183,11 @@ class Disk:
         except FileNotFoundError:
             return None
 
+    def listed(self, now: datetime) -> list[Artifact]:
+        """Return all visible artifacts that have not expired."""
+        with self._exclusive():
+            return [artifact for artifact in self._visible() if not expired(artifact, now)]
+
     def clean(self, now: datetime) -> int:
         """Remove what expired and what crashes left; return how many artifacts went."""
         with self._exclusive():
@@ -274,6 +279,26 @@ class Disk:
             yield
         finally:
             os.close(root)
+
+
+def records(root: Path, now: datetime) -> list[Artifact]:
+    """Return the artifacts in a quarantine directory that have not expired, without changing anything there.
+
+    Args:
+        root: the directory; where there is none, there are no artifacts.
+        now: the time.
+
+    Raises:
+        ArtifactsUnavailable: it cannot be read.
+    """
+    disk = Disk(root, max_bytes_total=0, parts=1)
+    with translated("listing artifacts"):
+        try:
+            names = sorted(each.name for each in (root / "items").iterdir())
+        except FileNotFoundError:
+            return []
+        found = [disk.load(name) for name in names[:MAX_ARTIFACTS] if is_id(name)]
+    return [artifact for artifact in found if artifact is not None and not expired(artifact, now)]
 
 
 def _drop_unused(blob: Path) -> None:

@@ -57,6 +57,20 @@ class Reader:
             yield chunk
         _require_same(digest.hexdigest(), self.artifact)
 
+    async def part(self, offset: int, length: int) -> AsyncGenerator[bytes, None]:
+        """Give some of the content; all of it is read, and held against its digest as in ``chunks``.
+
+        Args:
+            offset: of its first byte.
+            length: bytes; fewer are given at the end.
+        """
+        at = 0
+        async for chunk in self.chunks():
+            piece = chunk[max(0, offset - at) : max(0, offset + length - at)]
+            at += len(chunk)
+            if piece:
+                yield piece
+
     async def check(self) -> None:
         """Read all of it, for whoever passes each piece on at once.
 
@@ -78,7 +92,10 @@ class Reader:
         """
         if self.artifact.bytes > at_most:
             reason = f"The artifact holds {self.artifact.bytes} bytes, and at most {at_most} can be read at once."
-            hint = "Name it in `inputs` of a run_python call and read the part you need there."
+            hint = (
+                f"Read it in parts, the first at {self.artifact.uri}?offset=0&length={at_most}, or name it in "
+                "`inputs` of a run_python call."
+            )
             raise Refused("artifacts.too_large", reason, hint)
         return b"".join([chunk async for chunk in self.chunks()])
 
@@ -171,6 +188,16 @@ class ArtifactStore:
             yield Reader(artifact, descriptor, self._worker)
         finally:
             os.close(descriptor)
+
+    async def owned(self, principal: Principal) -> list[Artifact]:
+        """Return what a principal can read, newest first.
+
+        Raises:
+            ArtifactsUnavailable: The disk failed.
+        """
+        found = await self._worker.run("listing artifacts", partial(self._disk.listed, self._clock()))
+        mine = [artifact for artifact in found if artifact.owner == principal.id]
+        return sorted(mine, key=lambda artifact: artifact.created, reverse=True)
 
     async def sweep(self) -> int:
         """Remove expired artifacts and what crashed processes left; to be called every few minutes.

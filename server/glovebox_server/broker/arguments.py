@@ -42,18 +42,23 @@ def validated(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         problems = [_sentence(tool, item["type"], item["loc"], item["msg"]) for item in details[:MAX_PROBLEMS]]
-        raise InvalidArguments(tool.name, tuple(problems)) from None
+        fields = dict.fromkeys(_field(item["loc"]) for item in details[:MAX_PROBLEMS])
+        raise InvalidArguments(tool.name, tuple(problems), tuple(fields)) from None
     except (TypeError, ValueError, RecursionError):
         raise InvalidArguments(tool.name, ("arguments: must be one JSON object of ordinary depth",)) from None
 
 
 def _sentence(tool: Tool, kind: str, location: tuple[int | str, ...], message: str) -> str:
-    field = ".".join(_shown(part) for part in location) or "arguments"
+    field = _field(location)
     if kind == "extra_forbidden":
         return f"{field}: unknown argument; this tool takes {', '.join(tool.arguments.model_fields)}"
     if kind == "missing":
         return f"{field}: required and missing"
     return f"{field}: {message[:1].lower()}{message[1:]}"
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    return ".".join(_shown(part) for part in location) or "arguments"
 
 
 def _shown(part: int | str) -> str:

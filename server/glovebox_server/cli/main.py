@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from glovebox_server.cli import COMPLETE
+from glovebox_server.cli.artifacts import artifact
 from glovebox_server.cli.audit import audit
 from glovebox_server.cli.environments import environment
 from glovebox_server.cli.options import Group, directories, err, importing, json_option, out
@@ -29,7 +30,7 @@ def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
 
-for _group in (profiles, environment, audit, receipt):
+for _group in (profiles, environment, audit, receipt, artifact):
     main.add_command(_group)
 
 
@@ -119,17 +120,6 @@ def capabilities(settings: Settings, as_json: bool) -> None:
     from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.capabilities(settings, out, as_json=as_json))
-
-
-@main.command()
-@click.argument("uri")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
-@directories
-def artifact(settings: Settings, uri: str, output: Path | None) -> None:
-    """Read an artifact of a call made here (by this user over stdio or `glovebox call`)."""
-    from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
-
-    sys.exit(commands.artifact(settings, err, uri=uri, output=output))
 
 
 @main.command()

@@ -13,10 +13,11 @@ import mcp_types as types
 from anyio.abc import ObjectReceiveStream
 from mcp.server.connection import allowed_log_levels
 from mcp.server.context import ServerRequestContext
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict, Field
 
 from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import EVENTS
+from glovebox_server.audit.events import EVENTS, CallDecided
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Missed
 
@@ -39,6 +40,12 @@ MAX_PRINTED = 4096
 #: How long a finished call waits for its last messages to be read, in seconds. They are a courtesy: the result and
 #: the audit log tell everything.
 FLUSH_SECONDS = 0.5
+
+#: Fields of records that log messages have above the level ``debug``: a trivial call's take less than 1 KB together.
+BRIEF = (
+    "tool", "effect", "rule", "reason", "driver", "level", "host", "port", "name", "uri", "risks", "ended", "exit_code",
+    "by", "error", "first", "count",
+)  # fmt: skip
 
 Context = ServerRequestContext[Any, Any]
 
@@ -188,11 +195,22 @@ async def tell(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -
         return
     params = shown(item)
     severity: types.LoggingLevel = "warning" if params.data.get("effect") == "deny" else "info"
-    if severity in _levels(ctx, level):
-        data = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+    heard = _levels(ctx, level)
+    if severity in heard:
+        data = params.model_dump(by_alias=True, mode="json", exclude_none=True) if "debug" in heard else _brief(params)
         body = types.LoggingMessageNotificationParams(level=severity, logger=AUDIT_LOGGER, data=data)
         message = types.LoggingMessageNotification(params=body)
         await ctx.session.send_notification(message, related_request_id=ctx.request_id)
+
+
+def _brief(params: AuditParams) -> dict[str, Any]:
+    """A record in a few words. Whoever is sent log messages did not ask for measurements, and may show a model each."""
+    data = {name: params.data[name] for name in BRIEF if isinstance(params.data.get(name), str | int | list)}
+    if params.kind != CallDecided.kind:
+        data.pop("tool", None)  # the first has said it
+    if data.get("effect") == "allow":
+        data.pop("reason", None)
+    return {"seq": params.seq, "kind": params.kind, "call_id": params.call_id, "data": data}
 
 
 async def tell_extension(ctx: Context, params: AuditParams) -> None:
@@ -231,4 +249,6 @@ _ORDER: tuple[types.LoggingLevel, ...] = (
 def _levels(ctx: Context, level: types.LoggingLevel) -> frozenset[types.LoggingLevel]:
     """Levels the client may be sent: its request's opt-in in the modern era, ``logging/setLevel`` before."""
     allowed = allowed_log_levels(ctx.protocol_version, ctx.meta)
-    return allowed.intersection(_ORDER[_ORDER.index(level) :]) if allowed == frozenset(_ORDER) else allowed
+    if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        return allowed
+    return allowed.intersection(_ORDER[_ORDER.index(level) :])

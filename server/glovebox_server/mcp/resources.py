@@ -4,7 +4,6 @@ Also the two ways to hear of new audit records: ``resources/updated``, and our o
 ``glovebox_server.mcp.server`` imports this.
 """
 
-import base64
 import json
 import re
 from collections import OrderedDict
@@ -33,14 +32,10 @@ from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditUnavailable, Refused
-from glovebox_server.mcp import delivery
+from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.manifest import Manifest
-from glovebox_server.mcp.rendering import risks_meta
-
-#: Largest artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
-MAX_RESOURCE_BYTES = 512 * 1024
 
 #: Most records of one call in one answer; a call makes about ten, one per connection besides.
 MAX_RECORDS = 500
@@ -81,9 +76,12 @@ CAPABILITIES = types.Resource(
 
 TEMPLATES = (
     types.ResourceTemplate(
-        uri_template="artifact://{id}",
+        uri_template="artifact://{id}{?offset,length}",
         name="artifact",
-        description="A file that a call of yours wrote to /output, until it expires.",
+        description=(
+            "A file that a call of yours wrote to /output, until it expires; one over 512 KiB in parts, offset and "
+            "length in bytes."
+        ),
     ),
     types.ResourceTemplate(
         uri_template="audit://calls/{call_id}",
@@ -181,6 +179,14 @@ class Resources:
         except (ArtifactsUnavailable, AuditUnavailable) as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 
+    async def owned(self, principal: Principal) -> list[Artifact]:
+        """Return the artifacts a principal can read, newest first; none where the store fails, which a read says."""
+        async with self._artifacts.turn(principal.id):
+            try:
+                return await self._stores.artifacts.owned(principal)
+            except ArtifactsUnavailable:
+                return []
+
     async def _capabilities(self) -> str:
         async with self._making:
             if anyio.current_time() >= self._made_anew_at:
@@ -189,9 +195,12 @@ class Resources:
             return self._manifest
 
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
-        async with self._artifacts.turn(principal.id), self._stores.artifacts.open(uri, principal) as reader:
-            artifact, content = reader.artifact, await reader.read(MAX_RESOURCE_BYTES)
-        return types.ReadResourceResult(contents=[_contents(artifact, content)])
+        address, asked, query = uri.partition("?")
+        async with self._artifacts.turn(principal.id), self._stores.artifacts.open(address, principal) as reader:
+            if asked:
+                return types.ReadResourceResult(contents=[await parts.read(reader, uri, query)])
+            artifact, content = reader.artifact, await reader.read(parts.MAX_BYTES)
+        return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content)])
 
     async def _read_call(self, principal: Principal, uri: str) -> types.ReadResourceResult:
         match = _CALL_URI.fullmatch(uri)
@@ -324,17 +333,6 @@ def _receipt(directory: Path, call_id: str, principal: Principal) -> str | None:
         return None
     signed = (record.data["envelope"] for record in records if record.kind == ReceiptSigned.kind)
     return next((canonical(envelope).decode() for envelope in signed), None)
-
-
-def _contents(artifact: Artifact, content: bytes) -> types.TextResourceContents | types.BlobResourceContents:
-    uri, media_type, meta = artifact.uri, artifact.media_type, risks_meta(artifact.risks) or None
-    if media_type.startswith("text/") or media_type == "application/json":
-        try:
-            return types.TextResourceContents(uri=uri, mime_type=media_type, text=content.decode(), _meta=meta)
-        except UnicodeDecodeError:
-            pass
-    blob = base64.b64encode(content).decode()
-    return types.BlobResourceContents(uri=uri, mime_type=media_type, blob=blob, _meta=meta)
 
 
 def _json_contents(uri: str, text: str) -> types.TextResourceContents:

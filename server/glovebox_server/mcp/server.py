@@ -7,6 +7,7 @@ protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``,
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -20,9 +21,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
-from glovebox_server.errors import Refused, UnknownTool
+from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
-from glovebox_server.mcp import catalogue, delivery, rendering, resources
+from glovebox_server.mcp import catalogue, completion, delivery, prompts, rendering, resources
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.resources import (
     LISTEN_METHOD,
@@ -129,6 +130,9 @@ class McpServer:
             on_subscribe_resource=self._subscribe,
             on_unsubscribe_resource=self._unsubscribe,
             on_subscriptions_listen=self._listen_resources,
+            on_list_prompts=self._list_prompts,
+            on_get_prompt=self._get_prompt,
+            on_completion=self._complete,
         )
         self.server.add_request_handler(LISTEN_METHOD, ListenParams, self._listen_audit)
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
@@ -187,6 +191,19 @@ class McpServer:
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         return await self._resources.read(self._identify(ctx), params.uri)
+
+    async def _list_prompts(
+        self, _ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListPromptsResult:
+        _first_page(params)
+        return prompts.listed()
+
+    async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        read = partial(self._resources.read, self._identify(ctx))
+        return await prompts.filled(params.name, params.arguments, read)
+
+    async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
+        return await completion.complete(params, self._identify(ctx), self._app.broker.submit, self._resources.owned)
 
     async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
         await self._resources.subscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)
@@ -267,10 +284,17 @@ def _failed(error: Exception, call_id: str) -> types.CallToolResult:
     sentence = failure.sentence(error, call_id)
     if isinstance(error, UnknownTool):
         raise MCPError(types.INVALID_PARAMS, sentence, {"tools": list(error.tools)})
+    structured: dict[str, Any] = {"call_id": call_id, "error": None}
+    if isinstance(error, InvalidArguments):
+        hint = "Nothing was started; correct these fields and call again."
+        refusal = {"rule": "arguments", "reason": str(error), "hint": hint, "fields": list(error.fields)}
+        return rendering.failure(sentence, {**structured, "refused": refusal})
     if isinstance(error, Refused):
         refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
-        return rendering.failure(sentence, {"call_id": call_id, "refused": refusal})
+        return rendering.failure(sentence, {**structured, "refused": refusal})
     if failure.classed == "unavailable":
         # Where on this host is for the operator.
         _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=str(error))
-    return rendering.failure(sentence)
+    return rendering.failure(
+        sentence, {**structured, "error": {"kind": type(error).__name__, "message": sentence, "line": None}}
+    )

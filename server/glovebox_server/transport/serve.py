@@ -36,11 +36,12 @@ from starlette.types import ASGIApp
 
 from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_server import event_loop
+from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, App, McpServer, build, client_of
-from glovebox_server.transport import logs, stdio, tokens
+from glovebox_server.transport import downloads, logs, stdio, tokens
 from glovebox_server.transport.auth import (
     HEALTH_PATH,
     MAX_BODY_BYTES,
@@ -144,7 +145,7 @@ async def serve_http(
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
-        application, sessions = http_application(surface, callers)
+        application, sessions = http_application(surface, app.artifacts, callers)
         gate = AuthMiddleware(application, hosts=names, callers=callers)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
@@ -208,11 +209,12 @@ class Sessions(StreamableHTTPSessionManager):
                 await self._discard_session(each, self._server_instances[each])
 
 
-def http_application(surface: McpServer, callers: Callers) -> tuple[ASGIApp, Sessions]:
-    """Return both HTTP transports over one surface, and the sessions of one; the gate around it alone checks callers.
+def http_application(surface: McpServer, artifacts: ArtifactStore, callers: Callers) -> tuple[ASGIApp, Sessions]:
+    """Return all that is served over HTTP, and the sessions of one transport; the gate around it alone checks callers.
 
     Args:
         surface: what is served.
+        artifacts: what can be downloaded.
         callers: who shares the sessions.
     """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
@@ -235,6 +237,7 @@ def http_application(surface: McpServer, callers: Callers) -> tuple[ASGIApp, Ses
         Route("/sse", endpoint=open_sse, methods=["GET"]),
         Mount(MESSAGES_PATH, app=sse.handle_post_message),
         Route(HEALTH_PATH, endpoint=health, methods=["GET"]),
+        Route(downloads.PATH, endpoint=downloads.Downloads(artifacts), methods=["GET"]),
     ]
 
     @asynccontextmanager

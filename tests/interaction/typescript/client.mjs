@@ -49,7 +49,14 @@ seen.tools = (await client.listTools()).tools.map((tool) => tool.name);
 const code = process.env.GLOVEBOX_CODE ?? "plot";
 seen.ran = await call("run_python", { code }, { onprogress: (update) => seen.progress.push(update.message) });
 const link = seen.ran.content.find((block) => block.type === "resource_link");
-if (link) seen.resource = (await client.readResource({ uri: link.uri })).contents[0];
+if (link) {
+  seen.resource = (await client.readResource({ uri: link.uri })).contents[0];
+  seen.part = (await client.readResource({ uri: `${link.uri}?offset=1&length=3` })).contents[0];
+}
+seen.prompts = (await client.listPrompts()).prompts;
+seen.completed = (
+  await client.complete({ ref: { type: "ref/prompt", name: "analyse_file" }, argument: { name: "path", value: "da" } })
+).completion;
 seen.invalid = await call("run_python", { code, sandbox_config: { network: true } });
 try {
   seen.unknown = await call("run_shell", {});

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import anyio
 from rich.console import Console
@@ -20,7 +19,6 @@ from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
 from glovebox_server.audit.file import LogFile
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
-from glovebox_server.cli.actions.saving import save
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
@@ -115,24 +113,6 @@ def capabilities(settings: Settings, out: Console, *, as_json: bool) -> int:
     from glovebox_server.cli.actions import capabilities as card  # noqa: PLC0415 - brings every driver and the SDK
 
     return anyio.run(lambda: card.run(settings, out, as_json=as_json))
-
-
-def artifact(settings: Settings, err: Console, *, uri: str, output: Path | None) -> int:
-    """Write an artifact's content; see ``glovebox artifact``."""
-
-    async def make() -> int:
-        if output and (reason := workspace.objection(workspace.place(output), workspace.own(settings))):
-            raise WorkspaceRefused(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
-        principal = Principal(id=f"local:{os.getuid()}", transport="cli")
-        async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, principal) as reader:
-            if output is None:
-                await reader.check()  # what was printed cannot be taken back
-            for risk in reader.artifact.risks:
-                err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
-            await save(reader.chunks(), output)
-        return OK
-
-    return anyio.run(make)
 
 
 def serve(

@@ -1,0 +1,58 @@
+"""``glovebox artifact``: declared here, done in ``actions.artifacts``."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.settings import Settings
+
+_PRINCIPAL = re.compile(r"local:[0-9]{1,10}|token:[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
+
+
+class _Artifact(Group):
+    """``glovebox artifact URI`` is short for ``glovebox artifact save URI``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``save`` before what is no command."""
+        known = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if known or not args else ["save", *args])
+
+
+def _principal(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not _PRINCIPAL.fullmatch(value):
+        raise click.BadParameter("name a principal as the audit log does: local:UID or token:NAME.")
+    return value
+
+
+@click.group(cls=_Artifact)
+def artifact() -> None:
+    """Files that programs made: list them, save one. `glovebox artifact URI` saves, too."""
+
+
+@artifact.command("list")
+@click.option("--principal", callback=_principal, help="Of this caller only: local:UID or token:NAME.")
+@click.option("--call", "call_id", metavar="CALL", help="Of this call only.")
+@json_option
+@directories
+def artifact_list(settings: Settings, principal: str | None, call_id: str | None, as_json: bool) -> None:
+    """One line per artifact of any caller, newest first."""
+    from glovebox_server.cli.actions import artifacts as commands  # noqa: PLC0415 - see the module's header
+
+    sys.exit(commands.listed(settings.state_dir, out, principal=principal, call_id=call_id, as_json=as_json))
+
+
+@artifact.command("save")
+@click.argument("uri")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
+@click.option("--principal", callback=_principal, help="Whose it is, where it is not yours: token:NAME over HTTP.")
+@directories
+def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str | None) -> None:
+    """Write an artifact to a new file, or to standard output; its risks are told on standard error."""
+    from glovebox_server.cli.actions import artifacts as commands  # noqa: PLC0415 - see the module's header
+
+    whose = principal or f"local:{os.getuid()}"
+    sys.exit(commands.saved(settings, err, uri=uri, output=output, principal=whose))

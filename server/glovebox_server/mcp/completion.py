@@ -1,0 +1,101 @@
+"""Completions: paths of the workspace for prompts, and artifacts by name for their resource template.
+
+Paths are a call of ``list_workspace_files``: decided by its profile, looked up in a sandbox and recorded like any, for
+the host reads no names of the workspace for a caller. Only ``mcp.server`` imports this.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+
+from glovebox_server.artifacts.record import Artifact
+from glovebox_server.calls import CallResult, Listener, Principal
+from glovebox_server.failures import foreseen
+from glovebox_server.mcp import prompts
+
+#: Values in one answer, by the specification.
+MAX_VALUES: Final = 100
+
+#: Characters of what was typed: longer than anything that is completed.
+MAX_TYPED: Final = 512
+
+#: Seconds after which what was typed is stale, and nothing is the answer.
+SECONDS: Final = 5.0
+
+_LIST: Final = "list_workspace_files"
+_PATTERN: Final = str.maketrans(dict.fromkeys("*?[]{}", "?"))
+"""What means something in a pattern becomes what stands for any character; what does not begin alike is left out."""
+
+
+Submit = Callable[[Principal, str, Mapping[str, Any], Listener], Awaitable[CallResult]]
+"""Makes a call: ``Broker.submit``."""
+
+Owned = Callable[[Principal], Awaitable[list[Artifact]]]
+"""What a principal can read: ``Resources.owned``."""
+
+
+class _Unheard:
+    """A listener for a call that nobody watches."""
+
+    def progress(self, message: str) -> None:
+        """Nobody waits for words about a completion."""
+
+    def printed(self, text: str) -> None:
+        """The job prints nothing."""
+
+    def ended_by(self) -> str:
+        """Whoever asked gave up, or typed on."""
+        return "client"
+
+
+async def complete(
+    params: types.CompleteRequestParams, principal: Principal, submit: Submit, owned: Owned
+) -> types.CompleteResult:
+    """Return what an argument may be completed to; nothing where nothing can be.
+
+    Args:
+        params: the request, as the client sent it.
+        principal: who asks.
+        submit: makes a call.
+        owned: finds the principal's artifacts.
+
+    Raises:
+        MCPError: ``-32602``; there is no such prompt or template.
+    """
+    name, typed = params.argument.name, params.argument.value
+    values: Sequence[str] = ()
+    if isinstance(params.ref, types.PromptReference):
+        prompt = prompts.found(params.ref.name)
+        if len(typed) <= MAX_TYPED and name in prompts.PATHS & {each.name for each in prompt.arguments or ()}:
+            values = await _paths(typed, principal, submit)
+    elif not params.ref.uri.startswith(("artifact://{", "audit://calls/{", "receipt://{")):
+        raise MCPError(types.INVALID_PARAMS, "There is no such resource template.")
+    elif params.ref.uri.startswith("artifact://{") and name == "id" and len(typed) <= MAX_TYPED:
+        wanted = typed.casefold()
+        mine = await owned(principal)
+        values = [each.id for each in mine if each.id.startswith(typed) or each.name.casefold().startswith(wanted)]
+    shown = list(values[:MAX_VALUES])
+    more = len(values) > len(shown)
+    return types.CompleteResult(
+        completion=types.Completion(values=shown, total=None if more else len(shown), has_more=more)
+    )
+
+
+async def _paths(typed: str, principal: Principal, submit: Submit) -> list[str]:
+    """Paths that begin so: the names in one folder; a folder ends with a slash, to be typed on."""
+    pattern = f"{typed.translate(_PATTERN)}*"
+    structured: Any = {}
+    with anyio.move_on_after(SECONDS):
+        try:
+            result = await submit(principal, _LIST, {"pattern": pattern, "limit": MAX_VALUES + 1}, _Unheard())
+        except Exception as error:
+            if not foreseen(error):
+                raise
+            return []  # refused or unavailable: a call says why, where somebody reads it
+        structured = result.structured
+    entries = [(each["path"], each["type"]) for each in structured.get("entries", ())]
+    paths = [f"{path}/" if kind == "directory" else path for path, kind in entries]
+    return [path for path in paths if path.startswith(typed)]

@@ -1,0 +1,106 @@
+"""Artifacts as resources show them: whole, or the part that ``?offset=…&length=…`` behind an address asks for.
+
+Only ``glovebox_server.mcp.resources`` imports this.
+"""
+
+import base64
+import codecs
+from typing import Any
+
+import mcp_types as types
+
+from glovebox_server.artifacts.record import Artifact
+from glovebox_server.artifacts.store import Reader
+from glovebox_server.errors import Refused
+from glovebox_server.mcp.rendering import SHA256_META_KEY, risks_meta
+
+#: Most of an artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
+MAX_BYTES = 512 * 1024
+
+#: Where a part's ``offset`` and ``bytes`` stand in its ``_meta``, the size of the whole (``of``) and the address of the
+#: ``next``.
+PART_META_KEY = "dev.glovebox/part"
+
+#: Digits of a number in an address: far more bytes than any store holds.
+_DIGITS = 15
+
+Contents = types.TextResourceContents | types.BlobResourceContents
+
+
+async def read(reader: Reader, uri: str, query: str) -> Contents:
+    """Return one part of an artifact.
+
+    Args:
+        reader: the artifact, open for its owner.
+        uri: the whole address, as it was asked for.
+        query: what stands behind its question mark: anything.
+
+    Raises:
+        Refused: rule ``artifacts.part``; there is no such part.
+        ArtifactsUnavailable: the content is not what was stored, or the disk failed.
+    """
+    artifact = reader.artifact
+    offset, length = _numbers(query)
+    if offset >= max(1, artifact.bytes):
+        raise _refused(f"offset is {offset}, and the artifact ends at {artifact.bytes}.")
+    content = b"".join([piece async for piece in reader.part(offset, length)])
+    if _is_text(artifact) and offset + len(content) < artifact.bytes:
+        content = _whole_characters(content)
+    about: dict[str, Any] = {"offset": offset, "bytes": len(content), "of": artifact.bytes}
+    if (end := offset + len(content)) < artifact.bytes:
+        about["next"] = f"{artifact.uri}?offset={end}&length={length}"
+    return contents(uri, artifact, content, {PART_META_KEY: about, SHA256_META_KEY: artifact.sha256})
+
+
+def contents(uri: str, artifact: Artifact, content: bytes, meta: dict[str, Any] | None = None) -> Contents:
+    """Return bytes of an artifact as MCP shows them: as text, where they are some.
+
+    Args:
+        uri: under which they were asked for.
+        artifact: what they are of.
+        content: the bytes.
+        meta: further ``_meta``.
+    """
+    known = {
+        "uri": uri,
+        "mime_type": artifact.media_type,
+        "_meta": {**risks_meta(artifact.risks), **(meta or {})} or None,
+    }
+    if _is_text(artifact):
+        try:
+            return types.TextResourceContents(text=content.decode(), **known)
+        except UnicodeDecodeError:
+            pass
+    return types.BlobResourceContents(blob=base64.b64encode(content).decode(), **known)
+
+
+def _numbers(query: str) -> tuple[int, int]:
+    found = {"offset": 0, "length": MAX_BYTES}
+    given: set[str] = set()
+    for field in query.split("&"):
+        name, _, number = field.partition("=")
+        if name not in found or name in given or not number.isascii() or not number.isdigit() or len(number) > _DIGITS:
+            raise _refused("A part is named by offset and length, each at most once, in decimal digits.")
+        given.add(name)
+        found[name] = int(number)
+    if not 0 < found["length"] <= MAX_BYTES:
+        raise _refused(f"length is {found['length']}, and may be from 1 to {MAX_BYTES}.")
+    return found["offset"], found["length"]
+
+
+def _refused(reason: str) -> Refused:
+    return Refused("artifacts.part", reason, f"Begin with ?offset=0&length={MAX_BYTES}; each part names the next.")
+
+
+def _is_text(artifact: Artifact) -> bool:
+    return artifact.media_type.startswith("text/") or artifact.media_type == "application/json"
+
+
+def _whole_characters(content: bytes) -> bytes:
+    """Leave a character that is cut off for the next part; none where nothing would be left."""
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    try:
+        decoder.decode(content)
+    except UnicodeDecodeError:
+        return content
+    return content[: len(content) - len(decoder.getstate()[0])] or content

@@ -1,0 +1,157 @@
+"""Artifacts over plain HTTP: ``GET /artifacts/{id}``, whole or a range, for clients that save files without MCP.
+
+Behind the gate as every route, which has found out who asks; whoever it is gets his own artifacts, and of everything
+else the same 404. What is sent is never something that a browser would run: it is saved, under a type that the bytes
+allow.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Final
+from urllib.parse import quote
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from glovebox_sandboxes.sharing.limiter import FairLimiter
+from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, uri_of
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.calls import Principal
+from glovebox_server.errors import Refused
+from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
+
+PATH: Final = "/artifacts/{identifier}"
+
+#: Artifacts held against their digests at one time, in fair turns: each is read whole before its first byte is sent.
+CHECKERS: Final = 2
+
+#: Artifacts on their way to one caller at a time; each holds a descriptor and a piece.
+MAX_DOWNLOADS: Final = 4
+
+#: Bytes sent at once: what a client that does not read leaves in memory, about twice.
+PIECE_BYTES: Final = 64 * 1024
+
+#: Seconds in which a client has to take a piece.
+PIECE_SECONDS: Final = 30.0
+
+#: Characters of an artifact's risks in a header; clients bound theirs, and reading over MCP gives all.
+MAX_RISKS: Final = 2048
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
+
+
+class Downloads:
+    """The ASGI application behind ``PATH``."""
+
+    def __init__(self, artifacts: ArtifactStore) -> None:
+        """Take where artifacts are."""
+        self._artifacts = artifacts
+        self._checkers = FairLimiter(CHECKERS, shared=True)
+        self._under_way: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        principal: Principal = scope[PRINCIPAL_SCOPE_KEY]
+        if self._under_way[principal.id] >= MAX_DOWNLOADS:
+            await PlainTextResponse("Too many artifacts are on their way to you.\n", 429)(scope, receive, send)
+            return
+        self._under_way[principal.id] += 1
+        try:
+            await self._answer(Request(scope), principal, receive, send)
+        finally:
+            self._under_way[principal.id] -= 1
+
+    async def _answer(self, request: Request, principal: Principal, receive: Receive, send: Send) -> None:
+        begun = False
+        try:
+            async with self._artifacts.open(uri_of(request.path_params["identifier"]), principal) as reader:
+                async with self._checkers.turn(principal.id):
+                    await reader.check()
+                part = _asked(request, reader.artifact)
+                begun = True
+                await _begin(reader.artifact, part, send)
+                pieces = None if part is None or request.method == "HEAD" else reader.part(part.start, len(part))
+                await _send(pieces, send)
+        except Refused as refusal:
+            await PlainTextResponse(f"{refusal}\n", 404)(request.scope, receive, send)
+        except ArtifactsUnavailable:
+            if not begun:
+                words = "The artifact cannot be read; the operator finds the reason with `glovebox artifact`.\n"
+                await PlainTextResponse(words, 503)(request.scope, receive, send)
+
+
+def _asked(request: Request, artifact: Artifact) -> range | None:
+    """Which bytes are wanted; None for what cannot be had. Several ranges are taken for none: RFC 9110, 14.2."""
+    everything = range(artifact.bytes)
+    wanted = request.headers.getlist("range")
+    validator = request.headers.get("if-range", _tag(artifact))
+    match = _RANGE.fullmatch(wanted[0]) if len(wanted) == 1 and request.method == "GET" else None
+    if match is None or not any(match.groups()) or validator != _tag(artifact):
+        return everything
+    first, last = match.groups()
+    if not first:
+        found = everything[max(0, artifact.bytes - int(last)) :]
+    elif last and int(last) < int(first):
+        return everything  # no range at all
+    else:
+        found = everything[int(first) : int(last) + 1 if last else None]
+    return found or None
+
+
+async def _begin(artifact: Artifact, part: range | None, send: Send) -> None:
+    size = artifact.bytes
+    status, length = (416, 0) if part is None else (200 if len(part) == size else 206, len(part))
+    headers = {
+        "content-length": str(length),
+        "content-type": _type(artifact),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(artifact.name.rpartition('/')[2], safe='')}",
+        # The bytes are a stranger's: nothing is guessed, run, kept by a proxy or shown inside another page.
+        "x-content-type-options": "nosniff",
+        "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "private, no-store",
+        "accept-ranges": "bytes",
+        "etag": _tag(artifact),
+    }
+    if part is None:
+        headers["content-range"] = f"bytes */{size}"
+    elif status == 206:  # noqa: PLR2004 - Partial Content
+        headers["content-range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
+    if artifact.risks:
+        headers["glovebox-risks"] = _risks(artifact.risks)
+    raw = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def _send(pieces: AsyncIterator[bytes] | None, send: Send) -> None:
+    """Send the pieces; a client that takes none in time loses its connection."""
+    if pieces is not None:
+        async for chunk in pieces:
+            for at in range(0, len(chunk), PIECE_BYTES):
+                with anyio.move_on_after(PIECE_SECONDS) as waiting:
+                    piece = chunk[at : at + PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if waiting.cancelled_caught:
+                    return
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _tag(artifact: Artifact) -> str:
+    return f'"{artifact.sha256}"'
+
+
+def _type(artifact: Artifact) -> str:
+    text = artifact.media_type.startswith("text/")
+    return f"{artifact.media_type}; charset=utf-8" if text else artifact.media_type
+
+
+def _risks(risks: tuple[str, ...]) -> str:
+    """A JSON array in ASCII, cut where it is too long for a header."""
+    shown = list(risks)
+    while len(text := json.dumps(shown)) > MAX_RISKS and len(shown) > 1:
+        shown = [*shown[: len(shown) // 2], "…"]
+    return text if len(text) <= MAX_RISKS else json.dumps(["too many to list here"])

@@ -1,0 +1,110 @@
+"""Artifacts that are too large for one message are read part by part, by their owner and nobody else."""
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp.shared.exceptions import MCPError
+from tests.fixtures.artifact_stores import ALICE, BOB, a_store, keep
+
+from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.mcp.parts import MAX_BYTES, PART_META_KEY
+from glovebox_server.mcp.resources import Resources
+
+UNKNOWN = "There is no artifact of yours at this address"
+
+
+@asynccontextmanager
+async def reading(directory: Path) -> AsyncIterator[tuple[Resources, ArtifactStore]]:
+    """Resources over a real store."""
+    async with a_store(directory) as store:
+        yield Resources(cast("Any", type("Stores", (), {"artifacts": store})()), anyio.Event()), store
+
+
+def content(result: types.ReadResourceResult) -> tuple[bytes, dict[str, Any]]:
+    """Bytes and what is said of the part."""
+    (only,) = result.contents
+    data = only.text.encode() if isinstance(only, types.TextResourceContents) else base64.b64decode(only.blob)
+    return data, (only.meta or {}).get(PART_META_KEY, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("a.bin", bytes(range(256)) * 3000), ("a.txt", "äöü€😀 ".encode() * 45_000), ("b.csv", b"1,2\n" * 200_000)],
+)
+async def test_parts_that_name_the_next_are_the_whole(name: str, whole: bytes, tmp_path: Path) -> None:
+    """Text stays text, though characters lie across the parts; in one message it is refused and told how (control)."""
+    async with reading(tmp_path) as (resources, store):
+        uri = (await keep(store, name, whole)).uri
+        with pytest.raises(MCPError, match="can be read at once") as caught:
+            await resources.read(ALICE, uri)
+        assert f"{uri}?offset=0&length={MAX_BYTES}" in str(caught.value)
+        following: str | None = f"{uri}?offset=0&length=100001"
+        found, kinds = b"", set()
+        while following:
+            result = await resources.read(ALICE, following)
+            data, about = content(result)
+            assert result.contents[0].uri == following
+            assert (about["offset"], about["bytes"], about["of"]) == (len(found), len(data), len(whole))
+            assert 0 < len(data) <= 100_001
+            kinds.add(type(result.contents[0]))
+            found += data
+            following = about.get("next")
+    assert found == whole
+    assert kinds == {types.BlobResourceContents if name == "a.bin" else types.TextResourceContents}
+
+
+async def test_a_part_in_the_middle_of_a_character_is_bytes(tmp_path: Path) -> None:
+    """Whoever asks for three bytes of one gets these three, and gets on; the control is whole."""
+    async with reading(tmp_path) as (resources, store):
+        uri = (await keep(store, "a.txt", "😀😀".encode())).uri
+        for query, data in (("offset=0&length=3", "😀".encode()[:3]), ("length=6&offset=1", "😀😀".encode()[1:7])):
+            result = await resources.read(ALICE, f"{uri}?{query}")
+            assert isinstance(result.contents[0], types.BlobResourceContents)
+            assert content(result)[0] == data
+        assert content(await resources.read(ALICE, f"{uri}?offset=4"))[0] == "😀".encode()
+
+
+async def test_an_empty_artifact_has_an_empty_part(tmp_path: Path) -> None:
+    """And nothing after it."""
+    async with reading(tmp_path) as (resources, store):
+        uri = (await keep(store, "a.bin")).uri
+        assert content(await resources.read(ALICE, f"{uri}?offset=0")) == (b"", {"offset": 0, "bytes": 0, "of": 0})
+
+
+BAD = [
+    "", "offset", "offset=", "offset=-1", "offset=+1", "offset=1.5", "offset=0x1", "offset=٣", "offset=1&offset=1",
+    "offset=0&length=0", f"length={MAX_BYTES + 1}", "offset=0&", "offset=0;length=1", "offset=0&more=1", "offset=3",
+    "offset=0#x", "offset= 1", "OFFSET=1", f"offset={'9' * 16}", "offset=0?length=1", "&".join(["offset=0"] * 10_000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", BAD, ids=[query[:20] for query in BAD])
+async def test_a_part_that_is_none_is_refused(query: str, tmp_path: Path) -> None:
+    """For the owner, who is told the form; for anybody else there is no artifact, whatever he asks (control)."""
+    async with reading(tmp_path) as (resources, store):
+        uri = (await keep(store, "a.bin", b"\0\1\2")).uri
+        with pytest.raises(MCPError) as caught:
+            await resources.read(ALICE, f"{uri}?{query}")
+        assert (caught.value.error.code, caught.value.error.data["rule"]) == (-32602, "artifacts.part")
+        for address in (f"{uri}?{query}", f"{uri}?offset=0", f"artifact://{'0' * 32}?offset=0"):
+            with pytest.raises(MCPError, match=UNKNOWN) as caught:
+                await resources.read(BOB, address)
+            assert caught.value.error.data["rule"] == "artifacts.unknown"
+
+
+async def test_no_part_of_altered_content_is_given(tmp_path: Path) -> None:
+    """Not even one that is as it was; before, it was given (control)."""
+    async with reading(tmp_path) as (resources, store):
+        artifact = await keep(store, "a.bin", bytes(1000))
+        first = f"{artifact.uri}?offset=0&length=10"
+        assert content(await resources.read(ALICE, first))[0] == bytes(10)
+        place = tmp_path / "items" / artifact.id / "content"
+        place.write_bytes(bytes(999) + b"x")
+        with pytest.raises(MCPError, match="no longer matches its sha256"):
+            await resources.read(ALICE, first)
