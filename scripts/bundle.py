@@ -48,7 +48,8 @@ def manifest(project: dict[str, Any], wheel: str) -> dict[str, Any]:
             "entry_point": wheel,
             "mcp_config": {"command": "uv", "args": [*run, "serve", "--workspace", "${user_config.workspace}"]},
         },
-        "tools": [{"name": tool.name, "description": tool.description} for tool in TOOLS.values()],
+        # Not their descriptions for models: those depend on the profiles.
+        "tools": [{"name": tool.name, "description": tool.title} for tool in TOOLS.values()],
         "compatibility": {"platforms": ["linux"], "runtimes": {"python": project["requires-python"]}},
         "user_config": {
             "workspace": {

@@ -75,7 +75,7 @@ async def test_a_bundle_is_packed_and_what_its_manifest_names_serves(place: Plac
     async with Client(server, read_timeout_seconds=200) as client:
         offered = (await client.list_tools()).tools
         answered = await client.call_tool("run_python", {"code": "6 * 7"})
-    assert {(tool.name, tool.description) for tool in offered} == {
+    assert {(tool.name, tool.title) for tool in offered} == {
         (tool["name"], tool["description"]) for tool in manifest["tools"]
     }
     assert (answered.structured_content or {})["value"] == "42"
