@@ -28,6 +28,8 @@ SHIPPED = Path(__file__).parent / "environments"
 """Those that come with Glovebox, with their locks."""
 MAX_FILE = 512 * 1024
 """Bytes of a file or lock: ten times those of the largest shipped one."""
+MAX_ELSEWHERE = 400
+"""Modules whose environment is told: they are part of every sandbox's command line, of 128 KiB at most."""
 MAX_RECORD = 64 * 1024
 """Bytes of what is recorded of a built one."""
 
@@ -268,4 +270,4 @@ def elsewhere(data: Path) -> Mapping[str, str]:
             has |= dict.fromkeys(load(name, SHIPPED).modules, name)
     for name, each in recorded(data).items():
         has |= dict.fromkeys(each.modules, name)
-    return {module.partition(".")[0]: name for module, name in sorted(has.items())}
+    return {module.partition(".")[0]: name for module, name in sorted(has.items())[:MAX_ELSEWHERE]}

@@ -6,6 +6,7 @@ It looks at the metadata of wheels alone. No package is built or imported, so no
 import json
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -76,7 +77,9 @@ _HEAD = """\
 async def _report(
     wanted: Iterable[str], series: str, machine: str, python: Path, *, dependencies: bool
 ) -> list[dict[str, Any]]:
-    pip = await packages.find_pip([python])
+    # What a package needs may depend on the Python that asks: ours where it is like the sandboxes'.
+    ours = Path(sys.executable)
+    pip = await packages.find_pip((ours, python) if _own() in python.name else (python, ours))
     if not pip:
         raise RuntimeProblem("Choosing packages", packages.NO_PIP, packages.GET_PIP)
     with tempfile.TemporaryDirectory(prefix="glovebox-lock-") as scratch:
@@ -88,6 +91,10 @@ async def _report(
         await packages.output(command, cwd="/")
         install: list[dict[str, Any]] = json.loads(Path(scratch, "report").read_bytes())["install"]  # noqa: ASYNC240 - once
     return install
+
+
+def _own() -> str:
+    return f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _files(install: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:

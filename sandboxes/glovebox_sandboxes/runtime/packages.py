@@ -53,7 +53,7 @@ async def install(target: Path, lock: Path, series: str, *, pythons: Iterable[Pa
         RuntimeProblem: there is nothing to install with, or it failed.
     """
     chosen = ["--quiet", "--target", str(target), "--no-deps", *WHEELS, "--require-hashes", "--requirement", str(lock)]
-    pip = await find_pip(pythons)
+    pip = await find_pip((Path(sys.executable), *pythons))
     # uv says where it is to what it starts.
     uv = None if machine else os.environ.get("UV") or shutil.which("uv")
     if pip:
@@ -84,8 +84,8 @@ def tags(series: str, machine: str) -> list[str]:
 
 
 async def find_pip(pythons: Iterable[Path]) -> list[str]:
-    """How to run the first pip there is, our own Python's before these; empty if there is none."""
-    for python in (Path(sys.executable), *pythons):
+    """How to run the first pip there is; empty if there is none."""
+    for python in pythons:
         # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be what we run.
         isolated = [str(python), "-I"]
         found: list[str] = json.loads(await output([*isolated, "-c", _FIND_PIP]))

@@ -58,21 +58,20 @@ def setup(settings: Settings, err: Console, *, names: tuple[str, ...], docker: b
 
 
 async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:
-    """The default; those that were set up before, which an upgrade may have changed; and those that are named now.
+    """The default, and those that are named; where none is, those that were set up before: an upgrade may change them.
 
     Raises:
         EnvironmentProblem: one that is named cannot be followed.
     """
     own = settings.environments_dir
     chosen = [environments.load(DEFAULT, own)]
-    for name in environments.recorded(settings.data_dir):
-        if name not in names:
-            try:
-                found = environments.load(name, own)
-                found.locked()
-                chosen.append(found)
-            except EnvironmentProblem as problem:
-                tell(printable(f"Left as it is: {problem}"))
+    for name in () if names else environments.recorded(settings.data_dir):
+        try:
+            found = environments.load(name, own)
+            found.locked()
+            chosen.append(found)
+        except EnvironmentProblem as problem:
+            tell(printable(f"Left as it is: {problem}"))
     for name in dict.fromkeys(names):
         found = environments.load(name, own)
         if name != DEFAULT:
