@@ -6,6 +6,7 @@ as one entry each that says what is in them.
 
 from __future__ import annotations
 
+import os
 import time
 
 from _glovebox_guest import wording
@@ -14,7 +15,6 @@ from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.tree import Walk
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable
     from typing import Any, TypeAlias
 
@@ -148,7 +148,8 @@ def _gathered(walk: Walk, limit: int) -> _Tree:
 
 def _size(entry: os.DirEntry[str]) -> int:
     try:
-        return entry.stat(follow_symlinks=False).st_size
+        # Not by the entry, which would keep all of it: half a kibibyte each.
+        return os.lstat(entry.path).st_size
     except OSError:
         return 0
 
