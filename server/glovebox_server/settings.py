@@ -83,6 +83,7 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
     """
     known = {f"GLOVEBOX_{name.upper()}" for name in Settings.model_fields}
     found = sorted(name for name in environment if name.upper().startswith("GLOVEBOX_"))
-    wrong = [name for name in found if name.upper() not in known | _NO_SETTINGS]
+    # Written otherwise, a name means the same to what reads the environment, and one of two would silently win.
+    wrong = [name for name in found if name not in known | _NO_SETTINGS]
     nearest = {name: difflib.get_close_matches(name.upper(), sorted(known), n=1, cutoff=0) for name in wrong}
     return [f"{name} is no setting. The nearest is {''.join(nearest[name])}; or unset it." for name in wrong]

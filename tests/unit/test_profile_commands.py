@@ -144,9 +144,10 @@ def test_a_variable_that_is_no_setting_is_an_error_with_the_nearest_name(tmp_pat
     (tmp_path / "profiles").mkdir()
     right = {"GLOVEBOX_PROFILES_DIR": str(tmp_path / "profiles"), "GLOVEBOX_MUST_RUN": "bubblewrap"}
     assert CliRunner().invoke(main, ["profiles", "list"], env=right).exit_code == OK
-    done = CliRunner().invoke(main, ["profiles", "list"], env={**right, "GLOVEBOX_PROFILE_DIR": "x"})
-    assert done.exit_code == USAGE
-    assert "GLOVEBOX_PROFILE_DIR is no setting. The nearest is GLOVEBOX_PROFILES_DIR" in " ".join(done.output.split())
+    for wrong in ("GLOVEBOX_PROFILE_DIR", "glovebox_profiles_dir"):
+        done = CliRunner().invoke(main, ["profiles", "list"], env={**right, wrong: "x"})
+        assert done.exit_code == USAGE
+        assert f"{wrong} is no setting. The nearest is GLOVEBOX_PROFILES_DIR" in " ".join(done.output.split())
 
 
 def test_a_profile_one_folder_too_high_is_an_error(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ exits with 0. Knows no tool; must not be imported by the broker or below.
 import contextlib
 import ipaddress
 import os
+import re
 import shlex
 import signal
 import socket
@@ -57,6 +58,9 @@ GRACE_SECONDS = 2
 
 #: Sessions of the handshake era over streamable HTTP, which the callers share out evenly; each costs some 100 kB.
 MAX_SESSIONS = 1024
+
+#: What clients send as Host: a name or an address, and a port (RFC 9112, 3.2).
+_HOST = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 #: Seconds without a request after which such a session ends: clients that went away without a word are the rule.
 SESSION_IDLE_SECONDS = 1800
@@ -319,6 +323,8 @@ def _listener(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # The protocol is named because asyncio turns Nagle's algorithm off only then; with it, each answer waits 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except UnicodeError:  # an empty label, or one of more than 63 characters
+        raise CannotListen(f"Cannot listen on {host} port {port}", "it is no name of a host", "Name another.") from None
     except OSError as error:
         raise _cannot(host, port, error) from error
     try:
@@ -339,8 +345,12 @@ def _names(address: str, port: int, allowed: Collection[str]) -> set[str]:
     """Return the values of Host that are ours.
 
     Raises:
-        CannotListen: others can reach the address, and nobody said under which name.
+        CannotListen: others can reach the address, and nobody said under which name; or what was said is no name.
     """
+    for name in allowed:
+        if not _HOST.fullmatch(name):
+            fix = "Give the name clients will use, and its port where there is one: glovebox.example:8321"
+            raise CannotListen(f"Cannot accept {name!r} as --allowed-host", "it is no name of a host", fix)
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         if not allowed:
             fix = "Name the hosts clients will use with --allowed-host, or listen on 127.0.0.1."

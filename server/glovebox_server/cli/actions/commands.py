@@ -24,6 +24,7 @@ from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.receipts.keys import Signer
+from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import WorkspaceRefused
@@ -176,6 +177,8 @@ def clean(settings: Settings, out: Console, *, dry_run: bool, as_json: bool) -> 
     """Remove what is of no use any more, or only show it; see ``glovebox clean``."""
     from glovebox_server.upkeep import clean as cleaning  # noqa: PLC0415 - only here
 
+    if settings.state_dir.exists():
+        prepare_state(settings.state_dir)  # nothing is looked for in what somebody else may fill
     kept = apps.retention(settings)
     items = cleaning.look(settings, kept) if dry_run else cleaning.clean(settings, kept, partial(audit_log, settings))
     total = sum(item.bytes for item in items)
