@@ -8,11 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import SocketStream
-from tests.interaction.fakes import fake_app
 from tests.interaction.served import TIMEOUT_SECONDS, Served, served, until
 
 from glovebox_server.transport import auth, http_timeouts, serve
-from glovebox_server.transport.serve import CannotListen, serve_http
 
 ROUTES = [
     "/mcp",
@@ -153,40 +151,6 @@ async def test_foreign_hosts_and_origins_are_refused(tmp_path: Path) -> None:
         for ours in (f"localhost:{port}", f"LOCALHOST:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
             headers = {"Host": ours, "Origin": f"http://{ours}"}
             assert (await _status(server, _request(server, "GET", "/health", headers)))[0] == 200
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - what must be refused
-async def test_an_open_address_needs_names(host: str, tmp_path: Path) -> None:
-    """M1: an address that others can reach is not listened on until somebody says under which names."""
-    async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="--allowed-host"):
-            await serve_http(app, host=host)
-
-
-@pytest.mark.parametrize("name", ["a..b", f"{'a' * 64}.example", "\ud800"])
-async def test_what_is_no_name_of_a_host_is_not_listened_on(name: str, tmp_path: Path) -> None:
-    """One sentence, before anything is looked up."""
-    async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="no name of a host"):
-            await serve_http(app, host=name)
-
-
-@pytest.mark.parametrize("name", ["*", "[x", "bad host", "http://here", "", ":80", "-a", "here/path", "a:b"])
-async def test_a_host_to_accept_is_one_that_clients_can_send(name: str, tmp_path: Path) -> None:
-    """The control: such a name, with its port or without, is accepted; see ``test_gate`` of other names."""
-    for sound in ("here", "a.b-c.example:443", "127.0.0.1:80", "[::1]:80"):
-        assert sound in serve._names("127.0.0.1", 80, [sound])
-    async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="no name of a host"):
-            await serve_http(app, allowed_hosts=[name])
-
-
-async def test_an_address_that_is_taken_is_explained(tmp_path: Path) -> None:
-    """One sentence with the port, no traceback."""
-    async with served(tmp_path, "http") as server:
-        port = int(server.url.rpartition(":")[2])
-        with pytest.raises(CannotListen, match=f"port {port}"):
-            await serve_http(server.app, port=port)
 
 
 def _sound(arguments: bytes = b"{}") -> bytes:
