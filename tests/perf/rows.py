@@ -159,8 +159,8 @@ ROWS: tuple[Row, ...] = (
         what="`search_workspace` in them, beside ripgrep or grep",
         base="host-search",
         most=1.5,
-        limit="Python opens and reads 100,000 files one by one, where ripgrep is compiled and has both processors; "
-        "a sandbox has one, and no program but Python",
+        limit="Python opens and reads 100,000 files in two processes, where ripgrep is compiled and has a thread for "
+        "each processor",
     ),
     _timed(
         key="read",
