@@ -153,4 +153,6 @@ for name, scans in (("a.jpg", 1), ("b.jpg", 400)):
     assert called.fields["ended"] == "exited"
     assert [each["name"] for each in called.fields["artifacts"]] == ["a.jpg", "b.jpg"]
     assert len(shown(called)) == 1
-    assert called.fields["elapsed_ms"] < 15_000
+    assert called.fields["notes"][1].startswith("b.jpg: not shown, no smaller copy was made of it in time; it is ")
+    cpu_ms = called.fields["usage"]["cpu_ms"]
+    assert cpu_ms is None or cpu_ms < 10_000  # all scans take some twenty seconds
