@@ -207,11 +207,11 @@ def test_what_of_the_output_cannot_be_read_is_told(code: str, note: str, app: Ap
 def test_a_file_that_lacks_its_end_is_marked(app: App, portal: BlockingPortal) -> None:
     """In its entry and in the text, though the program goes on; the control has room for all of it."""
     code = """
-open("/output/first.bin", "wb").write(bytes(2**20))
+open("/output/first.txt", "wb").write(b"x" * 2**20)
 try:
-    with open("/output/big.bin", "wb") as file:
+    with open("/output/big.txt", "wb") as file:
         for _ in range(%d):
-            file.write(bytes(2**20))
+            file.write(b"x" * 2**20)
 except OSError as error:
     print(error)
 """
@@ -219,9 +219,9 @@ except OSError as error:
         result = portal.call(submitted, app, "run_python", {"code": code % mib})
         assert not result.failed
         risks = {each["name"]: each["risks"] for each in result.structured["artifacts"]}
-        assert risks == {"big.bin": marks, "first.bin": ()}
+        assert risks == {"big.txt": marks, "first.txt": ()}
         text = "\n".join(block.text for block in result.content if isinstance(block, Text))
-        assert (f"big.bin: {CUT}" in text) == bool(marks)
+        assert (f"big.txt: {CUT}" in text) == bool(marks)
 
 
 if __name__ == "__main__":
