@@ -100,6 +100,18 @@ def test_files_and_figures_are_links_and_data() -> None:
     assert "'x': not collected" in texts(result)
 
 
+def test_files_of_a_program_that_was_stopped_may_lack_their_end() -> None:
+    """Told where there are files; not where there are none, or where the program ended by itself (controls)."""
+    stopped = replace(OUTCOME, ended="timed_out", code=None, reason="Too long.")
+    files = Delivered(artifacts=(FILE,), figures=(), shown=(), skipped=())
+    note = "The program was stopped: the file it was writing may be incomplete."
+    told = answer(stopped, files)
+    assert note in told.structured["notes"]
+    assert note in texts(told)
+    for outcome, delivered in ((stopped, NOTHING), (OUTCOME, files)):
+        assert note not in texts(answer(outcome, delivered))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -288,6 +288,18 @@ async def test_what_clients_would_not_take_is_shown_smaller_and_kept(tmp_path: P
     ]
 
 
+async def test_a_copy_of_the_same_size_is_not_called_smaller(tmp_path: Path) -> None:
+    """Of many figures some are shown in fewer colours."""
+    blob = Blob(
+        media_type="image/png",
+        data=PNG + bytes(MAX_BYTES),
+        shown=Shown(name="", media_type="image/png", data=PNG, size=(640, 480), of=(640, 480)),
+    )
+    async with collecting(tmp_path, Recorder(), output_bytes=10_000_000) as (collector, _):
+        delivered = await collector.deliver(outcome(blobs=(blob,)), keep_pictures=True)
+    assert delivered.notes == (f"figure-1.png: shown in fewer bytes; the original is {delivered.figures[0].uri}",)
+
+
 async def test_a_small_file_of_too_many_pixels_is_not_shown(tmp_path: Path) -> None:
     """It would end a conversation at the client; the control has fewer."""
     wide = PNG.replace((640).to_bytes(4, "big"), (MAX_EDGE + 1).to_bytes(4, "big"))

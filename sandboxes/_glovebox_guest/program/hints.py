@@ -281,6 +281,7 @@ def _syntax(problem: SyntaxError) -> str:
 _NO_SUCH_NAME = {
     "display": "display belongs to notebooks: print it, or end with the expression.",
     "get_ipython": _NOTEBOOK,
+    "help": "There is no help() here: print the object's __doc__.",
     "__file__": "The program is not a file: the workspace is /workspace, the current directory.",
     **dict.fromkeys(
         ("fetch_url", "list_workspace_files", "read_workspace_file", "search_workspace"),

@@ -57,6 +57,8 @@ def answered(
         structured["images"] = [asdict(link) for link in delivered.figures]
         structured["changes"] = _changes(outcome.changes, delivered)
         notes = [*delivered.notes, *(f"{each.name}: not collected, {each.reason}" for each in delivered.skipped)]
+        if outcome.ended != "exited" and delivered.artifacts:
+            notes.append("The program was stopped: the file it was writing may be incomplete.")
         structured["notes"] = [*structured.get("notes", ()), *notes]
         content += [Text(text=f"[{note}]") for note in notes]
         content += _marks((*delivered.figures, *delivered.artifacts))

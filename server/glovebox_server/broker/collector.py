@@ -198,7 +198,8 @@ class _Looks:
         if copy is not None and copy.data:
             self.shown.append(Image(data=copy.data, media_type=copy.media_type))
             shown, of = (f"{width} × {height}" for width, height in (copy.size, copy.of))
-            self.notes.append(f"{name}: shown at {shown}; the original, {of}, is {kept}")
+            same = f"{name}: shown in fewer bytes; the original is {kept}"
+            self.notes.append(same if shown == of else f"{name}: shown at {shown}; the original, {of}, is {kept}")
         elif copy is not None:
             self.notes.append(f"{name}: not shown, {copy.reason}; it is {kept}")
         elif fits(data[:HEAD_BYTES], media_type, len(data), MAX_BYTES):

@@ -138,7 +138,7 @@ def _notes(outcome: Outcome, value: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-_NOTHING = "[no output: nothing was printed, and the last line is no expression with a value]"
+_NOTHING = "[nothing was printed, and the last line is no expression with a value]"
 
 
 def _not_collected(skipped: Iterable[SkippedFile]) -> list[str]:
