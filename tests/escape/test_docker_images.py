@@ -171,6 +171,7 @@ async def test_a_base_without_python_is_refused_before_anything_is_built(monkeyp
     assert "--base IMAGE" in refusal.value.fix
 
 
+@pytest.mark.timeout(600)  # all of a Python is compiled again, which takes half a minute on two idle processors
 async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the lock that the data directory names; its packages are in no sandbox of the default's (control)."""
     wheels.make(tmp_path / "wheels", "package_one", "1.0", {"one.py": "SIZE = 1\n"})

@@ -110,6 +110,8 @@ def _listed(name: str, own: Path, data: Path, profiles: Mapping[str, Profile]) -
                 state = f"built from another lock: run `glovebox setup --environment {name}`"
     except EnvironmentProblem as problem:
         state = f"{problem.reason}: {problem.fix}"
+        if name not in environments.named(own):
+            state = f"its file is gone: run `glovebox environment remove {name}`"
     return Listed(
         name=name,
         source=source,
