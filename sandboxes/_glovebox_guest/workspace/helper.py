@@ -27,8 +27,9 @@ _OWN = 32
 """Items this process takes at a time, before it looks whether the helper is idle."""
 _MOST = 1024
 """Items the helper gets at most."""
-_AHEAD = 64
-"""Batches this process may be done with before one of the helper's."""
+_AHEAD = 256
+"""Batches this process may be done with before one of the helper's: on a busy machine that has to wait for its turn.
+Each holds as much as one answer at most."""
 _SECONDS = 0.02
 """Of work for the helper: much more than a change of processes, and less than anybody waits for."""
 
