@@ -68,9 +68,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     told = [f"ENV {name}={json.dumps(value)}" for name, value in os.environ.items() if CARRIED.fullmatch(name)]
     (sources / "Dockerfile").write_text("\n".join([f"FROM {BASE}", "COPY root /", *told]))
     docker("build", "--tag", f"{NAME}/base", str(sources))
-    docker("build", "--network=host", "--build-arg", f"BASE={NAME}/base", "--tag", f"{NAME}/server", ".")
+    build = ("build", "--network=host", "--build-arg", f"BASE={NAME}/base")
+    docker(*build, "--target=made", "--tag", f"{NAME}/made", ".")  # named, or it would stay behind without a name
+    docker(*build, "--tag", f"{NAME}/server", ".")
     yield f"{NAME}/server"
-    docker("rmi", "--force", f"{NAME}/server", f"{NAME}/base")
+    docker("rmi", "--force", f"{NAME}/server", f"{NAME}/made", f"{NAME}/base")
 
 
 @dataclass(frozen=True, slots=True)
