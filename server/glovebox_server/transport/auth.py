@@ -38,6 +38,9 @@ MAX_BODY_BYTES: Final = 1 << 20
 #: How long a client may take to send its body, and how long its body may wait to be read, in seconds.
 BODY_SECONDS: Final = 10.0
 
+#: How long a call may wait for its caller's share, in seconds: as long as for a turn later.
+CALL_WAIT_SECONDS: Final = 45.0
+
 #: Connections at a time, below the usual limit of 1,024 open files; the callers share them out evenly.
 MAX_CONNECTIONS: Final = 900
 
@@ -75,7 +78,7 @@ class AuthMiddleware:
         self._open: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         """Of those open, the ones that are no streams for what the server may say some day."""
-        self._reading = Reading()
+        self._reading, self._calling = Reading(), Reading()
         self._unanswered: set[tuple[str, str, str]] = set()
         """Requests that are not answered yet, by caller, session and id."""
 
@@ -196,10 +199,13 @@ class AuthMiddleware:
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)
                     value = messages.value_of(body) if scope["method"] == "POST" else None
-                    if messages.is_call(value) and charged:
-                        self._reading.charge(caller, CALL_SECONDS)
+            if messages.is_call(value):
+                with anyio.fail_after(CALL_WAIT_SECONDS):
+                    async with self._calling.turn(caller):
+                        if charged:
+                            self._calling.charge(caller, CALL_SECONDS)
         except TimeoutError:
-            return Response("Too much of this caller waits to be read", status_code=429)
+            return Response("Too much of this caller waits", status_code=429)
         except messages.Malformed as error:
             return _malformed(error)
         return _Body(body, messages.known_id(value) if isinstance(value, dict) and "method" in value else None)
