@@ -44,9 +44,9 @@ class Process:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
-    def initialize(self) -> None:
+    def initialize(self, revision: str = "2025-11-25") -> None:
         """Open a session of the handshake era."""
-        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+        info = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
         self.send(_request(0, "initialize", info), b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
         assert self.receive()["id"] == 0
 
@@ -102,6 +102,22 @@ def test_hostile_lines_are_answered_and_the_session_lives(tmp_path: Path) -> Non
             assert answer["error"]["code"] == code, line[:40]
             assert answer["id"] == (3 if line == b'{"id":3}' else None)
             assert server.receive() == {"jsonrpc": "2.0", "id": number, "result": {}}
+
+
+@pytest.mark.parametrize(
+    ("revision", "last"),
+    [("2024-11-05", "text"), ("2025-03-26", "text"), ("2025-06-18", "resource_link"), ("2025-11-25", "resource_link")],
+)
+def test_files_are_told_in_blocks_that_the_revision_has(revision: str, last: str, tmp_path: Path) -> None:
+    """Clients refuse a whole result for one block of a kind that they do not know."""
+    with _process(tmp_path) as server:
+        server.initialize(revision)
+        server.send(_call(1, "plot"))
+        while (answer := server.receive()).get("id") != 1:
+            pass
+        content = answer["result"]["content"]
+        assert [block["type"] for block in content] == ["text", "image", last]
+        assert "artifact://" in (content[-1].get("text") or content[-1].get("uri"))
 
 
 def _cancel(number: int) -> bytes:

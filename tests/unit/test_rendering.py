@@ -32,6 +32,16 @@ def test_an_ordinary_result_is_left_alone() -> None:
     assert shown.meta == {CALL_META_KEY: {"call_id": "c_1"}}
 
 
+def test_a_link_is_a_sentence_where_the_revision_has_none() -> None:
+    """With all that the link had for a model."""
+    shown = tool_result(_result({}, Text(text="t"), LINK), "2025-03-26")
+    assert [block.text for block in shown.content if isinstance(block, types.TextContent)] == [
+        "t",
+        "[a.png: image/png, 1 bytes, artifact://1]",
+    ]
+    assert [block.type for block in tool_result(_result({}, LINK), "2025-06-18").content] == ["resource_link"]
+
+
 def test_images_go_before_text_and_links_stay() -> None:
     """Too large an image becomes a sentence; the smaller image, the text and the link stay."""
     large, small = Image(data=b"x" * 300_000, media_type="image/png"), Image(data=b"y" * 1000, media_type="image/png")

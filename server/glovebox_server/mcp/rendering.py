@@ -25,18 +25,23 @@ SHA256_META_KEY = "dev.glovebox/sha256"
 #: Where the reasons not to open a file unseen stand, in the ``_meta`` of its link and of its content.
 RISKS_META_KEY = "dev.glovebox/risks"
 
+#: Revisions without resource links: their clients refuse a whole result for a block that they do not know.
+WITHOUT_LINKS = frozenset({"2024-11-05", "2025-03-26"})
+
 #: Text is never cut below this many characters; by then only something absurd in number is left to drop.
 _LEAST_TEXT = 256
 
 
-def tool_result(result: CallResult) -> types.CallToolResult:
-    """Turn a broker's result into MCP's, within ``MAX_MESSAGE_BYTES``.
+def tool_result(result: CallResult, revision: str | None = None) -> types.CallToolResult:
+    """Turn a broker's result into MCP's, within ``MAX_MESSAGE_BYTES``, of blocks that ``revision`` has.
 
     What does not fit goes in this order: images beyond half of it (each has its original elsewhere), then the middle
     of the longest texts, with the number of characters that were left out in their place. What cannot fit is told by
     its length: nothing is encoded that is left out, for everybody waits meanwhile.
     """
     items: Sequence[Content] = result.content
+    if revision in WITHOUT_LINKS:
+        items = [_said(item) if isinstance(item, Link) else item for item in items]
     structured: Any = dict(result.structured)
     meta = {CALL_META_KEY: dict(result.meta)} if result.meta else None
     if sum(map(_encoded, items)) > MAX_MESSAGE_BYTES:
@@ -73,6 +78,10 @@ def _block(item: Content, longest: int) -> types.ContentBlock:
             return types.ResourceLink(
                 uri=item.uri, name=item.name, mime_type=item.media_type, size=item.bytes, _meta=meta
             )
+
+
+def _said(link: Link) -> Text:
+    return Text(text=f"[{link.name}: {link.media_type}, {link.bytes} bytes, {link.uri}]")
 
 
 def risks_meta(risks: Sequence[str]) -> dict[str, Any]:

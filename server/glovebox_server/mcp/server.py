@@ -166,7 +166,9 @@ class McpServer:
         if outcome is None:
             text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone; make it again later."
             raise MCPError(types.CONNECTION_CLOSED, text)
-        return _failed(outcome, call_id) if isinstance(outcome, Exception) else rendering.tool_result(outcome)
+        if isinstance(outcome, Exception):
+            return _failed(outcome, call_id)
+        return rendering.tool_result(outcome, ctx.protocol_version)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
         own, session = self._levels[self._identify(ctx).id], session_of(ctx)
