@@ -13,6 +13,7 @@ from _glovebox_guest import wire
 from _glovebox_guest.files import output
 from _glovebox_guest.files.output import MAX_DEPTH, MAX_SKIPPED, collect
 from _glovebox_guest.loop import HostGone, Loop
+from _glovebox_guest.pictures.smaller import share
 
 
 class Host:
@@ -256,3 +257,23 @@ def test_a_host_that_is_gone_ends_it(tmp_path: Path) -> None:
     finally:
         os.close(full)
         host.close()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ((), 100),
+        ((60,), 100),
+        ((40, 50), 60),
+        ((20, 20, 20, 20), 40),
+        ((100,), 100),
+        ((101,), 100),
+        ((60, 60, 60), 33),
+        ((10, 60, 60), 45),
+    ],
+)
+def test_pictures_that_fit_together_are_left_as_they_are(sizes: tuple[int, ...], most: int) -> None:
+    """Where they do not, the small ones leave the others what they do not need."""
+    assert share(sizes, 100) == most
+    if sum(sizes) <= 100:
+        assert all(size <= most for size in sizes)

@@ -54,12 +54,13 @@ def share(sizes: Iterable[int], room: int) -> int:
         room: bytes for all together.
     """
     waiting = sorted(sizes)
+    most = room
     while waiting:
         most = room // len(waiting)
         if waiting[0] > most:
-            return most
+            break
         room -= waiting.pop(0)
-    return room
+    return most
 
 
 def show_all(payload: Mapping[str, Any], emit: Emit) -> None:
