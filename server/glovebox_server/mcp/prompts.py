@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 #: Characters of one argument: the longest path a tool takes.
 MAX_ARGUMENT: Final = 4096
 
-#: Characters of a call's records that are part of the prompt; more are only linked.
+#: Characters of a call's records that are part of the prompt; more are only named.
 MAX_RECORDS: Final = 64 * 1024
 
 #: Arguments that are paths of the workspace, which ``completion`` completes.
@@ -119,4 +119,4 @@ async def _records(call_id: str, read: Read) -> types.ContentBlock:
     (contents,) = (await read(f"audit://calls/{call_id}")).contents
     if isinstance(contents, types.TextResourceContents) and len(contents.text) <= MAX_RECORDS:
         return types.EmbeddedResource(resource=contents)
-    return types.ResourceLink(uri=contents.uri, name="audit", mime_type=contents.mime_type)
+    return types.TextContent(text=f"Its records are long: read the resource {contents.uri}.")  # clients of any revision
