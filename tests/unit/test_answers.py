@@ -162,6 +162,37 @@ def test_only_numbers_that_can_be_are_repeated(told: Any, believed: bool) -> Non
     assert len(texts(result)) < 200
 
 
+@pytest.mark.parametrize(
+    ("changes", "first", "order"),
+    [
+        ({"code": 1}, "[stderr]\nerr", ["[stderr]", "[ended", "[stdout]\nout", "[value]"]),
+        ({"code": 3, "stderr": replace(OUTCOME.stderr, text="")}, "[ended: exited 3]", ["[ended", "[stdout]\nout"]),
+        (
+            {"ended": "timed_out", "code": None, "reason": "Too long."},
+            "[ended: timed_out]\n[Too long. Do less in one call.]",
+            ["[ended", "[stderr]", "[stdout]\nout", "[value]"],
+        ),
+        ({}, "out", ["out", "[stderr]", "[value]"]),
+    ],
+)
+def test_the_first_block_of_a_failed_run_says_why(changes: dict[str, Any], first: str, order: list[str]) -> None:
+    """Some clients show a model nothing else; the control went well and begins with what it printed."""
+    content = [block.text for block in answer(replace(OUTCOME, **changes)).content if isinstance(block, Text)]
+    assert content[0] == first
+    places = [texts(answer(replace(OUTCOME, **changes))).index(each) for each in order]
+    assert places == sorted(places)
+
+
+def test_a_call_without_any_content_says_so() -> None:
+    """Not where a picture or a file came back, which speak for themselves."""
+    nothing = Captured(text="", total_bytes=0, dropped_bytes=0)
+    silent = replace(OUTCOME, stdout=nothing, stderr=nothing, value={"value": None, "error": None})
+    assert texts(answer(silent)) == "[nothing was printed, and the last line is no expression with a value]"
+    shown = Image(data=b"png", media_type="image/png")
+    for delivered in (replace(NOTHING, artifacts=(FILE,)), replace(NOTHING, figures=(FIGURE,), shown=(shown,))):
+        assert texts(answer(silent, delivered)) == ""
+
+
 def test_a_refusal_is_told_in_both_forms() -> None:
     """Rule, reason and hint; nothing ran, so there is no isolation to tell."""
     denied = Decision(effect="deny", rule="files.inputs", reason="No.", hint="Do.", profile_digest="sha256:p")

@@ -288,6 +288,19 @@ async def test_what_clients_would_not_take_is_shown_smaller_and_kept(tmp_path: P
     ]
 
 
+async def test_a_figure_too_large_to_be_kept_says_what_to_do(tmp_path: Path) -> None:
+    """The guest hands back its copy alone, or why there is none; the controls above say where the original is."""
+    copy = Shown(name="", media_type="image/png", data=PNG, size=(640, 480), of=(6400, 4800))
+    async with collecting(tmp_path, Recorder()) as (collector, _):
+        shown = (copy, Shown(name="", reason="it is broken"))
+        delivered = await collector.deliver(outcome(shown=shown), keep_pictures=True)
+    advice = "too large to be kept as a figure: save it to /output"
+    assert delivered.notes == (
+        f"A picture: shown at 640 × 480; the original, 6400 × 4800, is {advice}",
+        f"A picture: not shown, it is broken; it is {advice}",
+    )
+
+
 async def test_a_copy_of_the_same_size_is_not_called_smaller(tmp_path: Path) -> None:
     """Of many figures some are shown in fewer colours."""
     blob = Blob(

@@ -63,6 +63,8 @@ def answered(
         content += [Text(text=f"[{note}]") for note in notes]
         content += _marks((*delivered.figures, *delivered.artifacts))
     content += [*delivered.shown, *delivered.figures, *delivered.artifacts]
+    if not content and tool.silent:
+        content.append(Text(text=tool.silent))
     return CallResult(
         structured=structured,
         content=tuple(content),

@@ -115,7 +115,7 @@ class Collector:
             looks.add(link, self._images.get(link.uri, b""), link.media_type, copies.get(link.name))
         for copy in outcome.shown:
             if not copy.name:
-                looks.add(None, b"", copy.media_type, copy)
+                looks.add(None, b"", copy.media_type, copy, not_kept=_TOO_LARGE)
         return Delivered(
             artifacts=tuple(link for link in links if link.uri not in figures.values()),
             figures=tuple(link for link in links if link.uri in figures.values()),
@@ -178,6 +178,10 @@ def _link(artifact: Artifact) -> Link:
     )
 
 
+_TOO_LARGE = "too large to be kept as a figure: save it to /output"
+"""Of a figure whose copy alone the guest hands back."""
+
+
 class _Looks:
     """What clients are shown of a call's pictures: the picture itself or, where they would not take it, a copy."""
 
@@ -185,7 +189,9 @@ class _Looks:
         self.shown: list[Image] = []
         self.notes: list[str] = []
 
-    def add(self, link: Link | None, data: bytes, media_type: str, copy: Shown | None) -> None:
+    def add(
+        self, link: Link | None, data: bytes, media_type: str, copy: Shown | None, *, not_kept: str = "not kept"
+    ) -> None:
         """Show a picture.
 
         Args:
@@ -193,8 +199,9 @@ class _Looks:
             data: the picture; empty where it is too large.
             media_type: of it.
             copy: a smaller one, or why there is none.
+            not_kept: what is said where it was not.
         """
-        name, kept = (link.name, link.uri) if link else ("A picture", "not kept")
+        name, kept = (link.name, link.uri) if link else ("A picture", not_kept)
         if copy is not None and copy.data:
             self.shown.append(Image(data=copy.data, media_type=copy.media_type))
             shown, of = (f"{width} × {height}" for width, height in (copy.size, copy.of))

@@ -84,6 +84,8 @@ class Tool:
     """Method and URL of the request it makes, which the profile's rules must allow; None for a tool without one."""
     delivers: bool = False
     """Whether its result has the fields ``artifacts``, ``images``, ``changes`` and ``notes``."""
+    silent: str = ""
+    """What the caller reads where a call has no content at all."""
 
     @property
     def imports(self) -> bool:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.calls import Content, Text
+from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 
 MAX_CODE = 256 * 1024
@@ -88,18 +88,6 @@ def _answer(outcome: Outcome) -> Answer:
     last = last if isinstance(last, str) else None
     error = _error(value.get("error"))
     notes = _notes(outcome, value)
-    content: list[Content] = []
-    for name, text in (("", outcome.stdout.text), ("[stderr]\n", outcome.stderr.text)):
-        if text:
-            content.append(Text(text=name + text))
-    if last is not None:
-        content.append(Text(text=f"[value]\n{last}"))
-    if outcome.ended != "exited" or outcome.code:
-        status = "" if outcome.code is None else f" {outcome.code}"
-        content.append(Text(text=f"[ended: {outcome.ended}{status}]"))
-    content += [Text(text=f"[{note}]") for note in notes]
-    if not content:
-        content.append(Text(text=_NOTHING))
     return Answer(
         fields={
             "ended": outcome.ended,
@@ -111,9 +99,28 @@ def _answer(outcome: Outcome) -> Answer:
             "notes": notes,
             "usage": asdict(outcome.usage),
         },
-        content=tuple(content),
-        failed=outcome.ended != "exited" or outcome.code != 0,
+        content=tuple(Text(text=text) for text in _texts(outcome, last, notes)),
+        failed=_failed(outcome),
     )
+
+
+def _failed(outcome: Outcome) -> bool:
+    return outcome.ended != "exited" or outcome.code != 0
+
+
+def _texts(outcome: Outcome, last: str | None, notes: list[str]) -> list[str]:
+    """What the caller reads: of a program that failed first why, since some clients show a model no other block."""
+    stdout, stderr = outcome.stdout.text, outcome.stderr.text
+    errors = [f"[stderr]\n{stderr}"] if stderr else []
+    value = [] if last is None else [f"[value]\n{last}"]
+    remarks = [f"[{note}]" for note in notes]
+    if not _failed(outcome):
+        return [*([stdout] if stdout else []), *errors, *value, *remarks]
+    status = "" if outcome.code is None else f" {outcome.code}"
+    ended = f"[ended: {outcome.ended}{status}]"
+    # A reason is the first of the notes.
+    why = [f"{ended}\n{remarks.pop(0)}", *errors] if outcome.reason else [*errors, ended]
+    return [*why, *([f"[stdout]\n{stdout}"] if stdout else []), *value, *remarks]
 
 
 def _notes(outcome: Outcome, value: Mapping[str, Any]) -> list[str]:
@@ -136,9 +143,6 @@ def _notes(outcome: Outcome, value: Mapping[str, Any]) -> list[str]:
         summary = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
         notes.append(f"Workspace: {summary}; the host's files are as they were.")
     return notes
-
-
-_NOTHING = "[nothing was printed, and the last line is no expression with a value]"
 
 
 def _not_collected(skipped: Iterable[SkippedFile]) -> list[str]:
@@ -185,4 +189,5 @@ TOOL = Tool(
     kind="python",
     answer=_answer,
     delivers=True,
+    silent="[nothing was printed, and the last line is no expression with a value]",
 )
