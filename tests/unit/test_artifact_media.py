@@ -81,6 +81,11 @@ def test_the_type_comes_from_the_bytes(name: str, data: bytes, media_type: str) 
     ("name", "data", "media_type", "risk"),
     [
         ("a.png", b"<html><script>", "text/plain", "HTML"),
+        ("a.html", b"<!DOCTYPE html><script>'\x1a\x01'", "text/plain", "HTML"),
+        ("a.html", b"<html><script>'\x1a\x01'", "text/plain", "holds control characters"),
+        ("a.html", b"<html><script>'\0'", "application/octet-stream", "no kind that is known"),
+        ("a.txt", b"see <html>\x1a", "application/octet-stream", "no kind that is known"),
+        ("a.txt", b"a\x01b", "application/octet-stream", "no kind that is known"),
         ("a.png", b"hello", "text/plain", "named .png but holds text/plain"),
         ("a.csv", PNG, "image/png", "named .csv but holds image/png"),
         ("a.txt", b"\x80\x04\x95", "application/octet-stream", "pickle"),

@@ -87,8 +87,10 @@ _ARRAY: Final = re.compile(
     % (_NUMBERS, _FIELD, _SHAPE),
     re.DOTALL,
 )
-# Control bytes no text file holds; ESC is apart because terminal output legitimately carries it into log files.
-_NOT_TEXT: Final = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+# Control bytes no text file holds; ESC is apart because terminal output legitimately carries it into log files. HTML
+# holds some where a library's code in it does, as plotly's: there they are told, but for NUL.
+_CONTROL: Final = re.compile(rb"[\x01-\x06\x0e-\x1a\x1c-\x1f]")
+_HTML_START: Final = re.compile(rb"<(?:!doctype\s+html|html)\b")
 _TERMINAL: Final = re.compile(rb"[\x07\x08\x1b\x7f]|\xc2[\x80-\x9f]")
 # Bytes that begin or make none of these: text of only such bytes needs one quick pass (about ten times faster).
 _PLAIN: Final = bytes({*range(256)} - {*range(0x09), *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2, 0xF3})
@@ -110,12 +112,13 @@ class Content:
 class Sniffer:
     """Looks at a file while it streams past: keeps its head, and whether all of it is text."""
 
-    __slots__ = ("_decoder", "_head", "_risky", "_tail", "_text")
+    __slots__ = ("_control", "_decoder", "_head", "_risky", "_tail", "_text")
 
     def __init__(self) -> None:
         self._head = bytearray()
         self._tail = b""
         self._text = True
+        self._control = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._risky: set[str] = set()
 
@@ -138,9 +141,10 @@ class Sniffer:
         self._tail = window[-2:]
         if not window.translate(None, _PLAIN):
             return
-        if _NOT_TEXT.search(chunk):
+        if b"\0" in chunk:
             self._text = False
             return
+        self._control = self._control or _CONTROL.search(chunk) is not None
         if _TERMINAL.search(window):
             self._risky.add("its text holds terminal control characters")
         if _BIDI.search(window):
@@ -159,6 +163,7 @@ class Sniffer:
         if self._is_text():
             media_type, risks = _text_type(head, extension)
             risks += sorted(self._risky)
+            risks += ["its text holds control characters"] if self._control else []
         else:
             media_type, risks = _binary_type(head, extension)
         claimed = _CLAIMS.get(extension)
@@ -169,6 +174,8 @@ class Sniffer:
     def _is_text(self) -> bool:
         if not self._text or self._head.startswith((b"%PDF-", b"PAR1", b"PK\x03\x04", b"PK\x05\x06")):
             return False
+        if self._control and not _HTML_START.match(_start(bytes(self._head))):
+            return False
         try:
             self._decoder.decode(b"", final=True)
         except UnicodeDecodeError:
@@ -176,8 +183,12 @@ class Sniffer:
         return True
 
 
+def _start(head: bytes) -> bytes:
+    return head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
+
+
 def _text_type(head: bytes, extension: str) -> tuple[str, list[str]]:
-    start = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    start = _start(head)
     if start.startswith(b"<"):
         kind = "SVG" if _SVG.search(start) else "HTML" if _HTML.search(start) else "markup"
         return TEXT, [f"it is {kind}, which can run scripts when it is opened"]
