@@ -274,6 +274,22 @@ async def test_a_profile_names_what_is_there_and_built(settings: Settings) -> No
 
 
 @pytest.mark.usefixtures("short", "index")
+@pytest.mark.parametrize(("preload", "lacks"), [('"tiny", "json"', ""), ('"tiny", "numpy.linalg"', "numpy.linalg")])
+async def test_what_is_preloaded_is_in_the_environment(settings: Settings, preload: str, lacks: str) -> None:
+    """As in a copy of a shipped profile that names another environment; the control's modules are there."""
+    environment = written(settings)
+    await locked(environment)
+    await runtime.build(settings.data_dir, lambda _: None, environment)
+    named(settings, "own")
+    with (settings.profiles_dir / "run_python.toml").open("a") as file:
+        file.write(f'start = "warm"\npreload = [{preload}]\n')
+    done = asked(settings, "profiles", "check")
+    assert done.exit_code == (2 if lacks else 0)
+    words = f"names {lacks}, which the environment own does not have. Name modules that it has, or leave the key out."
+    assert (f"python.preload: {words}" in done.output.replace("\n", "")) == bool(lacks)
+
+
+@pytest.mark.usefixtures("short", "index")
 async def test_what_a_profile_names_is_not_removed_by_mistake(settings: Settings) -> None:
     """Nor under a server that uses it; then `clean` has it once that has ended."""
     environment = written(settings)

@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,9 +74,23 @@ def objections(settings: Settings, profiles: Iterable[tuple[Path, Profile]]) -> 
     for path, profile in profiles:
         try:
             _required(settings, profile, path)
+            _require_preload(settings, profile, path)
         except ProfileError as problem:
             found.append(problem)
     return found
+
+
+def _require_preload(settings: Settings, profile: Profile, path: Path) -> None:
+    """Told from files, where the environment is built: the server's start tries whether they can be imported."""
+    built = runtime.find(settings.data_dir, profile.python.environment)
+    if built is None:
+        return
+    tops = {each.name.partition(".")[0] for each in (built.root / runtime.PACKAGES.lstrip("/")).iterdir()}
+    tops |= sys.stdlib_module_names
+    lacks = [module for module in profile.python.preload if module.partition(".")[0] not in tops]
+    if lacks:
+        reason = f"names {', '.join(lacks)}, which the environment {profile.python.environment} does not have"
+        raise ProfileError(path, None, "python.preload", reason, "Name modules that it has, or leave the key out.")
 
 
 def _required(settings: Settings, profile: Profile, path: Path) -> Environment:
