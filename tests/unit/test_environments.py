@@ -236,6 +236,7 @@ async def test_each_environment_has_a_runtime_of_its_own(settings: Settings) -> 
     assert runtime.find(settings.data_dir, "second") == built["second"]
     assert environments.elsewhere(settings.data_dir)["tiny"] in {"first", "second"}
     assert environments.elsewhere(settings.data_dir)["sklearn"] == "science"
+    assert environments.elsewhere(settings.data_dir)["openpyxl"] == "default"  # science and viz have it too
 
 
 PROFILE = 'tool = "run_python"\ndescription = "x"\nrisk = "low"\nisolation = ["bubblewrap"]\napproval = "none"\n'

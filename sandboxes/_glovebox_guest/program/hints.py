@@ -38,13 +38,16 @@ _NOBODY = "Standard input is empty and nobody answers: write the value into the 
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
 """Which other environment has which module; set by whoever asks."""
-_INSTEAD = {
-    "requests": "the tool fetch_url, where it is offered", "httpx": "the tool fetch_url, where it is offered",
-    "pyarrow": "fastparquet, with engine='fastparquet'", "xlsxwriter": "openpyxl", "xlrd": "openpyxl",
-    "polars": "pandas", "duckdb": "sqlite3 or pandas", "plotly": "matplotlib", "seaborn": "matplotlib", "cv2": "PIL",
-    "orjson": "json", "ujson": "json", "toml": "tomllib", "pytz": "zoneinfo",
+_WEB = "use the tool fetch_url, where it is offered"
+_INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "pyarrow": ("fastparquet",), "xlsxwriter": ("openpyxl",), "xlrd": ("openpyxl",),
+    "pandas": ("polars", "duckdb"), "polars": ("pandas",), "duckdb": ("sqlite3", "pandas"),
+    "plotly": ("matplotlib",), "seaborn": ("matplotlib",), "cv2": ("PIL",),
+    "orjson": ("json",), "ujson": ("json",), "toml": ("tomllib",), "pytz": ("zoneinfo",),
 }  # fmt: skip
-"""What the default environment has in place of what is asked for most."""
+"""What an environment may have in place of what is asked for most."""
+_HOW = {"fastparquet": "fastparquet, with engine='fastparquet'"}
+"""How one of these is used in another's place, where it is not as one would think."""
 _PLACES = {
     "/output": "what was written last is incomplete; write less, or compress it",
     "/tmp": "remove what is no longer needed, or go through the data in parts",  # noqa: S108 - inside the sandbox
@@ -83,13 +86,23 @@ def missing_package(name: str) -> str:
     if name.partition(".")[0] in {"tkinter", "_tkinter", "turtle", "PyQt5", "PyQt6", "PySide6", "gi", "wx"}:
         return "There is no display in this sandbox: open matplotlib figures come back as pictures by themselves."
     name = name.partition(".")[0]
-    instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else ""
+    if name and _importable(name):
+        return ""  # it has no such part
+    others = " or ".join(_HOW.get(each, each) for each in _INSTEAD.get(name, ()) if _importable(each))
+    instead = _WEB if name in {"requests", "httpx"} else others and f"use {others}"
     environment = elsewhere.get(name)
     if environment is not None:
         other = f"{instead or 'do without'}, or ask the operator"
         return f"{name} is in the environment {environment}, which this tool's profile does not name: {other}."
     only = "only those of the sandbox's runtime are available"
     return f"Packages cannot be installed here; {instead or only}."
+
+
+def _importable(name: str) -> bool:
+    """Whether this environment has it: nothing is imported."""
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
 
 
 def _beneath(problem: BaseException) -> Iterator[BaseException]:
@@ -119,8 +132,12 @@ def _import(problem: ImportError) -> str:
     lacks = isinstance(problem, ModuleNotFoundError) or "install" in text
     # pandas names what it misses in its sentence alone.
     words = (word.strip("`'\".,;:") for word in text.split())
-    name = problem.name or next((word for word in words if word in elsewhere or word in _INSTEAD), "")
+    name = problem.name or next(filter(_misses, words), "")
     return missing_package(name) if lacks else ""
+
+
+def _misses(word: str) -> bool:
+    return (word in elsewhere or word in _INSTEAD) and not _importable(word)
 
 
 def _system(problem: OSError) -> str:

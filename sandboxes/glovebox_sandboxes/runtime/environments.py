@@ -263,11 +263,12 @@ def not_built(name: str, *, docker: bool = False) -> UnsupportedSpec:
 
 
 def elsewhere(data: Path) -> Mapping[str, str]:
-    """Module → the environment that has it, of those that are shipped or built: for who misses it in another."""
+    """Module → an environment that has it, for who misses it in another: the default, else one that is built."""
     has: dict[str, str] = {}
     for name in named(SHIPPED):
         if name != DEFAULT:
             has |= dict.fromkeys(load(name, SHIPPED).modules, name)
     for name, each in recorded(data).items():
         has |= dict.fromkeys(each.modules, name)
+    has |= dict.fromkeys(load(DEFAULT, SHIPPED).modules, DEFAULT)
     return {module.partition(".")[0]: name for module, name in sorted(has.items())[:MAX_ELSEWHERE]}
