@@ -23,6 +23,8 @@ from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 
 OPTION = "--workspace, GLOVEBOX_WORKSPACE"
+OPENS = "chmod -R o+rX"
+"""What lets sandboxes read; so says the guest too, where the host denied it (``ALLOW`` in its ``workspace.paths``)."""
 _LOOKED_AT = 1000
 """Entries of a workspace that are looked at for what is closed: a server's start waits for it."""
 _NAMED = 3
@@ -156,12 +158,12 @@ def closed(directory: Path) -> str:
     owner = f", or start Glovebox as user {found.st_uid}, who owns it" if found.st_uid else ""
     why = "as root, Glovebox runs each as a user of its own, who reads what everybody may"
     if shut:
-        return f"Sandboxes cannot read {place}: {why}. Run `chmod -R o+rX {shlex.quote(place)}`{owner}."
+        return f"Sandboxes cannot read {place}: {why}. Run `{OPENS} {shlex.quote(place)}`{owner}."
     # Somebody may have closed them on purpose.
     some = shlex.join(f"{place}/{name}" for name in names[:_NAMED])
     rest = f" (and {len(names) - _NAMED} more)" if len(names) > _NAMED else ""
     count = f"{len(names)} of {len(looked)} entries of {place}"
-    return printable(f"Sandboxes cannot read {count}: {why}. If they are to, run `chmod -R o+rX {some}`{rest}{owner}.")
+    return printable(f"Sandboxes cannot read {count}: {why}. If they are to, run `{OPENS} {some}`{rest}{owner}.")
 
 
 def _open(found: os.stat_result) -> bool:

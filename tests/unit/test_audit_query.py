@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import stat
 import threading
@@ -26,6 +27,7 @@ from glovebox_server.audit.events import (
     CallLost,
     EgressDecided,
     Event,
+    Output,
     SandboxStarted,
     draft,
 )
@@ -432,6 +434,8 @@ def test_the_command_prints_a_table_or_json(log: Path) -> None:
     assert (code, err) == (0, "")
     assert "denied: network.allow" in out
     assert "failed: exit 3" in out
+    assert re.search(r"c_exit .* Cursor +\d", out)
+    assert "over stdio" in out  # of whom no client is known
     code, out, _ = run("audit", "query", "--client", "Cursor", "--json", "--state-dir", state)
     told = json.loads(out)
     assert (code, told["more"], told["damaged"]) == (0, False, 0)
@@ -464,6 +468,9 @@ def test_show_is_a_page_for_a_person(log: Path) -> None:
     assert "reached   allow connect https://docs.python.org:443 by the rule egress.allow" in out
     _, out, _ = run("audit", "show", "c_runs", "--state-dir", state)
     assert "needle in code" in out
+    write(log, begun("c_json"), replace(finished("c_json"), outputs=(Output(name="value", bytes=50, digest=DIGEST),)))
+    _, out, _ = run("audit", "show", "c_json", "--state-dir", state)
+    assert "gave      the result as JSON, 50 bytes" in out
     code, _, err = run("audit", "show", "c_f", "--state-dir", state)
     assert (code, "c_fail, c_file" in err) == (2, True)
     _, out, _ = run("audit", "show", "c_file", "--json", "--state-dir", state)

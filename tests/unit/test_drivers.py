@@ -14,6 +14,7 @@ from tests.repo.files import ROOT
 from glovebox_profiles.features import FEATURES
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Level
+from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES, Entry
 
@@ -53,6 +54,15 @@ async def test_each_can_be_probed_and_has_the_whole_contract(entry: Entry, tmp_p
         assert driver.capabilities.level == entry.level
         assert driver.capabilities.usable or all(each.what and each.fix for each in driver.capabilities.missing)
         assert all(callable(getattr(driver, name)) for name in ("plan", "open", "source"))
+
+
+async def test_where_no_driver_can_the_fix_stands_beside_what_it_puts_right(tmp_path: Path) -> None:
+    """What cannot be put right comes after it, wherever the profile names it."""
+    words = r"here: bubblewrap: [^;]+\. (Run|Install|Upgrade|See) .*Nor can microvm: this version has no such driver\.$"
+    async with registry.opened(tmp_path, "contract") as drivers:
+        for names in (("bubblewrap", "microvm"), ("microvm", "bubblewrap")):
+            with pytest.raises(UnsupportedSpec, match=words):
+                await drivers.choose(names, SPEC)
 
 
 @each_driver

@@ -16,7 +16,7 @@ from glovebox_server.calls import CallResult, Link
 from glovebox_server.calls import Text as Told
 from glovebox_server.cli import failures
 from glovebox_server.cli.actions import commands, saving
-from glovebox_server.cli.terminal import Terminal, print_json
+from glovebox_server.cli.terminal import Terminal, print_json, print_table
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.transport import logs
 
@@ -66,6 +66,22 @@ def test_the_console_of_every_command_escapes_whatever_it_is_given(kind: type[Co
     console.out(EVERYTHING)
     assert isinstance(console.file, io.StringIO)
     assert harmless(console.file.getvalue()) == (kind is Terminal)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_table_in_a_pipe_has_a_line_for_each_row(*, terminal: bool) -> None:
+    """For grep: whole, without blanks at the end, and harmless. The control is a terminal, where it is folded."""
+    console = Terminal(file=io.StringIO(), force_terminal=terminal, color_system=None, width=40)
+    table = Table("name", box=None, pad_edge=False)
+    table.add_column("path", overflow="fold")
+    for cell in ("short", "[bold]long" * 20, EVERYTHING):
+        table.add_row("n", Text(cell))
+    print_table(console, table)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert harmless("\n".join(lines))
+    assert (len(lines) == 4, f"n     {'[bold]long' * 20}" in lines) == (not terminal, not terminal)
+    assert [line for line in lines if line.endswith(" ") and not terminal] == []
 
 
 def test_styles_are_ours_and_stay() -> None:

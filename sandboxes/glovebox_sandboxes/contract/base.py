@@ -50,6 +50,14 @@ class Capabilities:
         return not any(each.fatal for each in self.missing)
 
 
+_MECHANISMS = {"broker": "the server", "tmpfs": "the size of tmpfs", "rlimit": "rlimit (per process)"}
+
+
+def mechanisms(limits: Mapping[str, str]) -> str:
+    """By what these limits are enforced, each mechanism once, in words for a person."""
+    return ", ".join(_MECHANISMS.get(each, each) for each in dict.fromkeys(limits.values()))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Exactly what a driver will do for a spec: plain data that can be printed, compared and audited."""

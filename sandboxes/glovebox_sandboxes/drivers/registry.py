@@ -130,22 +130,21 @@ class Drivers:
         """The first driver that can enforce every part of the spec, and its plan.
 
         Raises:
-            UnsupportedSpec: none can; says why for each.
+            UnsupportedSpec: none can; says what the first one lacks and what to do about it, then why no other can.
         """
-        reasons: list[str] = []
-        fixes: list[str] = []
+        reasons: list[tuple[str, str]] = []
         for name in names:
             if name not in self._connect:
-                reasons.append(f"{name}: this version has no such driver")
+                reasons.append((f"{name}: this version has no such driver", ""))
                 continue
             try:
                 driver = await self.get(name)
                 return driver, self._plan(driver, spec)
             except (UnsupportedSpec, SandboxUnavailable) as problem:
-                reasons.append(f"{name}: {problem.reason}")
-                fixes.append(problem.fix)
-        fix = next(iter(fixes), "Run `glovebox doctor`.")
-        raise UnsupportedSpec("isolation", "no driver can enforce this profile here: " + "; ".join(reasons), fix)
+                reasons.append((f"{name}: {problem.reason}", problem.fix))
+        (reason, fix), *others = sorted(reasons, key=lambda each: not each[1])  # what can be put right stands first
+        fix = " ".join([fix or "Run `glovebox doctor`.", *(f"Nor can {other}." for other, _ in others)])
+        raise UnsupportedSpec("isolation", f"no driver can enforce this profile here: {reason}", fix)
 
 
 @asynccontextmanager

@@ -6,12 +6,20 @@ later. What has to stay exact does not come here, an artifact's bytes, or has no
 
 import json
 from collections.abc import Iterable
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
+from rich.text import Text
 
 from glovebox_server.printable import LAYOUT, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Columns; wider than any line of a table.
+_WIDE = 10_000
 
 
 class Terminal(Console):
@@ -22,6 +30,26 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(printable(text, LAYOUT), style)
+
+
+def print_table(console: Console, table: "Table", *, folded: bool = True) -> None:
+    """Print a table, its cells folded to the width of a terminal; into a pipe one line for each row, as grep reads it.
+
+    Args:
+        console: where to.
+        table: no cell of it is read as markup.
+        folded: False where a cell is to be copied, so that it must not be broken on a terminal either.
+    """
+    if console.is_terminal and folded:
+        console.print(table, markup=False)
+        return
+    wide = console.options.update(width=_WIDE, markup=False)
+    table.width = Measurement.get(console, wide, table).maximum
+    if console.is_terminal:
+        console.print(table, markup=False)
+        return
+    for line in console.render_lines(table, wide):
+        console.print(Text("".join(segment.text for segment in line).rstrip()), soft_wrap=True)
 
 
 def print_json(file: IO[str], value: object, *, indent: int | None = 2) -> None:

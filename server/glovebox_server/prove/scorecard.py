@@ -23,11 +23,12 @@ from glovebox_sandboxes.conformance import host as hosts
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import has_another_way, prepared
 from glovebox_sandboxes.conformance.prove import Finding, Proof, Start, gap_names, judged, prove, together
-from glovebox_sandboxes.contract.base import Capabilities, Driver
+from glovebox_sandboxes.contract.base import Capabilities, Driver, mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
+from glovebox_sandboxes.plural import counted
 from glovebox_server.app import VERSION
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.printable import printable
 from glovebox_server.prove import harness
@@ -196,8 +197,8 @@ def _print(out: Console, suite: tuple[cases.Claim, ...], proofs: list[Proof], un
 def _print_proof(out: Console, proof: Proof) -> None:
     found = proof.capabilities
     out.print()
-    mechanisms = ", ".join(dict.fromkeys(found.limits.values()))
-    words = f"{found.driver}  {found.level}  {found.version}  limits by {mechanisms}  {_WAYS[proof.start]}"
+    limits = f"limits by {mechanisms(found.limits)}"
+    words = f"{found.driver}  {found.level}  {found.version}  {limits}  {_WAYS[proof.start]}"
     out.print(Text(words, style="bold"))
     table = Table(box=None, pad_edge=False, header_style="dim", show_footer=False)
     table.add_column("area")
@@ -206,7 +207,7 @@ def _print_proof(out: Console, proof: Proof) -> None:
     for area in dict.fromkeys(each.area for each in proof.findings):
         counts = _counts(each for each in proof.findings if each.area == area)
         table.add_row(area, *(_cell(status, counts[status]) for status in _STATUSES))
-    out.print(table)
+    print_table(out, table)
     for title, status, style in (
         ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),
         ("known gap", "gap", "yellow"), ("not run", "skipped", "dim"),
@@ -221,7 +222,7 @@ def _print_proof(out: Console, proof: Proof) -> None:
             told = words
     for note in proof.notes:
         out.print(Text(f"note: {note}", style="yellow"))
-    words = f"{proof.count('held')} of {len(proof.findings)} claims hold, {proof.count('gap')} known gaps"
+    words = f"{proof.count('held')} of {len(proof.findings)} claims hold, {counted(proof.count('gap'), 'known gap')}"
     words += f", {proof.count('skipped')} not run, {proof.seconds:.0f} s"
     verdict = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")
     out.print(Text.assemble(verdict, f"  {found.driver}, {_WAYS[proof.start]}: {words}"))

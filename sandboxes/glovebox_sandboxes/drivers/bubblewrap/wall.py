@@ -110,7 +110,7 @@ class Walled:
         fatal = [missing for missing in self.capabilities.missing if missing.fatal]
         if fatal or not self._runtimes:
             missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
-            raise UnsupportedSpec("isolation", f"{self.name} cannot be used here: {missing.what}", missing.fix)
+            raise UnsupportedSpec("isolation", missing.what, missing.fix)
         found = self._runtimes.get(spec.environment)
         if found is None:
             raise environments.not_built(spec.environment)

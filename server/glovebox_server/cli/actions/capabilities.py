@@ -6,10 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glovebox_sandboxes.contract.base import mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.mcp.manifest import Manifest, manifest
 from glovebox_server.settings import Settings
@@ -50,16 +51,18 @@ def _print(out: Console, found: Manifest) -> None:
     table = _table("driver", "level", "usable", "version", "limits by")
     for each in found.drivers:
         usable = "yes, experimental" if each.usable and each.experimental else "yes" if each.usable else "no"
-        table.add_row(each.name, each.level, usable, each.version, ", ".join(dict.fromkeys(each.limits.values())))
+        table.add_row(each.name, each.level, usable, each.version, mechanisms(each.limits))
     _section(out, table)
-    table = _table("tool", "driver", "network", "workspace", "files out, in", "why it does not run here")
+    refused = ["why it does not run here"] if any(tool.refused for tool in found.tools) else []
+    table = _table("tool", "driver", "network", "workspace", "files out, in", *refused)
     for tool in found.tools:
         files = f"{'yes' if tool.output else 'no'}, {'yes' if tool.inputs else 'no'}"
-        table.add_row(tool.name, tool.driver or "none", tool.network, tool.workspace, files, tool.refused)
+        cells = (tool.name, tool.driver or "none", tool.network, tool.workspace, files, tool.refused)
+        table.add_row(*cells[: len(table.columns)])
     _section(out, table)
     if found.workspace.refused:
         out.print(Text(f"\n{found.workspace.refused}"))
-    out.print(Text("\nnot simply there", style="bold"))
+    out.print(Text("\nunsupported or experimental in a profile", style="bold"))
     for feature in found.features:
         out.print(Text(f'{feature.key} = "{feature.value}": {feature.status}: {feature.reason}. {feature.instead}'))
 
@@ -73,4 +76,4 @@ def _table(*titles: str) -> Table:
 
 def _section(out: Console, table: Table) -> None:
     out.print()
-    out.print(table, markup=False)
+    print_table(out, table)

@@ -19,7 +19,7 @@ from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
 from glovebox_server.audit.file import LogFile
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.printable import LAYOUT, printable
@@ -71,7 +71,7 @@ def call(
             result = await app.broker.submit(principal, tool, raw, _Told(err))
             profile = app.profiles.get(tool)
             wanted = profile is not None and profile.files.workspace != "none"
-            if wanted and (app.workspace.path is None or (app.workspace.closed and result.failed)):
+            if wanted and (app.workspace.path is None or (app.workspace.closed and _was_unreadable(result))):
                 err.print(str(app.workspace), markup=False, highlight=False)
         _show(result, out, as_json=as_json)
         if "refused" in result.structured:
@@ -79,6 +79,12 @@ def call(
         return FAILED if result.failed else OK
 
     return anyio.run(make)
+
+
+def _was_unreadable(result: CallResult) -> bool:
+    """Whether it failed because the host denied reading; of every other failure, what is closed is no cause."""
+    error = result.structured.get("error")
+    return result.failed and isinstance(error, dict) and workspace.OPENS in str(error.get("message"))
 
 
 def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
@@ -191,7 +197,7 @@ def clean(settings: Settings, out: Console, *, dry_run: bool, as_json: bool) -> 
     for item in items:
         table.add_row(item.kind, Plain(item.name), str(item.bytes), item.why)
     if items:
-        out.print(table)
+        print_table(out, table)
     words = "would be removed" if dry_run else "removed"
     out.print(Plain(f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {words}."))
     return OK

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
-from glovebox_sandboxes.contract.base import Capabilities
+from glovebox_sandboxes.contract.base import Capabilities, mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
 from glovebox_sandboxes.runtime import runtime
@@ -126,7 +126,7 @@ def _host(out: Console, width: int | None) -> None:
     facts = host_info.facts()
     out.print(Text.assemble(("here", "bold"), f": {facts['system'] or 'Linux'}, kernel {facts['kernel']}"))
     _line(out, "as", "root" if facts["root"] else "a normal user", width)
-    _line(out, "inside", ", ".join(facts["inside"]) or "nothing that can be seen", width)
+    _line(out, "inside", ", ".join(facts["inside"]) or "no container or sandbox, as far as can be seen", width)
     _line(out, "groups", f"control groups {facts['control_groups']}", width)
     out.print()
 
@@ -139,9 +139,7 @@ def _block(out: Console, found: Capabilities, width: int | None) -> None:
     if found.version:
         _line(out, "version", found.version, width)
     if found.usable:
-        _line(
-            out, "limits by", ", ".join(dict.fromkeys(each for each in found.limits.values() if each != "none")), width
-        )
+        _line(out, "limits by", mechanisms({name: by for name, by in found.limits.items() if by != "none"}), width)
     for missing in found.missing:
         _line(out, "missing", missing.what, width)
         _line(out, "", f"→ {missing.fix}", width)

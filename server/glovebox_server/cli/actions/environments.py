@@ -16,7 +16,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
 from glovebox_server import app as apps
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
@@ -50,7 +50,7 @@ def setup(settings: Settings, err: Console, *, names: tuple[str, ...], docker: b
                     await build.build(base or build.DEFAULT_BASE, tell, other)
         words = f"Ready: Python {built[0].version} in {settings.data_dir}"
         if more := [each.name for each in chosen[1:]]:
-            words += f", with {', '.join(more)}"
+            words += f", with {', '.join(more)}: name one in a profile (python.environment) to use it"
         err.print(words, style="green", markup=False, highlight=False)
         return OK
 
@@ -95,7 +95,7 @@ def show(settings: Settings, out: Console, *, as_json: bool) -> int:
         mib = f"{each.bytes / _MIB:.0f}" if each.bytes else ""
         cells = (each.name, mib, each.digest[:19], ", ".join(each.tools), each.source, each.state)
         table.add_row(*(Text(printable(cell)) for cell in cells))
-    out.print(table)
+    print_table(out, table)
     return OK
 
 

@@ -30,6 +30,9 @@ _Row = tuple[str, str, str]
 
 _WIDTH = 10
 
+#: Of a program the last expression's value or null, and the error; of the other tools all that they found.
+_VALUE = "the result as JSON"
+
 
 def show(directory: Path, console: Console, err: Console, name: str, *, as_json: bool) -> int:
     """Show what is recorded of a call; 1 where there is none."""
@@ -71,7 +74,7 @@ def _rows(records: Sequence[Record]) -> Iterator[_Row]:
         yield ("receipt", words, "")
     yield (
         "records",
-        f"{len(records)} of {records[0].seq} to {records[-1].seq} in the log; all that they say with --json",
+        f"{len(records)}, numbered from {records[0].seq} to {records[-1].seq} in the log; --json prints them",
         "",
     )
 
@@ -135,7 +138,8 @@ def _came_out(
     """What it gave back."""
     for each in _list(last, "outputs"):
         if each.get("bytes"):
-            yield ("gave", f"{each.get('name')}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('digest')}", "")
+            name = _VALUE if each.get("name") == "value" else each.get("name")
+            yield ("gave", f"{name}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('digest')}", "")
     for each in collected:
         kept = "" if each.get("uri") in (last.get("published") or ()) else ", never readable"
         size = counted(_number(each, "bytes"), "byte")

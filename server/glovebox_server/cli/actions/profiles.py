@@ -29,7 +29,7 @@ from glovebox_profiles.load.loader import (
 )  # fmt: skip
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
 
@@ -62,7 +62,7 @@ def list_profiles(profiles: ProfileSet, console: Console, *, as_json: bool = Fal
         where = "shipped" if source.parent == SHIPPED else str(source)
         cells = (tool, profile.risk, ", ".join(profile.isolation), network, profile.approval, where)
         table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
+    print_table(console, table)
     return OK
 
 

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -18,15 +17,12 @@ from glovebox_server.audit.query import ask
 from glovebox_server.audit.query.ask import Told
 from glovebox_server.audit.query.calls import Call
 from glovebox_server.audit.query.index import Filters
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.printable import printable
 
 #: How long something takes before a person wants to know what.
 _PATIENCE_SECONDS = 1.0
-
-#: Wider than any line.
-_WIDE = 10_000
 
 _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "yellow"}
 
@@ -61,10 +57,7 @@ def query(directory: Path, console: Console, err: Console, filters: Filters, *, 
     if as_json:
         print_json(console.file, asdict(found))
     elif found.calls:
-        table = _table(found.calls)
-        # Whatever the terminal's width: an id that is broken cannot be copied, and a pipe has no edge.
-        table.width = Measurement.get(console, console.options.update(width=_WIDE), table).maximum
-        console.print(table)
+        print_table(console, _table(found.calls), folded=False)
     else:
         console.print(Text("No call fits."))
     if found.more and not as_json:
@@ -83,7 +76,7 @@ def _table(calls: tuple[Call, ...]) -> Table:
         spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
         cells = (each.call_id, Text(_outcome(each), style=_STYLES.get(each.outcome, "red")), each.tool, each.principal)
         time_ = each.time[:19].replace("T", " ")
-        table.add_row(time_, *(_text(cell) for cell in cells), _text(each.client or ""), spent)
+        table.add_row(time_, *(_text(cell) for cell in cells), _text(each.client or f"over {each.transport}"), spent)
     return table
 
 

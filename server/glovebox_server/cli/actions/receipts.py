@@ -12,7 +12,7 @@ from rich.text import Text
 
 from glovebox_server.audit import chain
 from glovebox_server.cli.actions.query import call_named
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
 from glovebox_server.receipts import dsse, keys, statement
@@ -151,7 +151,7 @@ def _show(console: Console, said: Statement) -> None:
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
-    console.print(table)
+    print_table(console, table)
     _show_fields(console, said)
 
 
@@ -166,7 +166,7 @@ def _show_fields(console: Console, said: Statement) -> None:
         style = {"ok": "green", "differs": "red"}.get(each.verdict, "yellow")
         cells = ("" if value is None else _cell(value) for value in values)
         table.add_row(each.field, *(Text(printable(cell)) for cell in cells), Text(each.verdict, style=style))
-    console.print(table)
+    print_table(console, table)
 
 
 def _cell(value: object) -> str:
