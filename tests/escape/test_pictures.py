@@ -58,6 +58,40 @@ def shown(called: Called) -> list[Image]:
     return found
 
 
+SAVED = """
+import matplotlib.pyplot as plt
+plt.plot([1, 2, 3])
+plt.savefig("/output/p.png")
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        (SAVED, ["p.png"]),
+        (SAVED.replace('"/output/p.png"', '"/output/p.png", bbox_inches="tight", dpi=150'), ["p.png"]),
+        (
+            SAVED.replace("plt.savefig(", "import os\nos.chdir('/output')\nplt.gcf().savefig(").replace("/output/", ""),
+            ["p.png"],
+        ),
+        (f"{SAVED}plt.show()", ["p.png"]),
+        (f"{SAVED}plt.figure()\nplt.plot([3, 1])", ["figure-1.png", "p.png"]),
+        (f"{SAVED}plt.plot([3, 1])", ["figure-1.png", "p.png"]),
+        (f"{SAVED}plt.plot([3, 1])\nplt.savefig('/tmp/q.png')", ["figure-1.png", "p.png"]),
+        (f"{SAVED}plt.gca().lines[0].set_ydata([3, 1, 2])\nplt.gcf().canvas.draw()", ["figure-1.png", "p.png"]),
+        (f"{SAVED}import os\nos.remove('/output/p.png')", ["figure-1.png"]),
+        (SAVED.replace("/output/", "/tmp/"), ["figure-1.png"]),  # noqa: S108 - inside the sandbox
+        (SAVED.replace(".png", ".pdf"), ["figure-1.png", "p.pdf"]),
+    ],
+)
+async def test_a_figure_that_is_saved_comes_back_once(code: str, names: list[str], tmp_path: Path) -> None:
+    """As the file; the controls change it after that, remove the file, or save it where it is not shown."""
+    async with opened(tmp_path) as glovebox:
+        called = await glovebox.call("run_python", code=code)
+    assert [each["name"] for each in (*called.fields["images"], *called.fields["artifacts"])] == names
+    assert len(shown(called)) == len([name for name in names if name.endswith(".png")])
+
+
 async def test_large_pictures_are_shown_smaller_and_kept_as_they_are(tmp_path: Path) -> None:
     """A file, a figure, and a picture of the workspace; the record has a digest of each copy."""
     async with opened(tmp_path) as glovebox:

@@ -290,15 +290,22 @@ def _warn_as_the_program(module: Any) -> None:
 
 
 def _send_figures(emit: Emit) -> int:
-    """Hand back every open matplotlib figure as PNG, and what can be shown of it; returns how many were left out."""
+    """Hand back every open matplotlib figure as PNG, and what can be shown of it; returns how many were left out.
+
+    What the program has saved to ``/output`` comes back from there.
+    """
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
         return 0
     import io
 
+    from _glovebox_guest.files.output import MAX_PICTURES
     from _glovebox_guest.pictures import header, smaller
 
     numbers = pyplot.get_fignums()
+    # A program may have another canvas draw. Of more files than are shown, the figures come back as well.
+    saved = [each for each in numbers if getattr(pyplot.figure(each).canvas, "is_in_output", bool)()][:MAX_PICTURES]
+    numbers = [each for each in numbers if each not in saved]
     drawn = []
     for number in numbers[:MAX_FIGURES]:
         buffer = io.BytesIO()

@@ -4,8 +4,10 @@ Named by MPLBACKEND; imported by matplotlib only, never by the guest itself.
 """
 
 import logging
+import os
+from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas  # type: ignore[import-not-found]  # in the runtime
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # type: ignore[import-not-found]  # in the runtime
 from matplotlib.backends.backend_agg import FigureManagerBase as FigureManager
 
 __all__ = ["FigureCanvas", "FigureManager", "show"]
@@ -13,6 +15,36 @@ __all__ = ["FigureCanvas", "FigureManager", "show"]
 _MESSAGES = 100
 """Different messages that are told once each; what comes after them is told each time."""
 _told: set[str] = set()
+_PICTURES = ("png", "jpg", "jpeg", "webp")
+"""Endings of files in ``/output`` that are shown as figures are."""
+
+
+class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # as above
+    """Draws as Agg does, and knows where its figure is a picture in ``/output`` already, as it is now."""
+
+    _saved = ""
+
+    def print_figure(self, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        """See ``matplotlib.backend_bases.FigureCanvasBase``."""
+        self._saved = ""
+        done = super().print_figure(filename, *args, **kwargs)
+        if isinstance(filename, (str, os.PathLike)):
+            path = os.path.abspath(os.fsdecode(filename))
+            ending = str(kwargs.get("format") or path.rpartition(".")[2]).lower()
+            if path.startswith("/output/") and ending in _PICTURES:
+                self._saved = path
+                self.figure.stale = False  # until something in it is changed
+        return done
+
+    def draw(self) -> None:
+        """See ``matplotlib.backend_bases.FigureCanvasBase``."""
+        if self.figure.stale:
+            self._saved = ""
+        super().draw()
+
+    def is_in_output(self) -> bool:
+        """Whether a file in ``/output`` shows the figure."""
+        return bool(self._saved) and not self.figure.stale and os.path.isfile(self._saved)
 
 
 def show(*_: object, **__: object) -> None:
