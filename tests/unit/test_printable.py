@@ -92,6 +92,17 @@ def test_styles_are_ours_and_stay() -> None:
     assert console.file.getvalue() == "\x1b[31ma\\x1b[31mb\x1b[0m\n"
 
 
+def test_a_result_is_not_coloured_for_what_it_looks_like() -> None:
+    """A link is of one colour, whatever values are in it; and what ends in a line break gets no second one."""
+    out = Terminal(file=io.StringIO(), force_terminal=True, color_system="standard")
+    link = Link(uri="artifact://1", name="a 1 'b' None.csv", media_type="text/csv", bytes=1, sha256="", risks=())
+    result = CallResult(structured={}, content=(Told(text="1 None\n"), Told(text="2"), link), failed=False, meta={})
+    commands._show(result, out, as_json=False)
+    assert isinstance(out.file, io.StringIO)
+    shown = "\x1b[36ma 1 'b' None.csv  artifact://1  text/csv, 1 bytes\x1b[0m"
+    assert out.file.getvalue() == f"1 None\n2\n{shown}\n"
+
+
 def test_a_call_shows_all_that_a_program_printed_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is dropped on the way either: bell, backspace and the like are shown. As JSON it is ASCII, and exact."""
     words = EVERYTHING + "\x07\x08\x0b\x0c\r"

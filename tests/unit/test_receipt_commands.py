@@ -74,7 +74,10 @@ def test_a_call_made_here_is_verified_by_its_name_alone(state: Path, tmp_path: P
         assert (own.exit_code, "this server's" in own.output) == (0, True), name
     assert run("receipt", "verify", tmp_path / "r.json", "--state-dir", state).exit_code == 0
     nobody = run("receipt", "verify", "c_none", "--state-dir", state)
-    assert (nobody.exit_code, "there is none of c_none" in nobody.output) == (1, True)
+    assert nobody.exit_code == 1
+    assert nobody.stderr.startswith("No receipt of call c_none: ")
+    told = run("receipt", "verify", "c_none", "--state-dir", state, "--json")
+    assert (told.exit_code, json.loads(told.stdout)["ok"], told.stderr) == (1, False, "")
 
 
 def test_what_does_not_hold_is_told_with_its_reason(state: Path, tmp_path: Path) -> None:

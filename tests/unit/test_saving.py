@@ -67,7 +67,7 @@ def test_an_artifact_is_saved_whole(uri: str, tmp_path: Path) -> None:
     """Exit 0: the control of the others."""
     done = CliRunner().invoke(main, artifact(tmp_path, uri, "-o", str(tmp_path / "out")))
     assert done.exit_code == OK, done.stderr
-    assert not done.stderr
+    assert done.stderr == f"{tmp_path / 'out'}: {len(CONTENT)} bytes.\n"
     assert (tmp_path / "out").read_bytes() == CONTENT
 
 
@@ -94,6 +94,15 @@ def test_an_operator_saves_any_callers_artifact(uri: str, tmp_path: Path) -> Non
     mine = f"local:{os.getuid()}"
     done = CliRunner().invoke(main, [mine if word == "token:alice" else word for word in stranger])
     assert (done.exit_code, done.stdout_bytes) == (OK, CONTENT)
+
+
+@pytest.mark.parametrize("given", ["regions.xlsx", "0" * 32, "artifact://x", "file:///etc/passwd", "\x1b[2J"])
+def test_what_is_no_address_is_no_unknown_artifact(given: str, tmp_path: Path) -> None:
+    """Exit 2, with the command that shows addresses; an address of nobody's is the control, above."""
+    done = CliRunner().invoke(main, artifact(tmp_path, given))
+    assert done.exit_code == USAGE
+    assert "is no address (artifact://…): `glovebox artifact list` shows them." in " ".join(done.stderr.split())
+    assert "\x1b" not in done.stderr
 
 
 @pytest.mark.parametrize("principal", ["alice", "token:", "token:../x", "token:Alice", "local:me", ""])

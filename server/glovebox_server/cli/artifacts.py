@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 
 _PRINCIPAL = re.compile(r"local:[0-9]{1,10}|token:[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
@@ -25,6 +26,15 @@ class _Artifact(Group):
 def _principal(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     if value is not None and not _PRINCIPAL.fullmatch(value):
         raise click.BadParameter("name a principal as the audit log does: local:UID or token:NAME.")
+    return value
+
+
+def _address(_ctx: click.Context, _argument: click.Parameter, value: str) -> str:
+    from glovebox_server.artifacts.record import id_of  # noqa: PLC0415 - see the header of ``main``
+
+    if id_of(value) is None:
+        shown = repr(printable(value)[:200])
+        raise click.BadParameter(f"{shown} is no address (artifact://…): `glovebox artifact list` shows them.")
     return value
 
 
@@ -46,12 +56,15 @@ def artifact_list(settings: Settings, principal: str | None, call_id: str | None
 
 
 @artifact.command("save")
-@click.argument("uri")
+@click.argument("uri", callback=_address)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
 @click.option("--principal", callback=_principal, help="Whose it is, where it is not yours: token:NAME over HTTP.")
 @directories
 def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str | None) -> None:
-    """Write an artifact to a new file, or to standard output; its risks are told on standard error."""
+    """Write an artifact to a new file, or to standard output.
+
+    Its risks are told on standard error.
+    """
     from glovebox_server.cli.actions import artifacts as commands  # noqa: PLC0415 - see the module's header
 
     whose = principal or f"local:{os.getuid()}"

@@ -63,7 +63,7 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool, a
 @_lines_option
 @directories
 def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
-    """One call as a page: what was asked, decided, measured, reached, given back, spent.
+    """One call as a page: what was asked, decided, done, and spent.
 
     CALL is its id, the beginning of it, or `last`.
     """
@@ -86,7 +86,10 @@ def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
 @json_option
 @directories
 def audit_query(settings: Settings, *, text: str | None, limit: int, as_json: bool, **given: Any) -> None:
-    """Find calls, the newest first: those that fit every option; of a repeated one, any of its values."""
+    """Find calls, the newest first.
+
+    Those that fit every option; of a repeated one, any of its values.
+    """
     from glovebox_server.audit.query.index import Filters  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli.actions import query  # noqa: PLC0415 - see the module's header
 
@@ -110,7 +113,10 @@ def audit_verify(
     proof: Path | None,
     as_json: bool,
 ) -> None:
-    """Check the log; names the line where something was changed, removed, added or reordered."""
+    """Check the log, and name the line where it was changed.
+
+    Or where lines were removed, added or reordered.
+    """
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
 
     if proof is not None:
@@ -125,7 +131,10 @@ def audit_verify(
 @click.argument("call_id", metavar="CALL")
 @directories
 def audit_prove(settings: Settings, call_id: str) -> None:
-    """Print the inclusion proof of one call: its records, and that they lie in a sealed segment, as JSON."""
+    """Print the inclusion proof of one call, as JSON.
+
+    Its records, and that they lie in a sealed segment.
+    """
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.prove(settings.state_dir / "audit", out, err, call_id))
@@ -134,7 +143,7 @@ def audit_prove(settings: Settings, call_id: str) -> None:
 @audit.command("seal")
 @directories
 def audit_seal(settings: Settings) -> None:
-    """End the segment that is being written, so that its calls can be proved."""
+    """Seal what is written so far, so that it can be proved."""
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli.actions.commands import audit_log  # noqa: PLC0415 - see the module's header
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 from glovebox_server.cli import COMPLETE
 from glovebox_server.errors import OutputFailed, Unforeseen
 from glovebox_server.exits import ENDING, INTERRUPTED, NOBODY_READS, OK, UNAVAILABLE, UNFORESEEN, signal_name
-from glovebox_server.printable import printable
+from glovebox_server.printable import LAYOUT, printable
 
 
 class _Standard(io.FileIO):
@@ -131,7 +131,7 @@ def _command_line() -> int:
 
 
 def _say(words: str) -> None:
-    sys.stderr.write(printable(words, "\n"))
+    sys.stderr.write(printable(words, LAYOUT))
 
 
 def _printed(output: _Standard) -> int:

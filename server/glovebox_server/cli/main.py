@@ -15,7 +15,16 @@ from glovebox_server.cli import COMPLETE
 from glovebox_server.cli.artifacts import artifact
 from glovebox_server.cli.audit import audit
 from glovebox_server.cli.environments import environment
-from glovebox_server.cli.options import Group, directories, err, importing, json_option, out
+from glovebox_server.cli.options import (
+    Group,
+    complete_environment,
+    complete_tool,
+    directories,
+    err,
+    importing,
+    json_option,
+    out,
+)
 from glovebox_server.cli.profiles import profiles
 from glovebox_server.cli.receipts import receipt
 from glovebox_server.settings import Settings
@@ -52,24 +61,39 @@ def serve(settings: Settings, transport: str, host: str, port: int, allowed_host
 
 
 @main.command()
-@click.argument("tool")
-@click.option("--args", "arguments", default="{}", help="Arguments as a JSON object; - reads standard input.")
+@click.argument("tool", shell_complete=complete_tool)
+@click.option(
+    "--args",
+    "arguments",
+    default="{}",
+    help="Arguments as a JSON object, beside a program too; - reads standard input.",
+)
 @click.option("--code", help="The program, for run_python; - reads standard input.")
-@click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="The program, in a file.")
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
+    help="The program, in a file; - reads standard input.",
+)
 @json_option
 @directories
 def call(settings: Settings, *, tool: str, arguments: str, code: str | None, file: Path | None, as_json: bool) -> None:
-    """Make one brokered call: exit 0 fine, 1 program failed, 2 bad arguments, 3 refused, 4 unavailable."""
+    """Make one call of a tool, in a sandbox.
+
+    Exit 0 fine, 1 program failed, 2 bad arguments, 3 refused, 4 unavailable.
+    """
     with importing():
         from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
 
     if code is not None and file is not None:
         raise click.UsageError("--code and --file both name the program: leave one out.")
+    program = "--code"
+    if file is not None and str(file) == "-":
+        program, code, file = "--file", "-", None
     if arguments == code == "-":
-        raise click.UsageError("--args and --code cannot both read standard input.")
+        raise click.UsageError("--args and the program cannot both read standard input.")
     text = _read("--args", sys.stdin.buffer) if arguments == "-" else arguments
     if code == "-":
-        code = _read("--code", sys.stdin.buffer)
+        code = _read(program, sys.stdin.buffer)
     elif file is not None:
         with file.open("rb") as opened:
             code = _read("--file", opened)
@@ -81,10 +105,16 @@ def call(settings: Settings, *, tool: str, arguments: str, code: str | None, fil
 @main.command()
 @click.option("--docker", is_flag=True, help="Build the docker driver's image too.")
 @click.option("--base", help="Image to build it from: CPython 3.11 or newer, glibc (python:3.12-slim).")
-@click.option("--environment", "names", multiple=True, help="Build this one too (may be repeated); see `environment`.")
+@click.option(
+    "--environment",
+    "names",
+    multiple=True,
+    shell_complete=complete_environment,
+    help="Build this one too (may be repeated); see `environment`.",
+)
 @directories
 def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, ...]) -> None:
-    """Build the sandboxes' Python runtime (once, and after an upgrade)."""
+    """Build the sandboxes' Python: once, and after an upgrade."""
     from glovebox_server.cli.actions import environments  # noqa: PLC0415 - see the module's header
 
     sys.exit(environments.setup(settings, err, names=names, docker=docker, base=base))
@@ -96,7 +126,7 @@ def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, 
 @json_option
 @directories
 def doctor(settings: Settings, prove: bool, names: tuple[str, ...], as_json: bool) -> None:
-    """Say what this host can enforce, what is missing, and the command that fixes it."""
+    """Say what this host can enforce, and what fixes the rest."""
     if prove:
         from glovebox_server.prove import scorecard  # noqa: PLC0415 - see the module's header
 
@@ -116,7 +146,10 @@ def doctor(settings: Settings, prove: bool, names: tuple[str, ...], as_json: boo
 @json_option
 @directories
 def capabilities(settings: Settings, as_json: bool) -> None:
-    """What can be had here before any call: drivers, limits, network modes, tools, digests, and what is refused."""
+    """What can be had here before any call.
+
+    Drivers, limits, network modes, tools, digests, and what is refused.
+    """
     from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.capabilities(settings, out, as_json=as_json))
@@ -127,7 +160,10 @@ def capabilities(settings: Settings, as_json: bool) -> None:
 @json_option
 @directories
 def clean(settings: Settings, dry_run: bool, as_json: bool) -> None:
-    """Remove what is of no use any more: expired artifacts, leftovers of killed servers, what retention gives up."""
+    """Remove what is of no use any more.
+
+    Expired artifacts, leftovers of killed servers, what retention gives up.
+    """
     from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.clean(settings, out, dry_run=dry_run, as_json=as_json))
@@ -136,7 +172,10 @@ def clean(settings: Settings, dry_run: bool, as_json: bool) -> None:
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what completes commands and options in a shell: `eval "$(glovebox completion bash)"`."""
+    """Print a script for a shell's tab key.
+
+    It completes commands, options and names: `eval "$(glovebox completion bash)"`.
+    """
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - only here
 
     found = get_completion_class(shell)
@@ -152,7 +191,10 @@ def completion(shell: str) -> None:
 )
 @directories
 def client_config(settings: Settings, transport: str, host: str, port: int) -> None:
-    """Configuration to paste into Claude Code, Claude Desktop, VS Code and Cursor."""
+    """Configuration to paste into clients.
+
+    Claude Code, Claude Desktop, VS Code and Cursor.
+    """
     _require_http(transport, "host", "port")
     if host.strip("[]") in ("0.0.0.0", "::", ""):  # noqa: S104 - what must not be shown to clients
         told = f"{host} is where a server listens, not a name that leads to it. Name the host that clients will use:"

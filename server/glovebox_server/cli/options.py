@@ -23,8 +23,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _STATE_DIR = "glovebox.state_dir"
 
 #: Results and data go to standard output, words for the person to standard error.
-out = Terminal(soft_wrap=True)
-err = Terminal(stderr=True, soft_wrap=True)
+out = Terminal()
+err = Terminal(stderr=True)
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def importing() -> Iterator[None]:
 def directories(command: _Command) -> _Command:
     """Options every command with a place to look has; each overrides its environment variable."""
     for name, text in (
-        ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE; but for http the current one)."),
+        ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE); else the current one, over http none."),
         ("profiles-dir", "Your own profiles (GLOVEBOX_PROFILES_DIR)."),
         ("data-dir", "The sandboxes' runtime (GLOVEBOX_DATA_DIR)."),
         ("state-dir", "Audit log, artifacts, token (GLOVEBOX_STATE_DIR)."),
@@ -125,6 +125,25 @@ class Group(click.Group):
 
     command_class = Told
     group_class = type  # click: of the same class
+
+
+def complete_tool(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """Names of tools that begin so, for a shell's tab key."""
+    from glovebox_server.tools import TOOLS  # noqa: PLC0415 - brings every tool
+
+    return [name for name in TOOLS if name.startswith(begun)]
+
+
+def complete_environment(ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """Names of environments that begin so, shipped and the operator's."""
+    from glovebox_sandboxes.runtime import environments  # noqa: PLC0415 - only here
+
+    profiles_dir = ctx.params.get("profiles_dir")
+    try:
+        own = (Settings(profiles_dir=profiles_dir) if profiles_dir else Settings()).environments_dir
+    except (ValidationError, NoSuchPlace):
+        own = environments.SHIPPED
+    return [name for name in environments.named(own) if name.startswith(begun)]
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from glovebox_server.cli.options import Group, directories, json_option, out
+from glovebox_server.cli.options import Group, complete_tool, directories, json_option, out
 from glovebox_server.settings import Settings
 
 
@@ -26,7 +26,7 @@ def profiles_list(settings: Settings, as_json: bool) -> None:
 
 
 @profiles.command("show")
-@click.argument("tool")
+@click.argument("tool", shell_complete=complete_tool)
 @json_option
 @directories
 def profiles_show(settings: Settings, tool: str, as_json: bool) -> None:
@@ -35,7 +35,7 @@ def profiles_show(settings: Settings, tool: str, as_json: bool) -> None:
 
 
 @profiles.command("explain")
-@click.argument("tool")
+@click.argument("tool", shell_complete=complete_tool)
 @json_option
 @directories
 def profiles_explain(settings: Settings, tool: str, as_json: bool) -> None:
@@ -48,7 +48,10 @@ def profiles_explain(settings: Settings, tool: str, as_json: bool) -> None:
 @json_option
 @directories
 def profiles_check(settings: Settings, paths: tuple[Path, ...], as_json: bool) -> None:
-    """Load profiles and run their examples: yours and the shipped ones, or the given files and directories."""
+    """Load profiles and run their examples.
+
+    Yours and the shipped ones, or the given files and directories.
+    """
     from glovebox_server.app import check_example, profile_directories  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli.actions import profiles as commands  # noqa: PLC0415 - see the module's header
     from glovebox_server.tools import TOOLS  # noqa: PLC0415 - see the module's header
@@ -71,7 +74,7 @@ def profiles_check(settings: Settings, paths: tuple[Path, ...], as_json: bool) -
 @click.argument("b", type=click.Path(path_type=Path))
 @json_option
 def profiles_diff(a: Path, b: Path, as_json: bool) -> None:
-    """Compare two profiles or two directories of them; exits 1 if anything was widened."""
+    """Compare two profiles, or directories; exit 1 if one is wider."""
     from glovebox_server.cli.actions import profiles as commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.diff_paths(a, b, out, as_json=as_json))

@@ -45,7 +45,10 @@ def receipt_show(settings: Settings, wanted: str, as_json: bool) -> None:
 @json_option
 @directories
 def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Path | None, as_json: bool) -> None:
-    """Prove a receipt, of a call made here or in a file; exit 1 and the reason if it does not hold."""
+    """Prove a receipt, of a call made here or in a file.
+
+    Exit 1 and the reason if it does not hold.
+    """
     from glovebox_server.cli.actions import receipts as commands  # noqa: PLC0415 - see the module's header
 
     state = settings.state_dir

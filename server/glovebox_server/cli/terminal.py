@@ -6,7 +6,7 @@ later. What has to stay exact does not come here, an artifact's bytes, or has no
 
 import json
 from collections.abc import Iterable
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -24,6 +24,10 @@ _WIDE = 10_000
 
 class Terminal(Console):
     """A console all of whose text has passed ``printable``, whoever forgot to ask for it."""
+
+    def __init__(self, **options: Any) -> None:
+        """Take rich's options; lines are not broken, and nothing is coloured for looking like a value of Python's."""
+        super().__init__(**{"soft_wrap": True, "highlight": False} | options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render, and let nothing but rich's own controls through."""

@@ -56,6 +56,8 @@ def saved(settings: Settings, err: Console, *, uri: str, output: Path | None, pr
             for risk in reader.artifact.risks:
                 err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
             await save(reader.chunks(), output)
+            if output is not None:
+                err.print(Plain(f"{output}: {counted(reader.artifact.bytes, 'byte')}."))
         return OK
 
     return anyio.run(make)

@@ -94,7 +94,7 @@ def _show(result: CallResult, out: Console, *, as_json: bool) -> None:
     for item in result.content:
         match item:
             case Text():
-                out.print(Plain(printable(item.text, LAYOUT)), highlight=False)
+                out.print(Plain(printable(item.text.removesuffix("\n"), LAYOUT)))
             case Image():
                 out.print(f"[{item.media_type}, {len(item.data)} bytes]", style="cyan", markup=False)
             case Link():

@@ -22,6 +22,10 @@ from glovebox_server.receipts.verify import VerifiedReceipt, of_call
 from glovebox_server.receipts.verify import verify as verify_receipt
 
 
+class _NoReceipt(NotAReceipt):
+    """A call has none; the message is a sentence."""
+
+
 def key(state_dir: Path, console: Console, err: Console) -> int:
     """Print the public key, making a pair where there is none."""
     signer = keys.Signer.load(state_dir)
@@ -39,6 +43,9 @@ def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_jso
         content, _ = _found(state_dir / "audit", wanted, err)
         envelope = dsse.parse(content)
         said = statement.parse(envelope.payload)
+    except _NoReceipt as problem:
+        err.print(Text(printable(str(problem))))
+        return FAILED
     except NotAReceipt as problem:
         err.print(Text(f"Not a receipt: {printable(str(problem))}."))
         return FAILED
@@ -80,6 +87,8 @@ def verify(
     except NotAReceipt as problem:
         if as_json:
             print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
+        elif isinstance(problem, _NoReceipt):
+            err.print(Text(printable(str(problem))))
         else:
             console.print(Text(f"The receipt does not hold: {printable(str(problem))}.", style="red"))
         return FAILED
@@ -111,7 +120,8 @@ def _found(log: Path, wanted: str, err: Console) -> tuple[bytes, Path | None]:
     call_id = call_named(log, wanted, err)
     found = of_call(log, call_id)
     if found is None:
-        raise NotAReceipt(f"there is none of {call_id}: it was not allowed, has not ended, or was lost")
+        why = "it is not known, was refused, has not ended, or its receipt was lost"
+        raise _NoReceipt(f"No receipt of call {call_id}: {why}. `glovebox audit show` says what is recorded.")
     return found, log
 
 

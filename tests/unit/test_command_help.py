@@ -1,0 +1,70 @@
+"""What the command line says of itself, and what a shell's tab key offers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from glovebox_server.cli import COMPLETE, entry
+from glovebox_server.cli.main import main
+from glovebox_server.exits import USAGE
+
+
+def _groups(group: click.Group, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _groups(command, *words, name)
+
+
+@pytest.mark.parametrize("words", list(_groups(main)), ids=" ".join)
+def test_a_list_of_commands_says_each_in_whole(words: tuple[str, ...]) -> None:
+    """In 80 columns; that click cuts what does not fit is the control."""
+    shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).stdout
+    assert "Commands:" in shown
+    assert "..." not in shown.split("Commands:")[1]
+    long = click.Command("x", help="word " * 40)
+    assert long.get_short_help_str(60).endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "offered"),
+    [
+        (["call"], "run", ["run_python"]),
+        (["profiles", "show"], "fetch", ["fetch_url"]),
+        (["setup", "--environment"], "v", ["viz"]),
+        (["environment", "remove"], "mi", ["mine"]),
+        (["setup", "--environment"], "x", []),
+    ],
+)
+def test_a_tab_key_offers_names(
+    words: list[str], begun: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools, and environments, the operator's own among them."""
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "mine.toml").write_text("")
+    monkeypatch.setenv("GLOVEBOX_PROFILES_DIR", str(tmp_path / "profiles"))
+    found = ShellComplete(main, {}, "glovebox", COMPLETE).get_completions(words, begun)
+    assert [each.value for each in found] == offered
+
+
+def test_a_tab_key_meets_no_traceback_where_settings_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shipped is offered all the same."""
+    monkeypatch.setenv("GLOVEBOX_PROFILES_DIR", "")
+    found = ShellComplete(main, {}, "glovebox", COMPLETE).get_completions(["setup", "--environment"], "v")
+    assert [each.value for each in found] == ["viz"]
+
+
+def test_what_may_be_chosen_is_listed_line_by_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Click indents the list by tabs; what could take over a terminal stays escaped (the control)."""
+    monkeypatch.setattr("sys.argv", ["glovebox", "completion"])
+    assert entry._command_line() == USAGE
+    assert "\n\tbash,\n\tzsh,\n\tfish" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["glovebox", "completion", "\x1b[2J"])
+    assert entry._command_line() == USAGE
+    assert "\\x1b[2J" in capsys.readouterr().err
