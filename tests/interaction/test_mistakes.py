@@ -122,6 +122,16 @@ def test_a_table_is_shown_with_all_its_columns(app: App, portal: BlockingPortal)
 
 
 @pytest.mark.driver("bubblewrap")
+def test_a_text_of_several_lines_is_shown_as_text(app: App, portal: BlockingPortal) -> None:
+    """As ``to_markdown`` makes one; the control is one line, of which one sees that it is a text and no number."""
+    table = read(portal, app, "import pandas as pd\npd.DataFrame({'a': [1]}).to_markdown()")
+    assert table == "[value]\n|    |   a |\n|---:|----:|\n|  0 |   1 |"
+    assert read(portal, app, "'12'") == "[value]\n'12'"
+    # What is half of a character stays no reason to lose the rest.
+    assert read(portal, app, "'a\\n\\udc80'") == "[value]\na\n?"
+
+
+@pytest.mark.driver("bubblewrap")
 def test_a_warning_names_no_file_of_the_guests(app: App, portal: BlockingPortal) -> None:
     """Of a figure that the guest draws, and of a program that blames its caller; fonts that lack are told once."""
     drawn = "import matplotlib.pyplot as plt\nplt.rcParams['font.family'] = 'Arial'\nplt.title('\u65e5');"

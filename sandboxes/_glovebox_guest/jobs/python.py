@@ -162,7 +162,8 @@ def _execute(code: str, namespace: dict[str, Any]) -> Any:
 
 
 def _shown(value: Any) -> tuple[str, bool]:
-    text = repr(value)
+    # Lines of text, a table in Markdown for instance, are read as such.
+    text = value if type(value) is str and "\n" in value else repr(value)
     return text[:MAX_VALUE], len(text) > MAX_VALUE
 
 
