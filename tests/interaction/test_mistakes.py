@@ -186,6 +186,29 @@ def test_an_error_that_is_not_made_like_others_is_told_all_the_same(
 
 
 @pytest.mark.driver("bubblewrap")
+def test_a_chart_that_nobody_can_see_is_told(app: App, portal: BlockingPortal) -> None:
+    """In a package made as plotly is, imported by its front or beneath it; the control draws and shows nothing."""
+    made = """
+import pathlib, sys
+place = pathlib.Path("/tmp/plotly/io")
+place.mkdir(parents=True)
+(place.parent / "__init__.py").touch()
+(place / "_renderers.py").write_text("def show(): return 7")
+(place / "__init__.py").write_text("from plotly.io._renderers import show")
+sys.path.insert(0, "/tmp")
+import plotly.io
+"""
+    shown = read(portal, app, f"{made}plotly.io.show()")
+    assert "(There is no browser here: write a page to /output" in shown
+    assert "[value]\n7" in shown
+    assert "browser" not in read(portal, app, f"{made}plotly.io.show")
+    chart = "class Figure: pass\nFigure.__module__ = 'plotly.graph_objs._figure'\nFigure()"
+    assert "(There is no browser here" in read(portal, app, chart)
+    assert "browser" not in read(portal, app, f"# it is in /output\n{chart}")
+    assert "browser" not in read(portal, app, f"{chart};")
+
+
+@pytest.mark.driver("bubblewrap")
 def test_what_is_lost_at_the_end_of_a_program_is_told(app: App, portal: BlockingPortal) -> None:
     """A thread that is stopped, a file that has no room for its last bytes; the controls wait, and close in time."""
     thread = "import threading, time\nt = threading.Thread(target=lambda: time.sleep(0.2), daemon=True)\nt.start()"

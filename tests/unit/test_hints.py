@@ -1,5 +1,7 @@
 """What a program is told of a package it lacks: only what its environment has is named in its place."""
 
+import webbrowser
+
 import pytest
 
 from _glovebox_guest.program import hints
@@ -30,3 +32,25 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_can_be_imported_here_is_named_instead(error: ImportError, words: str) -> None:
     """A part that a package of this environment does not have is the program's own mistake."""
     assert hints.hint(error) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            RuntimeError(
+                "\nImage export requires the Kaleido package, v1.0.0 or greater,\nwhich can be installed using pip"
+            ),
+            1,
+        ),
+        (ImportError("The vl-convert Vega-Lite compiler and file export feature requires\nversion 1: pip install"), 1),
+        (ValueError("Saving charts in 'png' format requires the vl-convert-python package: see the guide"), 1),
+        (ValueError("convert"), 0),
+        (webbrowser.Error("could not locate runnable browser"), 1),
+        (RuntimeError("kaleidoscope"), 0),
+        (Exception("could not locate runnable browser"), 0),
+    ],
+)
+def test_a_chart_for_a_browser_is_written_as_a_page(error: Exception, told: int) -> None:
+    """The libraries' own advice is to install something; the controls are errors of the same kind."""
+    assert hints.hint(error).count("write a page to /output") == told

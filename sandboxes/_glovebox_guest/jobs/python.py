@@ -32,6 +32,8 @@ MAX_FIGURE = 8_000_000
 """Bytes of one that is handed back whole: below what the host takes as a picture."""
 elsewhere: Mapping[str, str] = {}
 """Which other environment has which module: as the plan says, set by the guest."""
+_CHARTS = ("plotly", "bokeh", "altair")
+"""Libraries whose charts are pages for a browser: of one as last value there is nothing to see."""
 _WORKSPACE = "/workspace"
 _NO_SHELL = 127 << 8
 """What system(3) says where there is no shell."""
@@ -102,6 +104,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         value = _execute(code, program.__dict__)
         if value is not None and not code.rstrip().endswith(";"):
             result["value"], result["truncated"] = _shown(value)
+            _note_chart(value, code, noted)
         status = 0
     except SystemExit as request:
         status = _exit_status(request)
@@ -264,7 +267,30 @@ def _prepare(code: str, noted: set[str]) -> None:
     stdin = _io.TextIOWrapper(_io.BufferedReader(_Input(noted)), encoding="utf-8")
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
     sitecustomize.after("_socket", watch_look_ups)
+    sitecustomize.after("webbrowser", lambda module: _note_after(module, "open", noted))  # bokeh's show
+    sitecustomize.after("plotly.io._renderers", lambda module: _note_after(module, "show", noted))
     sitecustomize.install()
+
+
+def _note_chart(value: Any, code: str, noted: set[str]) -> None:
+    """Note a chart as last value, of a program that writes none."""
+    if str(type(value).__module__).partition(".")[0] in _CHARTS and "/output" not in code:
+        noted.add("browser")
+
+
+def _note_after(module: Any, name: str, noted: set[str]) -> None:
+    """Note that nobody sees what this function would have shown in a browser; it does not say so itself."""
+    own = getattr(module, name)
+
+    def show(*args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
+        noted.add("browser")
+        return result
+
+    # The package, too, where it has been imported before the program came.
+    for each in (module, sys.modules.get(module.__name__.rpartition(".")[0])):
+        if getattr(each, name, None) is own:
+            setattr(each, name, show)
 
 
 def _tell_noted(noted: set[str], error: Mapping[str, Any] | None) -> None:

@@ -35,6 +35,10 @@ _SHELL = (
 _NOTEBOOK = "This is Python without a notebook's commands: leave them out."
 _READ_ONLY = "Everything but /output and /tmp is read-only: write results to /output, the rest to /tmp."
 _NOBODY = "Standard input is empty and nobody answers: write the value into the program."
+_PAGE = (
+    'There is no browser here: write a page to /output, with plotly\'s fig.write_html("/output/chart.html"), or with '
+    "save() of bokeh or altair; for a picture use matplotlib."
+)
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
 """Which other environment has which module; set by whoever asks."""
@@ -69,12 +73,13 @@ def noted(what: str) -> str:
     """What is said at the end of a program of something that it may not have told itself.
 
     Args:
-        what: "input", "shell", "network", "thread" or "full".
+        what: "input", "shell", "network", "browser", "thread" or "full".
     """
     tell: dict[str, Callable[[], str]] = {
         "input": lambda: _NOBODY,
         "shell": lambda: _SHELL,
         "network": _network,
+        "browser": lambda: _PAGE,
         "thread": lambda: "A daemon thread had not ended and was stopped: join() it to have its results.",
         "full": _full,
     }
@@ -129,6 +134,8 @@ def _network() -> str:
 
 def _import(problem: ImportError) -> str:
     text = _text(problem)
+    if "vl-convert" in text:
+        return _PAGE  # altair draws pictures with it
     lacks = isinstance(problem, ModuleNotFoundError) or "install" in text
     # pandas names what it misses in its sentence alone.
     words = (word.strip("`'\".,;:") for word in text.split())
@@ -341,6 +348,11 @@ _DATABASE = {
 }
 
 
+def _running(text: str) -> str:
+    # plotly draws pictures with Kaleido.
+    return _FEW if "start new thread" in text else _PAGE if "the Kaleido package" in text else ""
+
+
 def _raised_in(problem: BaseException, module: str, function: str) -> bool:
     """Whether it comes from this function of a standard module."""
     place = problem.__traceback__
@@ -374,7 +386,9 @@ _KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
         lambda _: "Take less at a time: only the columns and rows that are needed, or one part after another.",
     ),
     (RecursionError, lambda _: "The recursion does not end, or goes too deep: use a loop."),
-    (RuntimeError, lambda problem: _FEW if "start new thread" in _text(problem) else ""),
+    (RuntimeError, lambda problem: _running(_text(problem))),
+    (ValueError, lambda problem: _PAGE if "vl-convert" in _text(problem) else ""),
+    ("webbrowser.Error", lambda _: _PAGE),
     ("locale.Error", lambda _: "Only the locales C and C.UTF-8 are here: format numbers and dates with f-strings."),
     ("sqlite3.OperationalError", lambda problem: _DATABASE.get(_text(problem), "")),
     ("subprocess.CalledProcessError", lambda problem: missing_package("") if "pip" in str(problem.cmd) else ""),
