@@ -92,6 +92,25 @@ async def test_a_figure_that_is_saved_comes_back_once(code: str, names: list[str
     assert len(shown(called)) == len([name for name in names if name.endswith(".png")])
 
 
+async def test_a_figure_too_large_to_be_kept_is_not_taken_for_another(tmp_path: Path) -> None:
+    """The control beside it is kept, and shown as it is."""
+    code = """
+import numpy, matplotlib.pyplot as plt
+plt.plot([1, 2])
+plt.figure(figsize=(25, 18))
+plt.axes([0, 0, 1, 1])
+noise = numpy.random.default_rng(1).integers(0, 255, (1800, 2500, 3), dtype="uint8")
+plt.imshow(noise, aspect="auto", interpolation="nearest")
+"""
+    async with opened(tmp_path) as glovebox:
+        called = await glovebox.call("run_python", code=code)
+    (kept,) = called.fields["images"]
+    assert [len(each.data) == kept["bytes"] for each in shown(called)] == [True, False]
+    (note,) = called.fields["notes"]
+    assert note.startswith("A picture: shown at ")
+    assert note.endswith(" is too large to be kept as a figure: save it to /output")
+
+
 async def test_large_pictures_are_shown_smaller_and_kept_as_they_are(tmp_path: Path) -> None:
     """A file, a figure, and a picture of the workspace; the record has a digest of each copy."""
     async with opened(tmp_path) as glovebox:

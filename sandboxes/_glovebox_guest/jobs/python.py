@@ -339,7 +339,8 @@ def _send_figures(emit: Emit) -> int:
         pyplot.figure(number).savefig(buffer, format="png", bbox_inches="tight")
         drawn.append(buffer.getvalue())
     most = smaller.share(map(len, drawn), header.MAX_BYTES)
-    for data in drawn:
+    # Those too large first: a copy alone would be taken for that of the picture before it.
+    for data in sorted(drawn, key=lambda each: len(each) <= MAX_FIGURE):
         if len(data) <= MAX_FIGURE:
             emit.blob("image/png", data)
         if len(data) > MAX_FIGURE or not header.fits(data, "image/png", len(data), most):
