@@ -77,9 +77,11 @@ async def test_an_artifact_is_downloaded_whole_and_inert(tmp_path: Path) -> None
         assert fields["cross-origin-resource-policy"] == "same-origin"
         assert fields["cache-control"] == "private, no-store"
         assert fields["etag"] == f'"{artifact.sha256}"'
-        assert "glovebox-risks" not in fields
+        assert json.loads(fields["glovebox-risks"]) == list(artifact.risks)
         status, fields, body = await ask(server, path, method="HEAD")
         assert (status, fields["content-length"], body) == (200, str(len(WHOLE)), b"")
+        table = await keep(server, "table.csv", b"a,b\n1,2\n")
+        assert "glovebox-risks" not in (await ask(server, f"/artifacts/{table.id}"))[1]
 
 
 async def test_active_documents_are_text_with_their_risks(tmp_path: Path) -> None:

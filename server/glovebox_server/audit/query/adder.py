@@ -28,7 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Adder:
-    """Adds to one index. Its methods raise sqlite3.Error."""
+    """Adds to one index. Its methods raise what ``database.DAMAGED`` names."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         """Go on where the index ends."""

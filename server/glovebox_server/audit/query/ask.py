@@ -4,7 +4,6 @@ A place that is not what the index says it is makes a new index, once; what is s
 """
 
 import contextlib
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,5 +174,5 @@ def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Fo
                 removed += 1
                 if removed == _LOOKS:
                     raise
-            except (_Misled, sqlite3.Error, Gone) as problem:
+            except (_Misled, *database.DAMAGED, Gone) as problem:
                 kept.renew(problem, told.say)

@@ -39,11 +39,15 @@ class NotKept(Exception):  # noqa: N818 - it names what is so
     """The index cannot lie beside the log; the message says why."""
 
 
+#: What a file raises that is damaged: SQLite's own message may hold bytes of it that are no text.
+DAMAGED = (sqlite3.Error, UnicodeDecodeError)
+
+
 class Database:
     """An open index. Make it with ``opened``."""
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file, or make one in memory; raises sqlite3.Error, also where it is no index of this format."""
+        """Open the file, or make one in memory; raises one of ``DAMAGED``, also where it is no index of this format."""
         self._path = path
         self._renewed = False
         self.connection = _connected(_MEMORY if path is None else str(path))
@@ -86,7 +90,7 @@ def opened(directory: Path, say: Callable[[str], None]) -> Iterator[Database]:
         try:
             stack.enter_context(_locked(directory, say))
             found = _beside(directory / NAME)
-        except (NotKept, OSError, sqlite3.Error) as problem:
+        except (NotKept, OSError, *DAMAGED) as problem:
             say(in_memory(problem))
             found = Database(None)
         stack.callback(found.close)
@@ -134,7 +138,7 @@ def _beside(path: Path) -> Database:
         return Database(path)
     except sqlite3.OperationalError:  # of the disk
         raise
-    except sqlite3.DatabaseError:
+    except DAMAGED:
         _renew(path)
         return Database(path)
 

@@ -69,7 +69,7 @@ class Filters:
 
 
 class Index:
-    """The index of one log, as of one snapshot. Raises sqlite3.Error where the file is damaged or the disk refuses."""
+    """The index of one log, as of one snapshot. Raises one of ``database.DAMAGED`` where file or disk fail."""
 
     def __init__(self, database: Database, log: OffsetReader) -> None:
         """Take both, open."""
