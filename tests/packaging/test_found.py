@@ -95,10 +95,14 @@ def test_claude_code_takes_the_plugin_and_connects(checkout: Path, runtime_dir: 
     project = tmp_path / "project"
     project.mkdir()
 
-    def claude(*arguments: str, path: str = "") -> str:
+    elsewhere = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "glovebox").exists()]
+
+    def claude(*arguments: str, path: str | None = None) -> str:
+        first = [str(packages / "node_modules/.bin"), *([] if path is None else [path])]
         return node.run(
-            packages, "sh", "-c", f'cd "$1" && shift && PATH={path}:$PATH exec claude "$@"', "sh", str(project),
-            *arguments, HOME=str(tmp_path), GLOVEBOX_DATA_DIR=str(runtime_dir), PYTHONPATH="",
+            packages, "sh", "-c", 'cd "$1" && PATH=$2 && shift 2 && exec claude "$@"', "sh", str(project),
+            os.pathsep.join([*first, *elsewhere]), *arguments,
+            HOME=str(tmp_path), GLOVEBOX_DATA_DIR=str(runtime_dir), PYTHONPATH="",
             CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", DISABLE_AUTOUPDATER="1",
         )  # fmt: skip
 
