@@ -245,6 +245,13 @@ def _zeros_inside(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _no_text(path: Path) -> None:
+    # A table whose description is broken, with a name in it that SQLite repeats and that is no text.
+    path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE words", b"CREATE TABXE \x8aords").replace(b"words", b"\x8aords")
+    )
+
+
 def _statement(statement: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         connection = sqlite3.connect(path)
@@ -260,6 +267,7 @@ def _statement(statement: str) -> Callable[[Path], None]:
     [
         Path.unlink,
         _rubbish,
+        _no_text,
         _zeros_inside,
         _statement("PRAGMA user_version = 99"),
         _statement("CREATE TABLE more (x)"),

@@ -143,12 +143,12 @@ class Gate:
         await anyio.sleep(0.01)
         await Response("done")(scope, receive, send)
 
-    async def call(self, caller: str) -> int:
+    async def call(self, caller: str, path: str = "/mcp") -> int:
         """Make one call; the answer's status."""
         body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}'
         headers = {"host": "here", "authorization": f"Bearer {caller[0] * 40}", "content-length": str(len(body))}
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        scope: Scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": raw}
+        scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
         status = 0
 
         async def receive() -> Message:
@@ -176,3 +176,14 @@ async def test_one_call_at_a_time_never_waits_and_many_do(monkeypatch: pytest.Mo
             tasks.start_soon(gate.call, "much")
     whole = CALLERS * CALL_SECONDS / SHARE
     assert whole * 0.95 < anyio.current_time() - began < whole + CALLERS * REQUEST_SECONDS / SHARE
+
+
+@jumping
+async def test_over_the_older_transport_one_call_after_another_is_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered before the call is made, so nobody has waited for one. The control is the test before."""
+    gate = Gate(monkeypatch)
+    await gate.call("other")
+    began = anyio.current_time()
+    for _ in range(100):
+        await gate.call("much", "/messages/")
+    assert anyio.current_time() - began > 99 * CALL_SECONDS / SHARE - AHEAD_SECONDS / SHARE
