@@ -87,14 +87,15 @@ def parse_bytes(value: object) -> object:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Refuse what could redraw a reviewer's terminal or reorder the sentence: controls, bidi marks, line breaks."""
     if not text.isprintable():
         raise ValueError("control, invisible and line-break characters are not allowed")
     return text
 
 
-def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Refuse a list that says something twice."""
     for index, value in enumerate(values):
         if value in values[:index]:
             raise ValueError(f"{value!r} is listed twice")
@@ -120,7 +121,7 @@ def _rule(value: object) -> EgressRule:
     raise ValueError('each entry is a table such as { host = "docs.python.org" }')
 
 
-def _json_arguments(value: dict[str, Any]) -> dict[str, Any]:
+def json_arguments(value: dict[str, Any]) -> dict[str, Any]:
     """Refuse what no client could send as JSON: dates, NaN, integers beyond 2**53."""
     try:
         rfc8785.dumps(value)
@@ -133,16 +134,18 @@ def _texts(description: str) -> dict[str, Any]:
     return {"type": "array", "items": {"type": "string"}, "description": description}
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
+    """Base of all tables of a file: unknown keys and wrong types are errors, and nothing changes after."""
+
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
 # Strictness is lifted for the list itself only (TOML has lists, frozen data has tuples); elements stay strict.
-_Listed = Field(strict=False)
+LISTED = Field(strict=False)
 _Driver = Annotated[DriverName, BeforeValidator(partial(refuse_unsupported, "isolation"))]
-_Size = BeforeValidator(parse_bytes, json_schema_input_type=int | str)
+Size = BeforeValidator(parse_bytes, json_schema_input_type=int | str)
 _Rule = Annotated[
     EgressRule,
     PlainValidator(_rule),
@@ -169,7 +172,7 @@ _Rule = Annotated[
 _ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=200)]
 
 
-class Files(_Table):
+class Files(Table):
     """What the call may read of files, and whether it may give some back."""
 
     workspace: Annotated[
@@ -183,14 +186,14 @@ class Files(_Table):
     """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
 
 
-class Network(_Table):
+class Network(Table):
     """What the call may reach. The sandbox has no network of its own either way; the broker connects on its behalf."""
 
     mode: Annotated[Literal["none", "egress"], BeforeValidator(partial(refuse_unsupported, "network.mode"))] = "none"
     """`egress` lets the call reach what `allow` names, decided by the broker connection by connection."""
-    allow: Annotated[tuple[_Rule, ...], _Listed, Field(max_length=MAX_RULES)] = Field(default=(), validate_default=True)
+    allow: Annotated[tuple[_Rule, ...], LISTED, Field(max_length=MAX_RULES)] = Field(default=(), validate_default=True)
     """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
-    max_bytes: Annotated[int, _Size, Field(ge=RESPONSE_BYTES[0], le=RESPONSE_BYTES[1])] = RESPONSE_BYTES[0]
+    max_bytes: Annotated[int, Size, Field(ge=RESPONSE_BYTES[0], le=RESPONSE_BYTES[1])] = RESPONSE_BYTES[0]
     """Bytes of one response, unpacked; in a tunnel, bytes that come in."""
     max_redirects: Annotated[int, Field(ge=REDIRECTS[0], le=REDIRECTS[1])] = REDIRECTS[0]
     """Redirects that are followed, each decided again by the same rules."""
@@ -205,53 +208,53 @@ class Network(_Table):
             raise ValueError('must be empty while mode is "none"')
         if mode == "egress" and not allow:
             raise ValueError('must name at least one host while mode is "egress"')
-        return _distinct(allow)
+        return distinct(allow)
 
 
-class Output(_Table):
+class Output(Table):
     """How much may come out as artifacts."""
 
-    bytes: Annotated[int, _Size, Field(ge=OUTPUT_BYTES[0], le=OUTPUT_BYTES[1])] = OUTPUT_BYTES[0]
+    bytes: Annotated[int, Size, Field(ge=OUTPUT_BYTES[0], le=OUTPUT_BYTES[1])] = OUTPUT_BYTES[0]
     """Size of /output, and of all artifacts of one call together."""
     files: Annotated[int, Field(ge=OUTPUT_FILES[0], le=OUTPUT_FILES[1])] = OUTPUT_FILES[0]
     """Number of artifacts of one call."""
 
 
-class Workspace(_Table):
+class Workspace(Table):
     """How much may be copied where `files.workspace` is `overlay`; a larger workspace is refused before the program."""
 
-    bytes: Annotated[int, _Size, Field(ge=WORKSPACE_BYTES[0], le=WORKSPACE_BYTES[1])] = WORKSPACE_BYTES[0]
+    bytes: Annotated[int, Size, Field(ge=WORKSPACE_BYTES[0], le=WORKSPACE_BYTES[1])] = WORKSPACE_BYTES[0]
     """Size of /workspace, in pages of 4 KiB, for the copy and what the program writes; it counts as memory."""
     files: Annotated[int, Field(ge=WORKSPACE_FILES[0], le=WORKSPACE_FILES[1])] = WORKSPACE_FILES[0]
     """Number of files, folders and links that are copied, and of changed files in the patch."""
 
 
-class Limits(_Table):
+class Limits(Table):
     """What one call may spend."""
 
     wall_seconds: Annotated[float, Field(ge=WALL_SECONDS[0], le=WALL_SECONDS[1])] = WALL_SECONDS[0]
     """Real time from job to outcome. A caller may ask for less, never for more."""
     cpu_seconds: Annotated[int, Field(ge=CPU_SECONDS[0], le=CPU_SECONDS[1])] = CPU_SECONDS[0]
     """Processor time of the program and its children."""
-    memory: Annotated[int, _Size, Field(ge=MEMORY[0], le=MEMORY[1])] = MEMORY[0]
+    memory: Annotated[int, Size, Field(ge=MEMORY[0], le=MEMORY[1])] = MEMORY[0]
     """Memory of all processes in the sandbox, scratch and output files included."""
     pids: Annotated[int, Field(ge=PIDS[0], le=PIDS[1])] = PIDS[0]
     """Processes and threads at one time."""
     processors: Annotated[int, Field(ge=PROCESSORS[0], le=PROCESSORS[1])] = PROCESSORS[0]
     """Processors that may be busy for it at one time, where there are control groups."""
-    scratch: Annotated[int, _Size, Field(ge=SCRATCH[0], le=SCRATCH[1])] = SCRATCH[0]
+    scratch: Annotated[int, Size, Field(ge=SCRATCH[0], le=SCRATCH[1])] = SCRATCH[0]
     """Size of the private /tmp, gone after the call."""
     workspace: Workspace = Workspace()
     """How much of the workspace may be copied."""
     output: Output = Output()
     """How much may come out as artifacts."""
-    stream: Annotated[int, _Size, Field(ge=STREAM[0], le=STREAM[1])] = STREAM[0]
+    stream: Annotated[int, Size, Field(ge=STREAM[0], le=STREAM[1])] = STREAM[0]
     """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
     enforce: Literal["cgroup", "any"] = "cgroup"
     """`cgroup` refuses a host where limits could only be set per process; `any` accepts that."""
 
 
-class Python(_Table):
+class Python(Table):
     """How the interpreter starts, and what it can import."""
 
     environment: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = DEFAULT
@@ -260,7 +263,7 @@ class Python(_Table):
     start: Literal["cold", "warm"] = "cold"
     """`cold` starts an interpreter for each call when it comes. `warm` has single-use sandboxes ready; with bubblewrap
     they are forked from one interpreter, and so have its memory layout and hash seed in common."""
-    preload: Annotated[tuple[_ModuleName, ...], _Listed, Field(max_length=MAX_PRELOAD)] = Field(
+    preload: Annotated[tuple[_ModuleName, ...], LISTED, Field(max_length=MAX_PRELOAD)] = Field(
         default=(), validate_default=True
     )
     """Modules that are imported before the call arrives, so that the call does not wait for them. A program that names
@@ -271,19 +274,19 @@ class Python(_Table):
     def _fits_start(cls, preload: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if preload and info.data.get("start") == "cold":
             raise ValueError('must be empty while start is "cold"')
-        return _distinct(preload)
+        return distinct(preload)
 
 
-class Audit(_Table):
+class Audit(Table):
     """What the audit log keeps in full."""
 
-    keep: Annotated[tuple[Literal["arguments", "stdout", "stderr", "value"], ...], _Listed, Field(max_length=4)] = ()
+    keep: Annotated[tuple[Literal["arguments", "stdout", "stderr", "value"], ...], LISTED, Field(max_length=4)] = ()
     """Parts recorded in full; every other part is recorded by digest and size only."""
 
-    _no_duplicates = field_validator("keep")(_distinct)
+    _no_duplicates = field_validator("keep")(distinct)
 
 
-class Example(_Table):
+class Example(Table):
     """One call and what the profile must say to it; a profile whose examples fail does not load."""
 
     call: Annotated[dict[str, Any], Field(max_length=64)]
@@ -293,10 +296,10 @@ class Example(_Table):
     rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.]{0,63}$")] | None = None
     """The rule that must decide, for instance `network.allow`; left out, any rule may."""
 
-    _is_json = field_validator("call")(_json_arguments)
+    _is_json = field_validator("call")(json_arguments)
 
 
-class Profile(_Table):
+class Profile(Table):
     """Everything one tool may do, and the only place where it may be allowed."""
 
     tool: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
@@ -305,7 +308,7 @@ class Profile(_Table):
     """One sentence for the reviewer."""
     risk: Literal["low", "medium", "high"]
     """The author's judgement, for reviewers; it grants nothing."""
-    isolation: Annotated[tuple[_Driver, ...], _Listed, Field(min_length=1)]
+    isolation: Annotated[tuple[_Driver, ...], LISTED, Field(min_length=1)]
     """Acceptable drivers in order of preference. If none can enforce all of this profile, the call is refused."""
     approval: Literal["none", "ask"] = "ask"
     """`ask` holds each call until a person agrees; `none` lets calls run that the other keys allow."""
@@ -319,11 +322,11 @@ class Profile(_Table):
     """How the interpreter starts, and what it can import."""
     audit: Audit = Audit()
     """What the log keeps in full."""
-    example: Annotated[tuple[Example, ...], _Listed, Field(max_length=MAX_EXAMPLES)] = ()
+    example: Annotated[tuple[Example, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
     """Calls that are decided at load, with the answer they must get."""
 
-    _is_printable = field_validator("description")(_printable)
-    _no_duplicates = field_validator("isolation")(_distinct)
+    _is_printable = field_validator("description")(printable)
+    _no_duplicates = field_validator("isolation")(distinct)
 
 
 def effective(profile: Profile) -> dict[str, Any]:

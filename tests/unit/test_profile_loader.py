@@ -9,7 +9,8 @@ import pytest
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import MAX_FILE, MAX_PROFILES, SHIPPED, absent, load, parse, read
+from glovebox_profiles.load.loader import MAX_PROFILES, SHIPPED, absent, load, parse, read
+from glovebox_profiles.load.reading import MAX_FILE
 from glovebox_profiles.model import GIB, KIB, MIB, digest
 
 PATH = Path("probe.toml")

@@ -7,8 +7,6 @@ Never import ``server``: how a call is decided comes in as a function.
 import difflib
 import os
 import re
-import stat
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,12 @@ from pydantic import ValidationError
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.mistakes import RULES, first_mistake
-from glovebox_profiles.load.positions import KeyPath, ScanError, dotted, scan
+from glovebox_profiles.load.positions import KeyPath, dotted
+from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile, digest, digest_of
-from glovebox_sandboxes.host import permissions
-from glovebox_sandboxes.host.identity import changes_user
 
 SHIPPED = Path(__file__).parent.parent / "data"
 """The profiles that come with the package."""
-
-MAX_FILE = 64 * 1024
-"""Bytes of one profile: some hundred times a usual one, and little enough to parse at once."""
 MAX_PROFILES = 256
 """Files in one directory: more is a wrong directory."""
 
@@ -40,7 +34,6 @@ _HARMLESS = re.compile(
     r"readme.*|licen[cs]e|.+\.(?:md|txt)|\.git|\.gitignore|\.gitattributes|\.gitkeep|\.ds_store|schema\.json"
 )
 """Names, in lower case, that nobody gives to a profile."""
-_TOML = "See https://toml.io/en/v1.0.0."
 
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
 """Decides one call under one profile, purely: the effect and the id of the rule that decided."""
@@ -183,23 +176,11 @@ def profile_files(directory: Path) -> tuple[Path, ...]:
 
 def _entries(directory: Path, *, owned: bool = True) -> dict[str, bool]:
     """Names in a directory that nobody else can have changed or exchanged, sorted, and whether each is a folder."""
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise _unreadable(directory, error) from None
-    try:
-        if owned:
-            _check_owner(directory, handle)
-            # As for the runtime: nor can root's server be led to a directory that somebody else can exchange.
-            above = permissions.flaw_above(directory.absolute()) if changes_user() and directory != SHIPPED else None
-            if above is not None:
-                raise _changeable(*above)
-        with os.scandir(handle) as entries:
-            return dict(sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries))
-    except OSError as error:
-        raise _unreadable(directory, error) from None
-    finally:
-        os.close(handle)
+    with (
+        opened_directory(directory, owned=owned, above=directory != SHIPPED) as handle,
+        os.scandir(handle) as entries,
+    ):
+        return dict(sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries))
 
 
 def read(
@@ -210,7 +191,7 @@ def read(
     Raises:
         ProfileError: As for ``load``.
     """
-    profile, lines = _parse(_read_bytes(path), path)
+    profile, lines = _parse(read_bytes(path), path)
     if tools is not None and profile.tool not in tools:
         close = difflib.get_close_matches(profile.tool, tools, n=1)
         hint = f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(sorted(tools))}."
@@ -235,20 +216,8 @@ def parse(data: bytes, path: Path) -> Profile:
 
 
 def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
-    if len(data) > MAX_FILE:
-        raise ProfileError(path, None, "", f"larger than {MAX_FILE // 1024} KiB", "A profile is a page of text.")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ProfileError(path, line, "", "not UTF-8 text", "Save the file as UTF-8.") from None
-    try:
-        positions = scan(text)
-    except ScanError as error:
-        if not error.fix:
-            _parse_toml(text, path)
-        raise ProfileError(path, error.line, error.key, error.reason, error.fix or _TOML) from None
-    values, lines = _parse_toml(text, path), positions.lines
+    values, positions = parse_toml(data, path)
+    lines = positions.lines
     if RULES in positions.headed:
         # Cut off in the middle, a rule below a header of its own would lose its paths and so name every path.
         raise ProfileError(
@@ -259,18 +228,6 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
         return Profile.model_validate(values), lines
     except ValidationError as error:
         raise first_mistake(error, path, lines) from None
-
-
-def _parse_toml(text: str, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        sentence, _, place = str(error).rpartition(" (at ")
-        found = re.match(r"line (\d+)", place)
-        line = int(found[1]) if found else text.count("\n") + 1
-        raise ProfileError(path, line, "", f"not TOML: {sentence}", _TOML) from None
-    except ValueError as error:  # an integer with thousands of digits
-        raise ProfileError(path, None, "", f"not TOML: {error}", "Write a smaller number.") from None
 
 
 def _run_examples(profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample) -> None:
@@ -286,44 +243,3 @@ def _run_examples(profile: Profile, path: Path, lines: Mapping[KeyPath, int], ch
             f"expects {wanted}, but the profile answers {effect} by {rule}",
             "Change the keys above it, or the example if its expectation was wrong.",
         )
-
-
-def _read_bytes(path: Path) -> bytes:
-    """Read a file only if nobody but this user, root or the owner of the package can have written it.
-
-    Everything is asked of the open file, so the answer is about the bytes that are read.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ProfileError(path, None, "", "not a regular file", "Put the profile itself there.")
-        _check_owner(path, handle)
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    finally:
-        os.close(handle)
-
-
-def _check_owner(path: Path, handle: int) -> None:
-    found = permissions.flaw(handle)
-    if found is not None:
-        raise _changeable(path, *found)
-
-
-def _changeable(path: Path, problem: str, command: str) -> ProfileError:
-    hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
-    return ProfileError(path, None, "", problem, hint)
-
-
-def _unreadable(path: Path, error: OSError) -> ProfileError:
-    linked = path.is_symlink()
-    problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
-    return ProfileError(
-        path, None, "", problem, "Copy the file here." if linked else "Check that it exists and its permissions."
-    )

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -12,31 +12,46 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.model import RULE_KEYS, Profile, RuleKeyError
 
+ANY = "NAME"
+"""In the path of a key, a name that the writer chooses."""
 RULES = ("network", "allow")
 """Where egress rules stand. They are data of ``egress``, so the model knows each only as a whole."""
 
 #: A misspelt key comes before what is wrong, and that before what is missing: often one is the other's cause.
 _UNKNOWN, _WRONG, _MISSING = range(3)
 
+_NAMES = "[key]"
+"""What pydantic appends to the place of a name that is wrong itself."""
 
-def first_mistake(found: ValidationError, path: Path, lines: Mapping[KeyPath, int]) -> ProfileError:
+
+def first_mistake(
+    found: ValidationError,
+    path: Path,
+    lines: Mapping[KeyPath, int],
+    model: type[BaseModel] = Profile,
+    page: str = "docs/use/profiles.md",
+) -> ProfileError:
     """Return the one mistake to repair first.
 
     Args:
-        found: What pydantic found in the profile's values.
+        found: What pydantic found in the file's values.
         path: The file, for the message.
         lines: Line of each key that stands in the file.
+        model: What the file is read as.
+        page: Where its keys are described.
     """
     details = found.errors(include_url=False, include_input=False)
-    first = min(details, key=lambda each: (_rank(each), _line(_key(each), lines)))
+    first = min(details, key=lambda each: (_rank(each), line_of(_key(each), lines)))
     key = _key(first)
-    problem, hint = _sentences(first, key)
-    return ProfileError(path, _line(key, lines), dotted(key), problem, hint)
+    problem, hint = _sentences(first, key, model, page)
+    return ProfileError(path, line_of(key, lines), dotted(key), problem, hint)
 
 
 def _key(detail: ErrorDetails) -> KeyPath:
     cause = detail.get("ctx", {}).get("error")
-    return (*detail["loc"], cause.key) if isinstance(cause, RuleKeyError) else detail["loc"]
+    if isinstance(cause, RuleKeyError):
+        return (*detail["loc"], cause.key)
+    return detail["loc"][:-1] if detail["loc"][-1:] == (_NAMES,) else detail["loc"]
 
 
 def _rank(detail: ErrorDetails) -> int:
@@ -45,34 +60,34 @@ def _rank(detail: ErrorDetails) -> int:
     return _MISSING if detail["type"] == "missing" else _WRONG
 
 
-def _line(key: KeyPath, lines: Mapping[KeyPath, int]) -> int:
-    """Find the nearest place that stands in the file: a missing key has its table's line."""
+def line_of(key: KeyPath, lines: Mapping[KeyPath, int]) -> int:
+    """Return the line of the nearest place that stands in the file: a missing key has its table's line."""
     while key and key not in lines:
         key = key[:-1]
     return lines.get(key, 1)
 
 
-def _sentences(detail: ErrorDetails, key: KeyPath) -> tuple[str, str]:
+def _sentences(detail: ErrorDetails, key: KeyPath, model: type[BaseModel], page: str) -> tuple[str, str]:
     if _rank(detail) == _UNKNOWN:
-        return "unknown key", _nearest(key)
+        return "unknown key", _nearest(key, model)
     match detail["type"]:
         case "missing":
-            return "required, and missing", "See docs/use/profiles.md for its values."
+            return "required, and missing", f"See {page} for its values."
         case "value_error":
-            return str(detail["ctx"]["error"]).rstrip("."), "See docs/use/profiles.md."
+            return str(detail["ctx"]["error"]).rstrip("."), f"See {page}."
         case "model_type" | "dict_type":
             return "must be a table", f"Write it as [{dotted(key)}]."
         case "too_short" | "string_too_short":
-            return "must not be empty", "See docs/use/profiles.md for its values."
+            return "must not be empty", f"See {page} for its values."
     sentence = detail["msg"]
-    return f"{sentence[:1].lower()}{sentence[1:]}", "See docs/use/profiles.md for its type and bounds."
+    return f"{sentence[:1].lower()}{sentence[1:]}", f"See {page} for its type and bounds."
 
 
-def _nearest(key: KeyPath) -> str:
+def _nearest(key: KeyPath, model: type[BaseModel]) -> str:
     """Name the valid key the writer probably meant: in the same table first, then anywhere."""
     *table, name = (part for part in key if isinstance(part, str))
-    keys = {dotted(each): each for each in valid_keys()}
-    same = {each[-1]: full for full, each in keys.items() if list(each[:-1]) == table}
+    keys = {dotted(each): each for each in valid_keys(model)}
+    same = {each[-1]: dotted((*table, each[-1])) for each in keys.values() if _same(each[:-1], table)}
     anywhere = {each[-1]: full for full, each in reversed(keys.items())}
     for names in (same, anywhere):
         if close := difflib.get_close_matches(name, names, n=1):
@@ -80,14 +95,22 @@ def _nearest(key: KeyPath) -> str:
     return f"Valid keys here: {', '.join(same) or 'none'}."
 
 
+def _same(valid: tuple[str, ...], table: list[str]) -> bool:
+    return len(valid) == len(table) and all(one in (ANY, other) for one, other in zip(valid, table, strict=True))
+
+
 def valid_keys(model: type[BaseModel] = Profile, table: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ...]:
-    """Return the path of every key and table a profile may have, in the order of the model; arrays count as tables."""
+    """Return the path of every key and table a file may have, in the order of the model; arrays count as tables.
+
+    Where a table's names are the writer's own, ``ANY`` stands for each.
+    """
     keys: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():
         keys.append((*table, name))
+        below = (*table, name, *([ANY] if get_origin(field.annotation) is dict else []))
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                keys.extend(valid_keys(inner, (*table, name)))
-        if keys[-1] == RULES:
+                keys.extend(valid_keys(inner, below))
+        if (*table, name)[-len(RULES) :] == RULES:
             keys.extend((*table, name, key) for key in RULE_KEYS)
     return tuple(keys)

@@ -1,0 +1,134 @@
+"""From a file to TOML values with their lines: bytes that nobody else can have changed, read strictly.
+
+Profiles and the policy are read here alike; what the values may be is their models'.
+"""
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.positions import Positions, ScanError, scan
+from glovebox_sandboxes.host import permissions
+from glovebox_sandboxes.host.identity import changes_user
+
+MAX_FILE = 64 * 1024
+"""Bytes of one file: some hundred times a usual profile, and little enough to parse at once."""
+
+_TOML = "See https://toml.io/en/v1.0.0."
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file only if nobody but this user, root or the owner of the package can have written it.
+
+    Everything is asked of the open file, so the answer is about the bytes that are read.
+
+    Raises:
+        ProfileError: Somebody else can have written it, or it cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ProfileError(path, None, "", "not a regular file", "Put the file itself there.")
+        _check_owner(path, handle)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def opened_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int]:
+    """Open a directory to look at what lies in it.
+
+    Args:
+        directory: Where.
+        owned: Whether nobody else may be able to change what lies in it.
+        above: Whether, as root, nobody else may be able to exchange it either.
+
+    Raises:
+        ProfileError: Somebody else can, or it cannot be read.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise unreadable(directory, error) from None
+    try:
+        if owned:
+            _check_owner(directory, handle)
+            # As for the runtime: nor can root's server be led to a directory that somebody else can exchange.
+            found = permissions.flaw_above(directory.absolute()) if above and changes_user() else None
+            if found is not None:
+                raise _changeable(*found)
+        yield handle
+    except OSError as error:
+        raise unreadable(directory, error) from None
+    finally:
+        os.close(handle)
+
+
+def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
+    """Turn the bytes of one file into values, and where each stands; ``path`` is only named in errors.
+
+    Raises:
+        ProfileError: They are too many, or not strict TOML.
+    """
+    if len(data) > MAX_FILE:
+        raise ProfileError(
+            path, None, "", f"larger than {MAX_FILE // 1024} KiB", "Write less: a page of text is usual."
+        )
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ProfileError(path, line, "", "not UTF-8 text", "Save the file as UTF-8.") from None
+    try:
+        positions = scan(text)
+    except ScanError as error:
+        if not error.fix:
+            _values(text, path)
+        raise ProfileError(path, error.line, error.key, error.reason, error.fix or _TOML) from None
+    return _values(text, path), positions
+
+
+def _values(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        sentence, _, place = str(error).rpartition(" (at ")
+        found = re.match(r"line (\d+)", place)
+        line = int(found[1]) if found else text.count("\n") + 1
+        raise ProfileError(path, line, "", f"not TOML: {sentence}", _TOML) from None
+    except ValueError as error:  # an integer with thousands of digits
+        raise ProfileError(path, None, "", f"not TOML: {error}", "Write a smaller number.") from None
+
+
+def _check_owner(path: Path, handle: int) -> None:
+    found = permissions.flaw(handle)
+    if found is not None:
+        raise _changeable(path, *found)
+
+
+def _changeable(path: Path, problem: str, command: str) -> ProfileError:
+    hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
+    return ProfileError(path, None, "", problem, hint)
+
+
+def unreadable(path: Path, error: OSError) -> ProfileError:
+    """What is said of a file or directory that cannot be read."""
+    linked = path.is_symlink()
+    problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
+    return ProfileError(
+        path, None, "", problem, "Copy the file here." if linked else "Check that it exists and its permissions."
+    )

@@ -1,0 +1,302 @@
+"""The policy as strict, frozen data: what bytes of ``policy.toml`` may say, and every default.
+
+A role can only narrow what profiles allow. What a key that is left out means is the closed choice, but for the
+workspace, the quota and the turns: those stay the server's. Reading the file is ``load``'s.
+"""
+
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
+
+from glovebox_profiles.egress.hosts import parse_pattern
+from glovebox_profiles.model import LISTED, Effect, Profile, Size, Table, digest_of, distinct, json_arguments, printable
+from glovebox_profiles.order import DIMENSIONS
+
+#: A reviewer reads the whole file; longer lists are not read.
+MAX_ROLES: Final = 64
+MAX_RULES: Final = 32
+MAX_NAMED: Final = 1024
+MAX_EXAMPLES: Final = 256
+#: The longest a yes or a grant may wait or last: a week.
+MAX_MINUTES: Final = 7 * 24 * 60
+MAX_QUORUM: Final = 8
+#: Of the server, over all callers (``broker.admission.RUNNING``).
+MAX_TURNS: Final = 16
+#: Bounds of one budget, far above what a host can spend in a day: they keep sums exact in 64 bits.
+MAX_SPENT: Final = 1 << 50
+
+SPENDING: Final = (
+    "calls", "failures", "wall_seconds", "cpu_seconds", "disclosed_bytes", "fetched_bytes", "connections", "artifacts"
+)  # fmt: skip
+"""What a budget can bound, in the order in which it is explained."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+"""Of a role, a workflow, a budget or an approval: it stands in refusals and records."""
+ToolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+By = Literal["client", "operator", "either"]
+"""Who answers: the person at the caller's client, an operator by ``glovebox approvals``, or whoever is first."""
+Reach = Literal["call", "run"]
+Window = Literal["minute", "hour", "day"]
+WatchAction = Literal["record", "slow", "ask", "stop", "off"]
+
+_Minutes = Annotated[int, Field(ge=1, le=MAX_MINUTES)]
+_Count = Annotated[int, Field(ge=1, le=MAX_SPENT)]
+_Seconds = Annotated[float, Field(gt=0, le=MAX_SPENT)]
+_Bytes = Annotated[int, Size, Field(ge=1, le=MAX_SPENT)]
+
+
+def _principal(text: str) -> str:
+    """A principal's id, or the beginning of several with a star at its end: never the star alone."""
+    begun = text.removesuffix("*")
+    kind, colon, rest = begun.partition(":")
+    if "*" in begun or not colon or kind not in ("local", "token", "oauth"):
+        raise ValueError(
+            'a principal is "local:1000", "token:NAME" or "oauth:ISSUER#SUBJECT"; the last part may be "*"'
+        )
+    if kind == "oauth" and (not rest.partition("#")[0] or "#" not in rest):
+        raise ValueError('a principal of OAuth names its issuer: "oauth:ISSUER#SUBJECT", or "oauth:ISSUER#*"')
+    if begun == text and not rest.partition("#")[2 if kind == "oauth" else 0]:
+        raise ValueError('nobody has this name: end it in "*" if all are meant')
+    return printable(text)
+
+
+def _host(text: str) -> str:
+    return parse_pattern(text)
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or ".." in text.split("/"):
+        raise ValueError("must be an absolute path without ..")
+    return printable(text)
+
+
+Principal = Annotated[str, Field(max_length=512), AfterValidator(_principal)]
+_Scope = Annotated[str, Field(min_length=1, max_length=256)]
+_Named = Field(max_length=MAX_NAMED)
+_Host = Annotated[str, AfterValidator(_host)]
+_Path = Annotated[str, Field(max_length=4096), AfterValidator(_path)]
+
+
+@cache
+def _partial(model: type[Table], prefix: str = "") -> type[Table]:
+    """The tables of a profile with only those keys that grant or bound something, each of which may be left out."""
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        inner = [each for each in (field.annotation, *get_args(field.annotation)) if isinstance(each, type)]
+        if any(each.key == key for each in DIMENSIONS):
+            kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+            fields[name] = (kind, Field(default=None, description=field.description))
+        elif any(each.key.startswith(f"{key}.") for each in DIMENSIONS):
+            table = next(each for each in inner if issubclass(each, BaseModel))
+            fields[name] = (_partial(table, f"{key}."), Field(default=None, description=field.description))
+    made = create_model(f"Narrow{'' if model is Profile else model.__name__}", __base__=Table, **fields)
+    made.__doc__ = model.__doc__
+    return made
+
+
+if TYPE_CHECKING:  # made of the profile's own keys, which the type checker cannot read
+    Narrow = Table
+else:
+    Narrow = _partial(Profile)
+"""Keys of a profile, of which a role wants less; ``model_dump(exclude_unset=True)`` has those that were given."""
+
+
+class Budget(Table):
+    """How much may be spent in one window; what is counted comes back when the window has passed."""
+
+    name: Name
+    """Its id in the whole file: the rule of its refusal is `budget.NAME`."""
+    per: Literal["run", "principal", "workflow", "tool"]
+    """Whose spending is added up: of each run, principal, workflow, or of each tool for each principal."""
+    every: Literal["minute", "hour", "day", "run"]
+    """When it refills; `run`, only where `per` is `run` too: never within the run."""
+    tool: ToolName | None = None
+    """Counts this tool's calls alone. Left out: the calls of all tools."""
+    calls: _Count | None = None
+    """Calls that were started."""
+    failures: _Count | None = None
+    """Calls whose program failed, or that ended without a result."""
+    wall_seconds: _Seconds | None = None
+    """Real time of calls."""
+    cpu_seconds: _Seconds | None = None
+    """Processor time of calls."""
+    disclosed_bytes: _Bytes | None = None
+    """Bytes of results, which the model reads."""
+    fetched_bytes: _Bytes | None = None
+    """Bytes that came in from the network."""
+    connections: _Count | None = None
+    """Connections to hosts."""
+    artifacts: _Count | None = None
+    """Files that came out."""
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> "Budget":
+        if all(getattr(self, each) is None for each in SPENDING):
+            raise ValueError(f"must bound at least one of {', '.join(SPENDING)}")
+        if self.every == "run" and self.per != "run":
+            raise ValueError('every = "run" goes with per = "run" alone')
+        return self
+
+
+class Approval(Table):
+    """Calls that wait until somebody says yes."""
+
+    name: Name
+    """Its id in the whole file: the rule of what it asks is `approval.NAME`."""
+    tool: ToolName | None = None
+    """Asks for this tool's calls alone. Left out: for those of all tools."""
+    when: Literal["always", "new_program", "new_host", "leaves", "longer_than"] = "always"
+    """`always`; `new_program`: one that differs from all approved before; `new_host`: one that the run has not reached;
+    `leaves`: an artifact would leave quarantine; `longer_than`: the call may take longer than `seconds`."""
+    seconds: Annotated[float, Field(gt=0, le=600)] | None = None
+    """Only with `longer_than`."""
+    by: By = "either"
+    """Who may answer."""
+    another_principal: bool = False
+    """Wants a principal other than the caller's. An answer at the client, or by a command of the caller's own user, is
+    the caller's."""
+    quorum: Annotated[int, Field(ge=1, le=MAX_QUORUM)] = 1
+    """How many different principals must say yes."""
+    expires_minutes: _Minutes = 10
+    """How long the question, and then the yes, stands."""
+    reach: Reach = "call"
+    """`call`: a yes is for one call; `run`: for identical calls of the same run."""
+
+    @model_validator(mode="after")
+    def _can_be_answered(self) -> "Approval":
+        if (self.seconds is None) == (self.when == "longer_than"):
+            raise ValueError('seconds goes with when = "longer_than", which needs it')
+        if self.by == "client" and (self.another_principal or self.quorum > 1):
+            raise ValueError('at the client only the caller answers: by = "client" can give no other principal\'s yes')
+        return self
+
+
+class Lift(Table):
+    """A denial that becomes a question: the yes is a grant, which ends by itself."""
+
+    what: Literal["host", "tool", "budget"]
+    """A public host outside the allow-list, a tool outside the role, or a spent budget."""
+    by: By = "operator"
+    """Who may answer."""
+    expires_minutes: _Minutes = 60
+    """How long the grant lasts."""
+
+
+class Rate(Table):
+    """How often a host may be connected to."""
+
+    host: _Host
+    """One host, or `*.example.org` for every subdomain of it."""
+    connections: _Count
+    """Connections in one window."""
+    every: Window
+    """The window."""
+
+
+def _one_each(names: Any) -> None:
+    distinct(tuple(names))
+
+
+class Role(Table):
+    """What somebody in this role may do: never more than the profiles."""
+
+    tools: Annotated[tuple[ToolName, ...], LISTED, Field(max_length=256)] = ()
+    """Tools it may call. What is not named here, it neither sees nor calls."""
+    workspace: _Path | None = None
+    """Folder that its calls may read. Left out: the server's."""
+    artifacts_mib: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    """Room of each of its principals among the artifacts. Left out: the share the server gives everybody."""
+    turns: Annotated[int, Field(ge=1, le=MAX_TURNS)] | None = None
+    """Calls of each of its principals at work at one time. Left out: as many as the server gives everybody."""
+    narrow: Annotated[dict[ToolName, Narrow], Field(max_length=256)] = Field(default={})
+    """Keys of a tool's profile of which it gets less."""
+    budget: Annotated[tuple[Budget, ...], LISTED, Field(max_length=MAX_RULES)] = ()
+    """What it may spend."""
+    approval: Annotated[tuple[Approval, ...], LISTED, Field(max_length=MAX_RULES)] = ()
+    """Calls that wait for a yes."""
+    lift: Annotated[tuple[Lift, ...], LISTED, Field(max_length=3)] = ()
+    """Denials that become questions."""
+    rate: Annotated[tuple[Rate, ...], LISTED, Field(max_length=MAX_RULES)] = ()
+    """How often it may connect to a host."""
+
+    @model_validator(mode="after")
+    def _says_each_once(self) -> "Role":
+        _one_each(self.tools)
+        _one_each(each.what for each in self.lift)
+        _one_each((each.host, each.every) for each in self.rate)
+        return self
+
+
+class Call(Table):
+    """A call as its caller would make it."""
+
+    tool: ToolName
+    """The tool."""
+    arguments: dict[str, Any] = Field(default={})
+    """Its arguments."""
+
+    @model_validator(mode="after")
+    def _is_json(self) -> "Call":
+        json_arguments(self.arguments)
+        return self
+
+
+class Example(Table):
+    """One call of somebody and what policy must say to it; a policy whose examples fail does not load."""
+
+    principal: Principal
+    """Who calls."""
+    workflow: Name | None = None
+    """For which workflow."""
+    scopes: Annotated[tuple[str, ...], LISTED, Field(max_length=32)] = ()
+    """Scopes of the caller's token."""
+    call: Call
+    """What is called."""
+    expect: Effect
+    """What policy must answer."""
+    rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,127}$")] | None = None
+    """The rule that must decide. Left out, any rule may."""
+
+
+class Policy(Table):
+    """Who may call what, how much, and who is asked: the whole file."""
+
+    version: Literal[1]
+    """Of the file's shape."""
+    default: Name | None = None
+    """The role of principals that are not named. Left out: they may call nothing."""
+    roles: Annotated[dict[Name, Role], Field(max_length=MAX_ROLES)] = Field(default={})
+    """What each role may do."""
+    principals: Annotated[dict[Principal, Name], _Named] = Field(default={})
+    """Whose role is which. A name in full goes before one that ends in a star, a longer one before a shorter."""
+    scopes: Annotated[dict[_Scope, Name], Field(max_length=MAX_NAMED)] = Field(default={})
+    """The role that a scope of an OAuth token gives."""
+    workflows: Annotated[dict[Name, Name], _Named] = Field(default={})
+    """The role of a workflow, which narrows that of whoever works in it."""
+    watch: Annotated[dict[str, WatchAction], _Named] = Field(default={})
+    """What a watch rule does when it finds something."""
+    example: Annotated[tuple[Example, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
+    """Calls that are decided at load, with the answer they must get."""
+
+    @model_validator(mode="after")
+    def _names_are_ids(self) -> "Policy":
+        _one_each(chain.from_iterable((each.name for each in role.budget) for role in self.roles.values()))
+        _one_each(chain.from_iterable((each.name for each in role.approval) for role in self.roles.values()))
+        return self
+
+
+def effective(policy: Policy) -> dict[str, Any]:
+    """Return the whole policy with every default filled in, as JSON-compatible data."""
+    dumped = policy.model_dump(mode="json")
+    for name, role in policy.roles.items():  # what a role does not narrow has no value there
+        narrow = {tool: keys.model_dump(mode="json", exclude_unset=True) for tool, keys in role.narrow.items()}
+        dumped["roles"][name]["narrow"] = narrow
+    return dumped
+
+
+def digest(policy: Policy) -> str:
+    """Return ``sha256:…`` over the effective policy as canonical JSON; the roles' order counts, comments do not."""
+    return digest_of({**effective(policy), "precedence": list(policy.roles)})
