@@ -5,12 +5,21 @@
 
 from pathlib import Path
 
-from glovebox_sandboxes.contract.errors import Diagnosed, Refused
+from glovebox_sandboxes.contract.errors import Diagnosed, Refusal, Refused
+from glovebox_server.redaction import without_paths
 
 _MAX_NAME = 64
 """Characters of an unknown name that are repeated to the caller."""
 
-__all__ = ["AuditUnavailable", "InvalidArguments", "OutputFailed", "Refused", "Unforeseen", "UnknownTool"]
+__all__ = [
+    "AuditUnavailable",
+    "InvalidArguments",
+    "OutputFailed",
+    "Refused",
+    "StoreUnusable",
+    "Unforeseen",
+    "UnknownTool",
+]
 
 
 class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
@@ -26,6 +35,16 @@ class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
 
 class AuditUnavailable(Diagnosed):
     """A record could not be made durable, so the effect it announces does not happen."""
+
+
+class StoreUnusable(Diagnosed):
+    """What governs calls cannot be read or written, so calls that it governs are refused: see ``refusal``."""
+
+    @property
+    def refusal(self) -> Refusal:
+        """What the caller is told."""
+        reason = f"What governs this call cannot be kept: {without_paths(self.reason)}."
+        return Refusal(rule="store", reason=reason, hint=f"The operator must act. {without_paths(self.fix)}")
 
 
 class UnknownTool(Exception):  # noqa: N818 - the protocol's term

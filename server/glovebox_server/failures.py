@@ -9,7 +9,7 @@ from typing import Literal
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused, UnknownTool
+from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused, StoreUnusable, UnknownTool
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.redaction import without_paths
 
@@ -55,6 +55,7 @@ FAILURES: dict[type[Exception], Failure] = {
     SandboxUnavailable: _unavailable("Sandbox"),
     UnsupportedSpec: _unavailable("Sandbox"),
     AuditUnavailable: _unavailable("Audit"),
+    StoreUnusable: _unavailable("Store"),
     ArtifactsUnavailable: _unavailable("Artifacts"),
 }
 

@@ -1,0 +1,267 @@
+"""A SQLite file that all server processes of a state directory share: each transaction whole, or not at all.
+
+Rule 1  A transaction that returned survives SIGKILL of any process: it is in the kernel's page cache. Losing power can
+        cost the last ones, never half of one, unless the file was opened as ``durable`` (one fsync each).
+Rule 2  What cannot be read or written raises ``StoreUnusable`` and stays as it is: a damaged file is never made anew,
+        an emptied one is damaged.
+Rule 3  Waiting for another process's lock, or for the disk, happens in a worker thread: one for each open file.
+"""
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from glovebox_server.errors import StoreUnusable
+
+DIRECTORY: Final = "governance"
+"""Below the state directory; one file for each store."""
+
+LOCK_WAIT_SECONDS: Final = 5.0
+"""A holder needs the lock for less than a millisecond; five seconds cover a stalling disk. One that was stopped
+(SIGSTOP) must not stop every other server with it."""
+
+MAX_MIB: Final = 256
+"""Size of one file: what a store keeps is bounded by its owner, and this is the bound on a mistake in that."""
+
+_SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON", "temp_store = MEMORY")
+
+_FULL = frozenset({sqlite3.SQLITE_FULL})
+_HELD = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
+_ACCESS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
+_OTHER = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS})
+_PRIMARY = 0xFF
+"""Of a result code: the rest says more closely what it was (https://www.sqlite.org/rescode.html)."""
+
+_FIX_DISK = "Free space on its file system, or point the state directory at another one."
+_FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
+_FIX_NEWER = "Upgrade Glovebox, or name another state directory."
+
+_T = TypeVar("_T")
+
+Work = Callable[[sqlite3.Connection], _T]
+"""What is done in one transaction: statements and nothing that waits for anybody else."""
+
+
+class Database:
+    """One open file. Make it with ``opened``; safe for threads, which take turns."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        """Take what ``opened`` checked."""
+        self.path = path
+        self._connection = connection
+        self._identity = _identity(path)
+        self._lock = threading.Lock()
+        self._limiter = anyio.CapacityLimiter(1)
+
+    async def transact(self, work: Work[_T]) -> _T:
+        """Do ``work`` in one transaction that writes, in a worker thread.
+
+        Cancelling the caller while it waits for its turn does nothing; later, what is begun is done, and its result
+        returned.
+
+        Raises:
+            StoreUnusable: nothing of it was done.
+        """
+        return await anyio.to_thread.run_sync(self.transact_now, work, limiter=self._limiter)
+
+    async def query(self, work: Work[_T]) -> _T:
+        """Do ``work``, which only reads, on one state of the file, in a worker thread.
+
+        Raises:
+            StoreUnusable: it cannot be read.
+        """
+        return await anyio.to_thread.run_sync(self.query_now, work, limiter=self._limiter)
+
+    def transact_now(self, work: Work[_T]) -> _T:
+        """As ``transact``, in this thread: for commands; never on an event loop."""
+        # IMMEDIATE takes the lock before anything is read, so that no decision rests on what another process changes.
+        return self._transaction("BEGIN IMMEDIATE", "write to", work)
+
+    def query_now(self, work: Work[_T]) -> _T:
+        """As ``query``, in this thread."""
+        return self._transaction("BEGIN", "read", work)
+
+    def _transaction(self, begin: str, attempted: str, work: Work[_T]) -> _T:
+        with self._lock, translated(self.path, attempted):
+            if _identity(self.path) != self._identity:
+                raise _unusable(
+                    self.path, attempted, "it was removed or replaced while it was in use", "Put it back, or restart."
+                )
+            with _begun(self._connection, begin):
+                return work(self._connection)
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path, schema: Sequence[str], *, durable: bool = False, lock_wait: float = LOCK_WAIT_SECONDS
+) -> Iterator[Database]:
+    """Open a store, made (0600, its directory 0700) where there is none.
+
+    Args:
+        path: of the file, in a directory that holds stores alone.
+        schema: SQL, one text for each version that there ever was, each leading from the one before to the next. The
+            steps that a file lacks are taken when it is opened. A released one never changes.
+        durable: whether a transaction survives a power cut too, for an fsync each (milliseconds on a slow disk).
+        lock_wait: seconds to wait for other processes.
+
+    Raises:
+        StoreUnusable: it is not ours alone, of a newer version, damaged, held by another process, or the disk refuses.
+    """
+    with translated(path, "open"):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _check(path.parent, stat.S_IFDIR)
+        if not os.path.lexists(path):
+            _make(path, schema)
+        _check(path, stat.S_IFREG)
+        # SQLite takes an empty file for a new one. Ours never are: what is empty was cut.
+        if not path.stat().st_size:
+            raise _damaged(path, "it is empty")
+        connection = _connected(path, lock_wait, durable=durable)
+    with contextlib.closing(connection):
+        with translated(path, "open"):
+            for (problem,) in connection.execute("PRAGMA quick_check(1)").fetchall():
+                if problem != "ok":
+                    raise _damaged(path, str(problem).strip().splitlines()[-1])
+            _upgrade(path, connection, schema)
+            if _tables(connection) != _tables_of(schema):
+                raise _damaged(path, "its tables are not those of this store")
+        yield Database(path, connection)
+
+
+@contextlib.contextmanager
+def translated(path: Path, attempted: str) -> Iterator[None]:
+    """Turn a failure of the disk or of SQLite into ``StoreUnusable``, with what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(path, attempted, error.strerror or str(error), _FIX_ACCESS) from error
+    except UnicodeDecodeError as error:  # SQLite's own message may hold bytes of a damaged file
+        raise _damaged(path, "what is in it is no text") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & _PRIMARY
+        if code in _FULL:
+            raise _unusable(path, attempted, "the disk, or its own bound, is full", _FIX_DISK) from error
+        if code in _HELD:
+            fix = f"Find it with `fuser {path}` and continue or end it."
+            raise _unusable(path, attempted, "another process holds its lock", fix) from error
+        if code in _DAMAGED:
+            raise _damaged(path, str(error)) from error
+        if code in _ACCESS:
+            raise _unusable(path, attempted, str(error), _FIX_ACCESS) from error
+        if code in _OTHER:
+            fix = f"{_FIX_DISK} Else check the disk and the kernel's log (`dmesg`)."
+            raise _unusable(path, attempted, str(error), fix) from error
+        raise  # a mistake in a statement of ours
+
+
+def _connected(path: Path, lock_wait: float, *, durable: bool) -> sqlite3.Connection:
+    # Ours alone, and never made by SQLite itself: mode=rw. `as_uri` escapes what a path may hold.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=lock_wait,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        for setting in (*_SETTINGS, f"synchronous = {'FULL' if durable else 'NORMAL'}"):
+            connection.execute(f"PRAGMA {setting}")
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {MAX_MIB * 2**20 // page}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make(path: Path, schema: Sequence[str]) -> None:
+    """Put a whole file in place; of several processes that do it at once the first wins."""
+    half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        with contextlib.closing(_connected(half, LOCK_WAIT_SECONDS, durable=True)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")  # kept in the file
+            _upgrade(half, connection, schema)
+        with contextlib.suppress(FileExistsError):
+            os.link(half, path)
+    finally:
+        for each in (half, Path(f"{half}-wal"), Path(f"{half}-shm")):
+            each.unlink(missing_ok=True)
+
+
+def _upgrade(path: Path, connection: sqlite3.Connection, schema: Sequence[str]) -> None:
+    """Take the steps that the file lacks, in one transaction."""
+    with _begun(connection, "BEGIN"):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == len(schema):
+        return
+    with _begun(connection, "BEGIN IMMEDIATE"):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > len(schema):
+            raise _unusable(path, "open", f"it has version {version}, a later one than {len(schema)}", _FIX_NEWER)
+        for step in schema[version:]:
+            for statement in step.split(";"):  # not executescript: it would commit
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(schema)}")
+
+
+@contextlib.contextmanager
+def _begun(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    """A transaction: committed at the end of the block, or undone."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # after some failures SQLite has rolled back by itself
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _tables(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    return connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
+
+
+def _tables_of(schema: Sequence[str]) -> list[tuple[str, ...]]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        _upgrade(Path(":memory:"), connection, schema)
+        return _tables(connection)
+
+
+def _check(path: Path, kind: int) -> None:
+    """Raise StoreUnusable where it is not ours alone."""
+    found = path.lstat()
+    if stat.S_IFMT(found.st_mode) != kind:
+        raise _unusable(path, "open", "it is a link, or of another kind", "Move it away.")
+    if found.st_uid != os.geteuid():
+        fix = "Run Glovebox as that user, or choose another state directory."
+        raise _unusable(path, "open", f"it belongs to user {found.st_uid}", fix)
+    if found.st_mode & 0o077:
+        raise _unusable(path, "open", "it is open to other users", f"Run `chmod go= {path}`.")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - half the time of Path's, before every transaction
+    return found.st_dev, found.st_ino
+
+
+def _damaged(path: Path, reason: str) -> StoreUnusable:
+    fix = (
+        f"Stop the servers and put a whole copy of {path} back, or move it and its -wal away: what was kept in it is "
+        "then forgotten."
+    )
+    return _unusable(path, "read", f"it is damaged: {reason}", fix)
+
+
+def _unusable(path: Path, attempted: str, reason: str, fix: str) -> StoreUnusable:
+    return StoreUnusable(f"{attempted} the store {path}", reason, fix)
