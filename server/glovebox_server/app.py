@@ -33,6 +33,8 @@ from glovebox_server.broker.policy import decide
 from glovebox_server.broker.prewarm import check_preloads, prepare_sandboxes
 from glovebox_server.broker.records import sandbox_started
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
+from glovebox_server.governance.governance import Governance
+from glovebox_server.governance.rights import Rights
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
@@ -185,14 +187,14 @@ async def opened(
         if transport != "cli":
             await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)
+        rights = Rights(profiles=profiles, workspace=served.path)
         broker = Broker(
             tools=TOOLS,
-            profiles=profiles,
+            governance=Governance(rights_of=lambda _: rights),
             admission=Admission(pool.call, shared=shared),
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
-            workspace=served.path,
         )
         app = App(
             settings=settings,

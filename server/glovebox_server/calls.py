@@ -5,7 +5,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:  # it names a principal
+    from glovebox_server.governance.approvals.question import Answer, Question
 
 #: Of milliseconds: a clock shows more, and means nothing by it.
 _DIGITS = 3
@@ -22,6 +25,12 @@ class Principal:
     transport: Literal["stdio", "http", "sse", "cli"]
     client: str | None = None
     """What the client calls itself: self-reported, for the record only, never a ground for a decision."""
+    workflow: str | None = None
+    """What the work belongs to: a name the operator bound to the token or the server; no caller chooses it."""
+    user: str | None = None
+    """The person behind it, as the token's claims name them; for the record only."""
+    roles: tuple[str, ...] = ()
+    """Roles that the token carries; else ``policy.toml`` says which one the principal has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,8 @@ class ToolCall:
     arguments: Mapping[str, Any]
     """Already validated by the tool's argument model; JSON-compatible."""
     received: datetime
+    run: str | None = None
+    """The piece of work it belongs to: one connection, one session, or what a handle of the server's names."""
 
 
 def elapsed_ms(call: ToolCall) -> float:
@@ -58,6 +69,12 @@ class Decision:
     """``sha256:…`` of the profile that was in force; empty when there is none."""
     recorded: str = ""
     """The reason for the log, where the caller's repeats what the call asked for: that may hold a secret."""
+    role: str | None = None
+    """The caller's role, where there is a policy."""
+    policy_digest: str | None = None
+    """``sha256:…`` of the policy in force, where there is one."""
+    approval: str | None = None
+    """Id of the question that somebody answered with yes, where one was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +132,9 @@ class Listener(Protocol):
 
     def ended_by(self) -> str:
         """Asked when the call is cancelled: ``client``, ``stream closed``, ``token removed`` or ``server stopping``."""
+
+    async def ask(self, question: "Question") -> "Answer | None":
+        """Ask the person at the client, and wait for the answer; None where this client cannot be asked."""
 
 
 #: Crockford's base 32 in lower case: no letter that is mistaken for a digit (https://www.crockford.com/base32.html).

@@ -96,12 +96,19 @@ class WaitingBroker:
         *,
         call_id: str = "",
         session: str | None = None,
+        run: str | None = None,
     ) -> CallResult:
         """Validate and admit like the real one."""
         valid = validated(tool_named({RUN.name: RUN}, tool), arguments)
         async with self.admission.enter(principal.id, tool, valid):
             call = ToolCall(
-                id=call_id, principal=principal, session=session, tool=tool, arguments=valid, received=datetime.now(UTC)
+                id=call_id,
+                principal=principal,
+                session=session,
+                run=run,
+                tool=tool,
+                arguments=valid,
+                received=datetime.now(UTC),
             )
             return await self._call(call, listener)
 

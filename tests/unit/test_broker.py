@@ -14,7 +14,7 @@ from tests.fixtures.artifact_stores import a_store
 from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import READY, Channel, Guest, Weightless
 
-from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
 from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
 from glovebox_sandboxes.contract.measure import Expected
@@ -36,6 +36,8 @@ from glovebox_server.broker.broker import Broker
 from glovebox_server.broker.records import sandbox_started
 from glovebox_server.calls import CallResult, Principal
 from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance.governance import Governance
+from glovebox_server.governance.rights import Rights
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.tools import TOOLS
@@ -237,14 +239,14 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     """A broker over the shipped profiles, a real artifact store and pool, and everything else in memory."""
     audit, driver = Recorder(), Driver(measured={**MEASURED, "namespaces": {"net": host_namespaces()["net"] + 1}})
     async with a_store(tmp_path / "artifacts") as store, a_pool() as pool:
+        rights = Rights(profiles=load([SHIPPED], check_example=check_example), workspace=None)
         broker = Broker(
             tools=TOOLS,
-            profiles=load([SHIPPED], check_example=check_example),
+            governance=Governance(rights_of=lambda _: rights),
             admission=Admission(pool.call),
             sandboxes=SandboxProvider(drivers=cast("Any", driver), pool=pool),
             receipts=ReceiptIssuer(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s"),
             artifacts=store,
-            workspace=None,
         )
         yield Scene(broker=broker, audit=audit, driver=driver)
     assert driver.live == 0
@@ -489,12 +491,8 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
 
 async def test_a_tool_without_a_profile_may_do_nothing(scene: Scene) -> None:
     """Refused on the record."""
-    empty = replace(scene.broker, profiles=cast("Any", _NoProfiles()))
+    rights = Rights(profiles=ProfileSet({}, {}), workspace=None)
+    empty = replace(scene.broker, governance=Governance(rights_of=lambda _: rights))
     result = await replace(scene, broker=empty).call()
     assert result.structured["refused"]["rule"] == "profile.missing"
     assert scene.driver.opened == 0
-
-
-class _NoProfiles:
-    def get(self, _name: str) -> None:
-        return None

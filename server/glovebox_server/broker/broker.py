@@ -4,19 +4,20 @@ Every step that has an effect is in the audit log, on disk, before the effect.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 
 from glovebox_profiles.compile import to_spec
-from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
-from glovebox_sandboxes.session.run import Hooks, run
+from glovebox_sandboxes.session.run import Hooks
+from glovebox_sandboxes.session.run import run as run_job
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.answers import answered, refused
@@ -27,8 +28,25 @@ from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, new_call_id
+from glovebox_server.governance.governance import Governance, Proposal, Reservation, Stopped, denied
+from glovebox_server.governance.rights import Rights
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 from glovebox_server.tools.base import Tool
+
+if TYPE_CHECKING:
+    from glovebox_server.governance.approvals.question import Answer, Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A call that may run, and what it runs with."""
+
+    call: ToolCall
+    tool: Tool
+    profile: Profile
+    decision: Decision
+    inputs: Inputs
+    recorder: CallRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +54,11 @@ class Broker:
     """Runs calls for whoever asks. All its parts are given to it; it keeps nothing of a call after it."""
 
     tools: Mapping[str, Tool]
-    profiles: ProfileSet
+    governance: Governance
     admission: Admission
     sandboxes: SandboxProvider
     receipts: ReceiptIssuer
     artifacts: ArtifactStore
-    workspace: Path | None
 
     async def submit(
         self,
@@ -52,6 +69,7 @@ class Broker:
         *,
         call_id: str = "",
         session: str | None = None,
+        run: str | None = None,
     ) -> CallResult:
         """Run one call from raw arguments to its result; cancelling it kills the sandbox.
 
@@ -64,6 +82,7 @@ class Broker:
             listener: hears what happens meanwhile.
             call_id: the call's id, where somebody listens for its records already; else a new one.
             session: the transport's name for the session it came in.
+            run: the piece of work it belongs to.
 
         Raises:
             UnknownTool: there is none of that name.
@@ -76,48 +95,75 @@ class Broker:
         """
         found = tool_named(self.tools, tool)
         valid = validated(found, arguments)
-        async with self.admission.enter(principal.id, tool, valid):
-            call = ToolCall(
-                id=call_id or new_call_id(),
-                principal=principal,
-                session=session,
-                tool=tool,
-                arguments=valid,
-                received=datetime.now(UTC),
-            )
-            return await self._call(call, found, listener)
+        call_id = call_id or new_call_id()
+        answered: Answer | None = None
+        while True:
+            async with self.admission.enter(principal.id, tool, valid):
+                call = ToolCall(
+                    id=call_id,
+                    principal=principal,
+                    session=session,
+                    run=run,
+                    tool=tool,
+                    arguments=valid,
+                    received=datetime.now(UTC),
+                )
+                came = await self._call(call, found, listener, answered)
+            if isinstance(came, CallResult):
+                return came
+            # Who waits for a person holds neither a turn nor a sandbox; the call is decided anew with the answer.
+            answered = await self.governance.settle(came, listener)
 
-    async def _call(self, call: ToolCall, tool: Tool, listener: Listener) -> CallResult:
-        """Decide, and record what was decided."""
-        profile = self.profiles.get(call.tool)
-        digest = self.profiles.digest_for(call.tool) if profile else ""
-        decided = decide(tool, call.arguments, profile, digest, workspace=self.workspace is not None)
-        async with open_inputs(self.artifacts, call, decided) as (decision, inputs):
+    async def _call(
+        self, call: ToolCall, tool: Tool, listener: Listener, answered: "Answer | None"
+    ) -> "CallResult | Question":
+        """Decide, and record what was decided; or return what somebody is to be asked first."""
+        rights = self.governance.rights_of(call.principal)
+        decided = self._decided(call, tool, rights)
+        profile = rights.profiles.get(call.tool)
+        async with AsyncExitStack() as held:
+            decision, inputs = await held.enter_async_context(open_inputs(self.artifacts, call, decided))
+            reservation = None
+            if profile is not None and decision.effect != "deny":
+                proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=inputs)
+                verdict, reservation = await held.enter_async_context(self.governance.admitted(proposal, answered))
+                if not isinstance(verdict, Decision):
+                    return verdict
+                decision = verdict
             recorder = self.receipts.recorder(call, profile)
             await recorder.record(call_decided(call, decision, profile, inputs))
+            await self.governance.decided(call, decision)
             if profile is None or decision.effect != "allow":
                 return refused(call, decision, recorder.head)
-            return await self._run(
-                call, tool, listener, profile=profile, decision=decision, inputs=inputs, recorder=recorder
-            )
+            run = _Run(call=call, tool=tool, profile=profile, decision=decision, inputs=inputs, recorder=recorder)
+            with anyio.CancelScope() as scope:
+                async with self.governance.ending(call, scope) as stopped:
+                    return await self._run(run, rights, listener, stopped, reservation)
+            # Nothing else cancels that scope: the call is recorded as cancelled, and its sandbox is gone.
+            return refused(call, denied(decision, stopped.refusal), recorder.head)
+
+    def _decided(self, call: ToolCall, tool: Tool, rights: Rights) -> Decision:
+        profile, served = rights.profiles.get(call.tool), rights.workspace is not None
+        digest = rights.profiles.digest_for(call.tool) if profile else ""
+        objection = self.governance.objection(call, rights)
+        decision = decide(tool, call.arguments, profile, digest, workspace=served, objection=objection)
+        return replace(decision, role=rights.role, policy_digest=rights.policy_digest) if rights.role else decision
 
     async def _run(
         self,
-        call: ToolCall,
-        tool: Tool,
+        run: "_Run",
+        rights: Rights,
         listener: Listener,
-        *,
-        profile: Profile,
-        decision: Decision,
-        inputs: Inputs,
-        recorder: CallRecorder,
+        stopped: Stopped,
+        reservation: Reservation | None,
     ) -> CallResult:
         """Run, record and answer."""
-        async with recorder.until_ended(listener.ended_by):
-            files, gate = inputs.contents(), gate_for(profile, recorder, call)
+        call, profile, recorder = run.call, run.profile, run.recorder
+        async with recorder.until_ended(lambda: "stop" if stopped.refusal else listener.ended_by()):
+            files, gate = run.inputs.contents(), gate_for(profile, recorder, call)
             wanted = Wanted(
                 isolation=profile.isolation,
-                spec=to_spec(profile, workspace=self.workspace),
+                spec=to_spec(profile, workspace=rights.workspace),
                 prepared=profile.python.start == "warm",
                 code=call.arguments.get("code"),
                 key=call.principal.id,
@@ -137,7 +183,7 @@ class Broker:
                         serve=serve_with(gate) if gate else None,
                         printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
                     )
-                    outcome = await run(sandbox, tool.job(call.arguments), inputs=files, hooks=hooks)
+                    outcome = await run_job(sandbox, run.tool.job(call.arguments), inputs=files, hooks=hooks)
                 delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
             # Digests of pictures take tens of milliseconds, in which nobody else would be served.
             finished = (
@@ -145,9 +191,11 @@ class Broker:
                 if outcome.blobs or outcome.shown
                 else call_finished(call, outcome, profile, gate)
             )
+            await self.governance.ended(call, outcome)
             receipt = await recorder.finish(finished)
         # After the block: the call has its end, and must not get a second one.
-        return answered(
-            tool, call, outcome, delivered, decision=decision, plan=sandbox.plan, head=recorder.head,
+        result = answered(
+            run.tool, call, outcome, delivered, decision=run.decision, plan=sandbox.plan, head=recorder.head,
             elapsed_ms=finished.elapsed_ms, receipt=receipt,
         )  # fmt: skip
+        return reservation.spent(finished, result) if reservation else result

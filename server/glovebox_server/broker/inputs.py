@@ -44,13 +44,13 @@ class Inputs:
 async def open_inputs(
     store: ArtifactStore, call: ToolCall, decision: Decision
 ) -> AsyncIterator[tuple[Decision, Inputs]]:
-    """Open every artifact that an allowed call names; it is denied where its caller may not have one of them.
+    """Open every artifact that a call names, unless it is denied; it is where its caller may not have one of them.
 
     One that is unknown to this principal, two of the same name, or too many bytes together deny it.
     """
     inputs = Inputs()
     async with AsyncExitStack() as opened:
-        if decision.effect == "allow":
+        if decision.effect != "deny":
             try:
                 inputs = await _opened(store, call, opened)
             except Refused as refusal:

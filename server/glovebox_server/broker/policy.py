@@ -29,6 +29,7 @@ def decide(
     profile_digest: str = "",
     *,
     workspace: bool = True,
+    objection: Refusal | None = None,
 ) -> Decision:
     """Decide one call.
 
@@ -38,7 +39,16 @@ def decide(
         profile: the one in force for the tool; None where there is none.
         profile_digest: the profile's digest, if it is known already.
         workspace: whether one is served.
+        objection: why it is refused before its profile is asked, if it is.
     """
+    if objection is not None:
+        return Decision(
+            effect="deny",
+            rule=objection.rule,
+            reason=objection.reason,
+            hint=objection.hint,
+            profile_digest=profile_digest,
+        )
     if profile is None:
         return Decision(
             effect="deny",
@@ -47,8 +57,8 @@ def decide(
             hint="The operator can add one to the profile directory.",
             profile_digest="",
         )
-    objection = _objection(tool, arguments, profile, workspace=workspace)
-    effect, refusal, recorded = objection or ("allow", _NO_OBJECTION, "")
+    found = _objection(tool, arguments, profile, workspace=workspace)
+    effect, refusal, recorded = found or ("allow", _NO_OBJECTION, "")
     return Decision(
         effect=effect,
         rule=refusal.rule,

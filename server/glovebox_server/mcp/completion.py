@@ -14,6 +14,7 @@ from mcp.shared.exceptions import MCPError
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.calls import CallResult, Listener, Principal
 from glovebox_server.failures import foreseen
+from glovebox_server.governance.approvals.question import Question
 from glovebox_server.mcp import prompts
 
 #: Values in one answer, by the specification.
@@ -49,6 +50,9 @@ class _Unheard:
     def ended_by(self) -> str:
         """Whoever asked gave up, or typed on."""
         return "client"
+
+    async def ask(self, _question: Question) -> None:
+        """Nobody is asked because of a completion."""
 
 
 async def complete(

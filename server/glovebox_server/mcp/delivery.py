@@ -20,6 +20,7 @@ from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import EVENTS, CallDecided
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Missed
+from glovebox_server.governance.approvals.question import Question
 
 #: Our extension: a client that declares it gets ``AUDIT_NOTIFICATION``. https://modelcontextprotocol.io, SEP-2133.
 AUDIT_EXTENSION = "dev.glovebox/audit"
@@ -101,6 +102,9 @@ class Reporter:
         self._printed = whole[-MAX_PRINTED:]
         self._skipped += len(whole) - len(self._printed)
         self._wake.set()
+
+    async def ask(self, _question: Question) -> None:
+        """Not yet: no client is asked."""
 
     async def run(self) -> None:
         """Send until cancelled: what is new, or a sign of life."""

@@ -72,6 +72,7 @@ class Broker(Protocol):
         *,
         call_id: str = "",
         session: str | None = None,
+        run: str | None = None,
     ) -> CallResult:
         """See ``broker.broker.Broker.submit``."""
 

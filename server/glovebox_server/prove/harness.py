@@ -31,6 +31,8 @@ from glovebox_server.audit.verify import verify
 from glovebox_server.calls import CallResult, Principal, Text, new_call_id
 from glovebox_server.errors import Refused
 from glovebox_server.failures import failure_of
+from glovebox_server.governance.approvals.question import Question
+from glovebox_server.governance.rights import Rights
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
 
@@ -134,9 +136,10 @@ class CallHarness:
 
     async def _make(self, call: Call, driver: str, names: Mapping[str, str], seen: _Seen) -> None:
         profiles = load([self._profile(call, driver, names)], check_example=apps.check_example)
-        broker = replace(self._app.broker, profiles=profiles)
-        if call.workspace == "gone":
-            broker = replace(broker, workspace=self._host.root / "gone")
+        served = self._host.root / "gone" if call.workspace == "gone" else self._app.workspace.path
+        rights = Rights(profiles=profiles, workspace=served)
+        governance = replace(self._app.broker.governance, rights_of=lambda _: rights)
+        broker = replace(self._app.broker, governance=governance)
         given = strict_json.check(_filled(call.raw, names)) if call.raw is not None else _filled(call.arguments, names)
         seen.call_id, seen.tool = new_call_id(), call.tool
         with anyio.CancelScope() as scope:
@@ -213,6 +216,9 @@ class _Listener:
     def ended_by(self) -> str:
         """The case is the client."""
         return "client"
+
+    async def ask(self, _question: Question) -> None:
+        """Nobody is there to be asked."""
 
 
 @asynccontextmanager

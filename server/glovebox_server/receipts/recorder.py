@@ -101,9 +101,9 @@ class CallRecorder:
         self._issuer = issuer
         self._call = call
         self._profile = profile
-        self._whose = {"tool": call.tool, "principal": call.principal.id}
-        if call.principal.client is not None:
-            self._whose["client"] = call.principal.client
+        whose = {"tool": call.tool, "principal": call.principal.id, "client": call.principal.client,
+                 "run": call.run, "workflow": call.principal.workflow}  # fmt: skip
+        self._whose = {name: value for name, value in whose.items() if value is not None}
         self._written: list[Record] = []
         self._held: list[Event | Draft] = []
         self._published: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
+from glovebox_server.governance.approvals.question import Question
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.secret_files import prepare_state
@@ -45,6 +46,9 @@ class _Told:
 
     def ended_by(self) -> str:
         return "client"
+
+    async def ask(self, _question: Question) -> None:
+        """Not here: the person is asked by `glovebox approvals`."""
 
 
 def call(

@@ -1,113 +1,12 @@
-"""The events of the audit log: one frozen dataclass each, and the table from kind to class. Plain data, no I/O.
+"""Events of one call, in the order in which they come."""
 
-Optional fields that are None are left out of the record. Digests are ``sha256:`` and hex unless a field says otherwise.
-No event may carry a secret, a host path or an environment variable: records reach clients.
-"""
-
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from glovebox_server.audit import chain
+from glovebox_server.audit.events.base import CallEvent
 from glovebox_server.calls import Decision, Effect, ToolCall
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Anything that can be recorded. Subclasses have a ``kind`` that never changes its meaning."""
-
-    kind: ClassVar[str]
-    """Stable name, written into the record."""
-    ends_call: ClassVar[bool] = False
-    """Whether this is the last record of its call."""
-
-
-WHOSE = ("tool", "principal", "client")
-"""The fields of ``CallEvent`` that say whose a call is."""
-
-NOT_YET = "(not yet)"
-"""In place of a call's id: the event is drafted before its call comes, see ``chain.Draft.of_call``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallEvent(Event):
-    """Anything that belongs to one call. Whose it is, is in each of its records: ``CallRecorder`` fills it in."""
-
-    call_id: str
-    """The call; stands at the top of the record, not in its data."""
-    tool: str | None = None
-    """Name of the tool."""
-    principal: str | None = None
-    """Id of the caller."""
-    client: str | None = None
-    """What the client calls itself; self-reported."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStarted(Event):
-    """A server process opened the log and is about to accept calls."""
-
-    kind: ClassVar[str] = "server.started"
-
-    version: str
-    """Version of Glovebox."""
-    pid: int
-    """Process id on the host."""
-    transport: str
-    """``stdio``, ``http`` or ``cli``."""
-    tools_digest: str | None = None
-    """Digest of ``tools/list`` as clients get it: a change of names, schemas or descriptions changes it."""
-    receipt_key: str | None = None
-    """Id of the key that signs receipts from now on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStopped(Event):
-    """A server process ends in good order. Missing after a crash."""
-
-    kind: ClassVar[str] = "server.stopped"
-
-    reason: str
-    """Why, in a few words: ``stdin closed``, ``SIGTERM``."""
-    longest_stall_ms: float | None = None
-    """Longest time in which nobody was served, since it began to serve; null where that is not measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileLoaded(Event):
-    """A profile is in force from now on."""
-
-    kind: ClassVar[str] = "profile.loaded"
-
-    tool: str
-    """The tool it governs."""
-    digest: str
-    """Digest of the profile."""
-    source: str
-    """``shipped`` or ``operator``."""
-    unsafe: tuple[str, ...] = ()
-    """Its keys that weaken isolation, each with the reason given: ``key: because``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolChanged(Event):
-    """Sandboxes of a plan are prepared ahead of their calls, or no longer."""
-
-    kind: ClassVar[str] = "pool.changed"
-
-    what: str
-    """``opened``, ``limited`` (by the host's memory), ``failed``, ``recovered`` or ``cleared``."""
-    driver: str
-    """The driver that prepares them."""
-    plan_digest: str
-    """Digest of their plan."""
-    ready: int
-    """How many wait."""
-    most: int
-    """How many may."""
-    reason: str = ""
-    """Why, where that is not plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +47,12 @@ class CallDecided(CallEvent):
     """The arguments themselves, only where the profile keeps them."""
     inputs: tuple[Input, ...] | None = None
     """``name``, ``uri``, ``sha256`` and ``bytes`` of each artifact that goes in."""
+    role: str | None = None
+    """The caller's role, where there is a policy."""
+    policy_digest: str | None = None
+    """Digest of the policy in force, where there is one."""
+    approval: str | None = None
+    """Id of the question that was answered with yes, where one was asked."""
 
     @classmethod
     def of(
@@ -173,6 +78,9 @@ class CallDecided(CallEvent):
             arguments_bytes=len(chain.canonical(arguments)),
             arguments=arguments if keep_arguments else None,
             inputs=inputs or None,
+            role=decision.role,
+            policy_digest=decision.policy_digest,
+            approval=decision.approval,
         )
 
 
@@ -303,7 +211,7 @@ class CallCancelled(CallEvent):
     ends_call: ClassVar[bool] = True
 
     by: str
-    """Who: ``client``, ``stream closed``, ``token removed``, ``server stopping``."""
+    """Who: ``client``, ``stream closed``, ``token removed``, ``server stopping``, or ``stop``: an operator's."""
     elapsed_ms: float
     """Milliseconds from receiving the call to the sandbox's end."""
     published: tuple[str, ...] | None = None
@@ -368,131 +276,3 @@ class ReceiptSigned(CallEvent):
     """Id of the key that signed it."""
     envelope: Mapping[str, Any]
     """The receipt itself, see docs/operate/receipts.md."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GapRecorded(Event):
-    """The log itself found bytes after its last whole record, left by a crash or a full disk. Written by the log only.
-
-    The bytes stay where they are, right before this record; none of them was ever acknowledged.
-    """
-
-    kind: ClassVar[str] = "log.gap"
-
-    bytes: int
-    """How many, the line feed that ends them included."""
-    digest: str
-    """Digest of exactly these bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentSealed(Event):
-    """A segment of the log ends here: the last record of its file. Written by the log only."""
-
-    kind: ClassVar[str] = "segment.sealed"
-
-    segment: int
-    """Number of the segment, from 1."""
-    lines: int
-    """Records before this one in its file, without what lies in gaps: the leaves of the tree."""
-    root: str
-    """Root of the Merkle tree (RFC 6962) over their lines, without the line feeds: digest."""
-    key: str
-    """Id of the key that signed it."""
-    envelope: Mapping[str, Any]
-    """The seal itself: the same, and the end of the chain before the segment and in it, signed as receipts are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentBegun(Event):
-    """A segment of the log begins: the first record of every file but the first, chained to the seal before.
-
-    Written by the log only.
-    """
-
-    kind: ClassVar[str] = "segment.begun"
-
-    format: int
-    """Version of the format of all records of the segment; a log whose first record says none has format 1."""
-    segment: int
-    """Number of the segment, from 2."""
-    offset: int
-    """Bytes of the log before it, in all segments."""
-
-
-RemovalReason = Literal["age", "size"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRemoved(Event):
-    """Retention is about to remove a sealed segment, the oldest. Written by the log only."""
-
-    kind: ClassVar[str] = "segment.removed"
-
-    segment: int
-    """Number of the segment."""
-    seal: str
-    """Its seal, as ``SEQ:HASH``: the record that the next segment is chained to."""
-    root: str
-    """Root of the tree over its lines: digest."""
-    reason: RemovalReason
-    """Which setting wants it: ``age`` or ``size``."""
-    key: str
-    """Id of the key that signed it."""
-    envelope: Mapping[str, Any]
-    """The same, signed as receipts are."""
-
-
-#: Every event by its kind. docs/operate/audit.md is checked against it.
-EVENTS: Mapping[str, type[Event]] = {
-    event.kind: event
-    for event in (
-        ServerStarted,
-        ServerStopped,
-        ProfileLoaded,
-        PoolChanged,
-        CallDecided,
-        SandboxStarted,
-        EgressDecided,
-        ArtifactCollected,
-        ArtifactRefused,
-        CallFinished,
-        CallCancelled,
-        CallFailed,
-        CallLost,
-        ReceiptSigned,
-        GapRecorded,
-        SegmentSealed,
-        SegmentBegun,
-        SegmentRemoved,
-    )
-}
-
-
-def draft(event: Event) -> chain.Draft:
-    """Turn an event into what the chain takes.
-
-    Raises:
-        ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
-    """
-    call_id = event.call_id if isinstance(event, CallEvent) else None
-    data, parts = _data(event), None
-    if call_id == NOT_YET:
-        call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
-    if call_id is not None and not chain.is_name(call_id):
-        raise ValueError("the call id is not a name")
-    encoded = chain.canonical(data)
-    # 1,024 bytes hold every other field of a record at its longest.
-    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
-        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
-    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
-
-
-def _data(item: Event | Output | Input) -> dict[str, Any]:
-    pairs = ((field.name, getattr(item, field.name)) for field in fields(item) if field.name != "call_id")
-    data = {name: value for name, value in pairs if value is not None}
-    if isinstance(item, CallFinished):
-        data["outputs"] = [_data(output) for output in item.outputs]
-    if isinstance(item, CallDecided) and item.inputs:
-        data["inputs"] = [_data(each) for each in item.inputs]
-    return data

@@ -1,0 +1,130 @@
+"""The events of the audit log: one frozen dataclass each, by family, and the table from kind to class.
+
+A new event is a dataclass in the module of its family, and its place in ``EVENTS``.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from glovebox_server.audit import chain
+from glovebox_server.audit.events.base import (
+    NOT_YET,
+    WHOSE,
+    CallEvent,
+    Event,
+)
+from glovebox_server.audit.events.calls import (
+    ArtifactCollected,
+    ArtifactRefused,
+    CallCancelled,
+    CallDecided,
+    CallFailed,
+    CallFinished,
+    CallLost,
+    EgressDecided,
+    Input,
+    LossCause,
+    Output,
+    ReceiptSigned,
+    SandboxStarted,
+)
+from glovebox_server.audit.events.log import (
+    GapRecorded,
+    RemovalReason,
+    SegmentBegun,
+    SegmentRemoved,
+    SegmentSealed,
+)
+from glovebox_server.audit.events.server import (
+    PoolChanged,
+    ProfileLoaded,
+    ServerStarted,
+    ServerStopped,
+)
+
+__all__ = [
+    "EVENTS",
+    "NOT_YET",
+    "WHOSE",
+    "ArtifactCollected",
+    "ArtifactRefused",
+    "CallCancelled",
+    "CallDecided",
+    "CallEvent",
+    "CallFailed",
+    "CallFinished",
+    "CallLost",
+    "EgressDecided",
+    "Event",
+    "GapRecorded",
+    "Input",
+    "LossCause",
+    "Output",
+    "PoolChanged",
+    "ProfileLoaded",
+    "ReceiptSigned",
+    "RemovalReason",
+    "SandboxStarted",
+    "SegmentBegun",
+    "SegmentRemoved",
+    "SegmentSealed",
+    "ServerStarted",
+    "ServerStopped",
+    "draft",
+]
+
+#: Every event by its kind. docs/operate/audit.md is checked against it.
+EVENTS: Mapping[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        ServerStarted,
+        ServerStopped,
+        ProfileLoaded,
+        PoolChanged,
+        CallDecided,
+        SandboxStarted,
+        EgressDecided,
+        ArtifactCollected,
+        ArtifactRefused,
+        CallFinished,
+        CallCancelled,
+        CallFailed,
+        CallLost,
+        ReceiptSigned,
+        GapRecorded,
+        SegmentSealed,
+        SegmentBegun,
+        SegmentRemoved,
+    )
+}
+
+
+def draft(event: Event) -> chain.Draft:
+    """Turn an event into what the chain takes.
+
+    Raises:
+        ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
+    """
+    call_id = event.call_id if isinstance(event, CallEvent) else None
+    data, parts = _data(event), None
+    if call_id == NOT_YET:
+        call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
+    if call_id is not None and not chain.is_name(call_id):
+        raise ValueError("the call id is not a name")
+    encoded = chain.canonical(data)
+    # 1,024 bytes hold every other field of a record at its longest.
+    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
+        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
+    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
+
+
+def _data(item: Event | Output | Input) -> dict[str, Any]:
+    pairs = ((field.name, getattr(item, field.name)) for field in fields(item) if field.name != "call_id")
+    data = {name: value for name, value in pairs if value is not None}
+    if isinstance(item, CallFinished):
+        data["outputs"] = [_data(output) for output in item.outputs]
+    if isinstance(item, CallDecided) and item.inputs:
+        data["inputs"] = [_data(each) for each in item.inputs]
+    return data

@@ -1,0 +1,72 @@
+"""Events of a server as a whole: its start and end, profiles, the sandboxes it prepares."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glovebox_server.audit.events.base import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStarted(Event):
+    """A server process opened the log and is about to accept calls."""
+
+    kind: ClassVar[str] = "server.started"
+
+    version: str
+    """Version of Glovebox."""
+    pid: int
+    """Process id on the host."""
+    transport: str
+    """``stdio``, ``http`` or ``cli``."""
+    tools_digest: str | None = None
+    """Digest of ``tools/list`` as clients get it: a change of names, schemas or descriptions changes it."""
+    receipt_key: str | None = None
+    """Id of the key that signs receipts from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStopped(Event):
+    """A server process ends in good order. Missing after a crash."""
+
+    kind: ClassVar[str] = "server.stopped"
+
+    reason: str
+    """Why, in a few words: ``stdin closed``, ``SIGTERM``."""
+    longest_stall_ms: float | None = None
+    """Longest time in which nobody was served, since it began to serve; null where that is not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileLoaded(Event):
+    """A profile is in force from now on."""
+
+    kind: ClassVar[str] = "profile.loaded"
+
+    tool: str
+    """The tool it governs."""
+    digest: str
+    """Digest of the profile."""
+    source: str
+    """``shipped`` or ``operator``."""
+    unsafe: tuple[str, ...] = ()
+    """Its keys that weaken isolation, each with the reason given: ``key: because``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolChanged(Event):
+    """Sandboxes of a plan are prepared ahead of their calls, or no longer."""
+
+    kind: ClassVar[str] = "pool.changed"
+
+    what: str
+    """``opened``, ``limited`` (by the host's memory), ``failed``, ``recovered`` or ``cleared``."""
+    driver: str
+    """The driver that prepares them."""
+    plan_digest: str
+    """Digest of their plan."""
+    ready: int
+    """How many wait."""
+    most: int
+    """How many may."""
+    reason: str = ""
+    """Why, where that is not plain."""

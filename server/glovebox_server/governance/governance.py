@@ -1,0 +1,169 @@
+"""The broker's one door to what governs a call beside its tool's profile. A part that is off is None.
+
+In the order in which a call meets them: its caller's rights, stops, approvals, budgets; and watch rules at its end.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_server.audit.events import CallFinished
+from glovebox_server.broker.inputs import Inputs
+from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
+from glovebox_server.governance.rights import Rights
+
+if TYPE_CHECKING:  # the parts import this one for ``Proposal``
+    from glovebox_server.governance.approvals.question import Answer, Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """One call that may run if nobody objects, and all that is known of it before it starts."""
+
+    call: ToolCall
+    rights: Rights
+    profile: Profile
+    decision: Decision
+    inputs: Inputs
+
+
+class Stopped(Protocol):
+    """Whether a running call was stopped, and why."""
+
+    refusal: Refusal | None
+
+
+class Stops(Protocol):
+    """What an operator has stopped."""
+
+    def refusal(self, call: ToolCall) -> Refusal | None:
+        """Why this call may not start; None where nothing that is in force names it."""
+
+    def ending(self, call: ToolCall, scope: anyio.CancelScope) -> AbstractAsyncContextManager[Stopped]:
+        """Cancel ``scope`` once a stop names the call, for as long as the block runs."""
+
+
+class Reservation(Protocol):
+    """What one call may spend of its caller's budgets. What is not spent is given back at the block's end."""
+
+    def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
+        """Take what the call used and told; returns its result, with what is left where that is little."""
+
+
+class Budgets(Protocol):
+    """How much each caller may spend."""
+
+    def reserved(self, proposal: Proposal) -> AbstractAsyncContextManager[Reservation | Refusal]:
+        """Reserve what the call may spend, for the block; the refusal where something is spent already."""
+
+
+class Approvals(Protocol):
+    """What people said to calls that ask for it."""
+
+    async def consult(self, proposal: Proposal, answered: "Answer | None") -> "Decision | Question":
+        """What becomes of a call that policy asks about.
+
+        Args:
+            proposal: the call; its decision is ``ask``.
+            answered: what came of its question, once one was put.
+
+        Returns:
+            That it may run, or that it may not; or what is to be asked first.
+        """
+
+    async def settle(self, question: "Question", listener: Listener) -> "Answer":
+        """Put the question, and wait for the answer as long as its caller can wait."""
+
+
+class Watch(Protocol):
+    """Rules that look at what calls do."""
+
+    async def decided(self, call: ToolCall, decision: Decision) -> None:
+        """Look at a decision that is recorded."""
+
+    async def ended(self, call: ToolCall, outcome: Outcome) -> None:
+        """Look at what came of a call, before its caller gets it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Governance:
+    """Everything that governs calls beside profiles."""
+
+    rights_of: Callable[[Principal], Rights]
+    """What a caller may do; quick, and the same for the same caller."""
+    stops: Stops | None = None
+    budgets: Budgets | None = None
+    approvals: Approvals | None = None
+    watch: Watch | None = None
+
+    def objection(self, call: ToolCall, rights: Rights) -> Refusal | None:
+        """Why the call may not even be looked at: it is stopped, or the caller's role does not have the tool."""
+        return (self.stops.refusal(call) if self.stops else None) or rights.refusal(call.tool)
+
+    @asynccontextmanager
+    async def admitted(
+        self, proposal: Proposal, answered: "Answer | None"
+    ) -> AsyncIterator["tuple[Decision | Question, Reservation | None]"]:
+        """What becomes of a call that its profile allows or asks about, and what it may spend within the block."""
+        decision = proposal.decision
+        if decision.effect == "ask" and self.approvals is not None:
+            consulted = await self.approvals.consult(proposal, answered)
+            if not isinstance(consulted, Decision):
+                yield consulted, None
+                return
+            decision = consulted
+        if decision.effect != "allow" or self.budgets is None:
+            yield decision, None
+            return
+        async with self.budgets.reserved(replace(proposal, decision=decision)) as reserved:
+            if isinstance(reserved, Refusal):
+                yield denied(decision, reserved), None
+            else:
+                yield decision, reserved
+
+    async def settle(self, question: "Question", listener: Listener) -> "Answer":
+        """Put a question that ``admitted`` gave back, and wait for its answer."""
+        if self.approvals is None:
+            raise AssertionError(question)
+        return await self.approvals.settle(question, listener)
+
+    async def decided(self, call: ToolCall, decision: Decision) -> None:
+        """Have the watch rules look at a decision that is recorded."""
+        if self.watch is not None:
+            await self.watch.decided(call, decision)
+
+    async def ended(self, call: ToolCall, outcome: Outcome) -> None:
+        """Have the watch rules look at what came of a call."""
+        if self.watch is not None:
+            await self.watch.ended(call, outcome)
+
+    @asynccontextmanager
+    async def ending(self, call: ToolCall, scope: anyio.CancelScope) -> AsyncIterator[Stopped]:
+        """Cancel ``scope`` once a stop names the call, for as long as the block runs."""
+        if self.stops is None:
+            yield _NEVER
+            return
+        async with self.stops.ending(call, scope) as stopped:
+            yield stopped
+
+
+class _Never:
+    """What is never stopped."""
+
+    refusal: Refusal | None = None
+
+
+_NEVER = _Never()
+
+
+def denied(decision: Decision, refusal: Refusal | None) -> Decision:
+    """The same decision, turned down for this reason."""
+    if refusal is None:
+        raise AssertionError(decision)
+    return replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint, recorded="")
