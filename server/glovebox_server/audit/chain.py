@@ -39,7 +39,8 @@ _MAX_INTEGER = 2**53 - 1
 _EXPONENT_FROM = 1e21
 # A number, where a value can stand, that Python and ECMAScript may write differently: one with an exponent, a whole one
 # with a fraction, a long one. Between those both write the shortest digits that are read back as the same number.
-_DELICATE = re.compile(r"[:,\[]-?(?:\d+(?:\.\d+)?[eE]|\d+\.0[,\]}]|\d{16})")
+# Behind a colon only where a key ends, and an exponent with its sign: one digest in ten looked like a number else.
+_DELICATE = re.compile(r'(?:":|[,\[])-?(?:\d+(?:\.\d+)?e[-+]|\d+\.0[,\]}]|\d{16})')
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
