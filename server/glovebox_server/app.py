@@ -33,8 +33,10 @@ from glovebox_server.broker.policy import decide
 from glovebox_server.broker.prewarm import check_preloads, prepare_sandboxes
 from glovebox_server.broker.records import sandbox_started
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
+from glovebox_server.governance import server_key
 from glovebox_server.governance.governance import Governance
 from glovebox_server.governance.rights import Rights
+from glovebox_server.governance.runs import Runs
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
@@ -68,6 +70,7 @@ class App:
     broker: Broker
     audit: AuditLog
     artifacts: ArtifactStore
+    runs: Runs
     version: str = VERSION
     ended: list[str]
     """Whoever ends the server puts the reason here, for its last record."""
@@ -145,6 +148,7 @@ async def opened(
         AuditUnavailable: the log in it cannot be written.
         ArtifactsUnavailable: nor can the artifacts'.
         KeyUnusable: others could read the key that signs receipts.
+        ServerKeyUnusable: or the one that binds what clients are handed.
     """
     profiles = load_profiles(settings)
     environments = required(settings, profiles)
@@ -205,6 +209,7 @@ async def opened(
             broker=broker,
             audit=audit,
             artifacts=store,
+            runs=Runs(server_key.derived(server_key.load(settings.state_dir), "runs")),
             ended=ended,
         )
         try:

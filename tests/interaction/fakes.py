@@ -23,6 +23,7 @@ from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
 from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance.runs import Runs
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.transport import tokens
@@ -198,6 +199,7 @@ class FakeApp:
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     environments: Mapping[str, Environment] = field(default_factory=dict)
+    runs: Runs = field(default_factory=lambda: Runs(b"k" * 32))
     version: str = "0.0.0"
 
     async def manifest(self) -> Manifest:

@@ -122,6 +122,8 @@ def _meta(call: ToolCall, decision: Decision, isolation: Isolation | None, head:
         "profile_digest": decision.profile_digest,
         "audit": {"seq": head.seq, "hash": head.hash},
     }
+    if call.run is not None:
+        meta["run"] = call.run
     if isolation is not None:
         meta["isolation"] = isolation.model_dump()
     return meta

@@ -16,8 +16,7 @@ import anyio.to_thread
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
-from glovebox_sandboxes.session.run import Hooks
-from glovebox_sandboxes.session.run import run as run_job
+from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.answers import answered, refused
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _Allowed:
     """A call that may run, and what it runs with."""
 
     call: ToolCall
@@ -135,10 +134,12 @@ class Broker:
             await self.governance.decided(call, decision)
             if profile is None or decision.effect != "allow":
                 return refused(call, decision, recorder.head)
-            run = _Run(call=call, tool=tool, profile=profile, decision=decision, inputs=inputs, recorder=recorder)
+            allowed = _Allowed(
+                call=call, tool=tool, profile=profile, decision=decision, inputs=inputs, recorder=recorder
+            )
             with anyio.CancelScope() as scope:
                 async with self.governance.ending(call, scope) as stopped:
-                    return await self._run(run, rights, listener, stopped, reservation)
+                    return await self._run(allowed, rights, listener, stopped, reservation)
             # Nothing else cancels that scope: the call is recorded as cancelled, and its sandbox is gone.
             return refused(call, denied(decision, stopped.refusal), recorder.head)
 
@@ -151,16 +152,16 @@ class Broker:
 
     async def _run(
         self,
-        run: "_Run",
+        allowed: "_Allowed",
         rights: Rights,
         listener: Listener,
         stopped: Stopped,
         reservation: Reservation | None,
     ) -> CallResult:
         """Run, record and answer."""
-        call, profile, recorder = run.call, run.profile, run.recorder
+        call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
         async with recorder.until_ended(lambda: "stop" if stopped.refusal else listener.ended_by()):
-            files, gate = run.inputs.contents(), gate_for(profile, recorder, call)
+            files, gate = allowed.inputs.contents(), gate_for(profile, recorder, call)
             wanted = Wanted(
                 isolation=profile.isolation,
                 spec=to_spec(profile, workspace=rights.workspace),
@@ -183,7 +184,7 @@ class Broker:
                         serve=serve_with(gate) if gate else None,
                         printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
                     )
-                    outcome = await run_job(sandbox, run.tool.job(call.arguments), inputs=files, hooks=hooks)
+                    outcome = await run(sandbox, allowed.tool.job(call.arguments), inputs=files, hooks=hooks)
                 delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
             # Digests of pictures take tens of milliseconds, in which nobody else would be served.
             finished = (
@@ -195,7 +196,7 @@ class Broker:
             receipt = await recorder.finish(finished)
         # After the block: the call has its end, and must not get a second one.
         result = answered(
-            run.tool, call, outcome, delivered, decision=run.decision, plan=sandbox.plan, head=recorder.head,
+            allowed.tool, call, outcome, delivered, decision=allowed.decision, plan=sandbox.plan, head=recorder.head,
             elapsed_ms=finished.elapsed_ms, receipt=receipt,
         )  # fmt: skip
         return reservation.spent(finished, result) if reservation else result

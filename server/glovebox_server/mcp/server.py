@@ -23,6 +23,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
+from glovebox_server.governance.runs import Runs
 from glovebox_server.mcp import catalogue, completion, delivery, prompts, rendering, resources
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.resources import (
@@ -46,6 +47,9 @@ INSTRUCTIONS = (
 
 #: Key of the tool list's digest in the ``_meta`` of ``tools/list``.
 DIGEST_META_KEY = "dev.glovebox/digest"
+
+#: Where a client of the modern era, which has no sessions, finds and names its run in ``_meta``.
+RUN_META_KEY = "dev.glovebox/run"
 
 #: Where ``transport.auth`` leaves in the ASGI scope what ends a request: events, by who sets them.
 ENDINGS_SCOPE_KEY = "glovebox.endings"
@@ -97,6 +101,10 @@ class App(Stores, Protocol):
         """Runs calls."""
 
     @property
+    def runs(self) -> Runs:
+        """Names the pieces of work that calls belong to."""
+
+    @property
     def version(self) -> str:
         """Of Glovebox."""
 
@@ -115,6 +123,8 @@ class McpServer:
         self._stopping = anyio.Event()
         self._resources = Resources(app, self._stopping)
         self._levels: defaultdict[str, OrderedDict[str | None, types.LoggingLevel]] = defaultdict(OrderedDict)
+        self._connection = app.runs.new()
+        """The run of whoever calls over stdio: this server has one connection then."""
         self._tools = catalogue.listed(app.tools.values(), app.profiles, app.environments)
         self._digest = catalogue.digest(self._tools)
         self.server: Server[Any] = Server(
@@ -150,6 +160,10 @@ class McpServer:
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         principal, call_id, session = self._identify(ctx), new_call_id(), session_of(ctx)
+        try:
+            run = self._run_of(ctx, principal, session)
+        except Refused as refused:
+            return _failed(refused, call_id)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             endings = {"server stopping": self._stopping, **endings_of(ctx)}
@@ -159,7 +173,13 @@ class McpServer:
             async with delivery.listening(ctx, self._app.audit, call_id, level, endings) as reporter:
                 try:
                     outcome = await self._app.broker.submit(
-                        principal, params.name, params.arguments or {}, reporter, call_id=call_id, session=session
+                        principal,
+                        params.name,
+                        params.arguments or {},
+                        reporter,
+                        call_id=call_id,
+                        session=session,
+                        run=run,
                     )
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
                     outcome = error
@@ -168,8 +188,32 @@ class McpServer:
             text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone; make it again later."
             raise MCPError(types.CONNECTION_CLOSED, text)
         if isinstance(outcome, Exception):
-            return _failed(outcome, call_id)
-        return rendering.tool_result(outcome, ctx.protocol_version)
+            return self._named(ctx, principal, run, _failed(outcome, call_id))
+        return self._named(ctx, principal, run, rendering.tool_result(outcome, ctx.protocol_version))
+
+    def _run_of(self, ctx: Context, principal: Principal, session: str | None) -> str:
+        """The run a request belongs to.
+
+        Raises:
+            Refused: it names one that was never given to this caller.
+        """
+        if principal.transport == "stdio":
+            return self._connection
+        if session is not None:
+            return self._app.runs.of_session(principal.id, session)
+        named = (ctx.meta or {}).get(RUN_META_KEY)
+        if named is not None:
+            return self._app.runs.named(principal.id, named)
+        return self._app.runs.of_client(principal.id, principal.client)
+
+    def _named(
+        self, ctx: Context, principal: Principal, run: str, result: types.CallToolResult
+    ) -> types.CallToolResult:
+        """The same result, with the handle of its run where nothing else tells the next request which one it is."""
+        if principal.transport == "stdio" or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            return result
+        handle = self._app.runs.handle(principal.id, run)
+        return result.model_copy(update={"meta": {**(result.meta or {}), RUN_META_KEY: handle}})
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
         own, session = self._levels[self._identify(ctx).id], session_of(ctx)

@@ -72,7 +72,7 @@ def call(
                     raise InvalidArguments(tool, ("code: --args has one, and so does --code or --file",))
                 raw["code"] = code
             principal = Principal(id=f"local:{os.getuid()}", transport="cli")
-            result = await app.broker.submit(principal, tool, raw, _Told(err))
+            result = await app.broker.submit(principal, tool, raw, _Told(err), run=app.runs.new())
             profile = app.profiles.get(tool)
             wanted = profile is not None and profile.files.workspace != "none"
             if wanted and (app.workspace.path is None or (app.workspace.closed and _was_unreadable(result))):

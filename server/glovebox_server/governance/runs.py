@@ -1,0 +1,74 @@
+"""Runs: one piece of work of one principal. Ids, and the handles by which a client without a session names its run.
+
+A run is a connection over stdio, a session over HTTP, else what a handle of ours names, else the principal's client.
+Nothing is kept: ids of sessions and clients are derived, and a handle carries its own proof. Pure but for randomness.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+
+from glovebox_sandboxes.contract.errors import Refused
+
+#: Crockford's base 32, as of call ids.
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_ID_DIGITS = 26
+_MAC_BYTES = 16
+#: ``r_``, 26 characters, a full stop and 16 bytes in base64 without padding.
+_HANDLE_CHARACTERS = 2 + _ID_DIGITS + 1 + 22
+
+
+class Runs:
+    """Names runs, and makes and checks the handles of one state directory."""
+
+    def __init__(self, key: bytes) -> None:
+        """Take the key that its servers share for this use."""
+        self._key = key
+
+    def new(self) -> str:
+        """Return the id of a run that nobody has named before: ``r_`` and 26 characters (130 bits)."""
+        return _id(secrets.token_bytes(_ID_DIGITS))
+
+    def of_session(self, principal: str, session: str) -> str:
+        """Return the id of the run that one session of a principal is."""
+        return _id(self._mac("session", principal, session))
+
+    def of_client(self, principal: str, client: str | None) -> str:
+        """Return the id of the run of whoever says nothing of a run: one for each client a principal names."""
+        return _id(self._mac("client", principal, client or ""))
+
+    def handle(self, principal: str, run: str) -> str:
+        """Return what a client of this principal sends to go on in a run; another principal's is worth nothing."""
+        proof = base64.urlsafe_b64encode(self._mac("handle", principal, run)[:_MAC_BYTES]).decode().rstrip("=")
+        return f"{run}.{proof}"
+
+    def named(self, principal: str, handle: object) -> str:
+        """Return the id of the run that a handle names.
+
+        Raises:
+            Refused: it is not one that was made here for this principal.
+        """
+        if isinstance(handle, str) and len(handle) == _HANDLE_CHARACTERS:
+            run = handle.partition(".")[0]
+            if hmac.compare_digest(_bytes(self.handle(principal, run)), _bytes(handle)):
+                return run
+        raise Refused(
+            "run.handle",
+            "The run named in _meta is none that this server gave to this caller.",
+            "Send the handle as it came with a result, or leave it out.",
+        )
+
+    def _mac(self, use: str, *parts: str) -> bytes:
+        # Lengths first: no two lists of parts are the same bytes.
+        encoded = [_bytes(part) for part in (use, *parts)]
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
+        return hmac.digest(self._key, message, hashlib.sha256)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # JSON can hold halves of surrogate pairs
+
+
+def _id(entropy: bytes) -> str:
+    return "r_" + "".join(_DIGITS[byte & 31] for byte in entropy[:_ID_DIGITS])

@@ -1,0 +1,47 @@
+"""The key of a state directory with which its servers bind what they hand to clients: run handles, request states.
+
+One file, made when it is first needed, the same for every server process of the directory. Another key is derived of
+it for each use, so that what was made for one means nothing for another (HKDF, RFC 5869).
+"""
+
+import secrets
+from pathlib import Path
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from glovebox_server import secret_files
+from glovebox_server.secret_files import SecretUnusable
+
+#: Where it lies, below the state directory.
+DIRECTORY = "keys"
+NAME = "server.key"
+
+BYTES = 32
+
+
+class ServerKeyUnusable(SecretUnusable):
+    """The key cannot be read safely, so no server starts."""
+
+    kind = "server key"
+
+
+def load(state_dir: Path) -> bytes:
+    """Return the key of a state directory, made (0600) where there is none.
+
+    Raises:
+        ServerKeyUnusable: it is a link, another user's, open to others, or not ``BYTES`` long.
+    """
+    with secret_files.opened(state_dir / DIRECTORY, ServerKeyUnusable) as place:
+        if NAME not in place.names():
+            place.make(NAME, secrets.token_bytes(BYTES))
+        key = place.read(NAME, BYTES)
+    if len(key) != BYTES:
+        path = state_dir / DIRECTORY / NAME
+        raise ServerKeyUnusable(path, f"it does not hold {BYTES} bytes", f"Remove {path}; a new one is made.")
+    return key
+
+
+def derived(key: bytes, use: str) -> bytes:
+    """Return the key for one use, e.g. ``runs``: ``BYTES`` long."""
+    return HKDF(algorithm=SHA256(), length=BYTES, salt=None, info=f"glovebox {use}".encode()).derive(key)

@@ -1,0 +1,67 @@
+"""Ids of runs, and the handles by which clients without sessions name theirs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from glovebox_sandboxes.contract.errors import Refused
+from glovebox_server.governance import server_key
+from glovebox_server.governance.runs import Runs
+
+RUNS = Runs(b"k" * 32)
+ID = re.compile(r"r_[0-9a-hjkmnp-tv-z]{26}")
+
+
+def test_a_run_is_one_session_or_one_client_of_one_principal() -> None:
+    """The same each time it is asked, and no other's."""
+    ids = [
+        RUNS.of_session("token:a", "s1"),
+        RUNS.of_session("token:a", "s2"),
+        RUNS.of_session("token:b", "s1"),
+        RUNS.of_client("token:a", "s1"),
+        RUNS.of_client("token:as", "1"),
+        RUNS.of_client("token:a", None),
+        Runs(b"o" * 32).of_session("token:a", "s1"),
+        RUNS.new(),
+        RUNS.new(),
+    ]
+    assert len(set(ids)) == len(ids)
+    assert all(ID.fullmatch(each) for each in ids)
+    assert RUNS.of_session("token:a", "s1") == ids[0]
+
+
+def test_a_handle_names_its_run_for_its_principal_alone() -> None:
+    """The control is its owner; everything else is refused by name, and uses nothing up."""
+    run = RUNS.new()
+    handle = RUNS.handle("token:a", run)
+    assert RUNS.named("token:a", handle) == run
+    other = RUNS.handle("token:a", RUNS.new())
+    wrong: list[object] = [
+        "", run, f"{run}.", handle[:-1], handle + "=", handle.upper(), handle + handle, f" {handle[1:]}",
+        f"{run}.{other.partition('.')[2]}", "\udcff" * len(handle), None, 7, {"run": handle}, [handle],
+    ]  # fmt: skip
+    for each in wrong:
+        with pytest.raises(Refused) as refused:
+            RUNS.named("token:a", each)
+        assert refused.value.rule == "run.handle"
+    for principal, runs in (("token:b", RUNS), ("token:a", Runs(b"o" * 32))):
+        with pytest.raises(Refused):
+            runs.named(principal, handle)
+    assert RUNS.named("token:a", handle) == run
+
+
+def test_servers_of_one_state_directory_have_one_key(tmp_path: Path) -> None:
+    """Made once, for its owner alone; a key derived for one use says nothing of another's."""
+    state = tmp_path / "state"
+    key = server_key.load(state)
+    assert server_key.load(state) == key
+    assert (state / "keys" / "server.key").stat().st_mode & 0o777 == 0o600
+    assert len({key, server_key.derived(key, "runs"), server_key.derived(key, "states")}) == 3
+    (state / "keys" / "server.key").chmod(0o644)
+    with pytest.raises(server_key.ServerKeyUnusable, match="chmod 600"):
+        server_key.load(state)
+    (state / "keys" / "server.key").chmod(0o600)
+    (state / "keys" / "server.key").write_bytes(b"short")
+    with pytest.raises(server_key.ServerKeyUnusable, match="does not hold 32 bytes"):
+        server_key.load(state)
