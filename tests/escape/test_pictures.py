@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.fixtures.brokered import Called, Glovebox
+from tests.fixtures.brokered import DRIVERS, Called, Glovebox, write_shipped
 
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, fits, kind
 from glovebox_server import app as apps
@@ -40,12 +40,15 @@ plt.show()
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[Glovebox]:
-    """A server with its shipped profiles and an empty workspace."""
-    workspace = directory / "workspace"
-    workspace.mkdir(exist_ok=True)
-    workspace.chmod(0o755)
-    async with apps.opened(Settings(workspace=workspace, state_dir=directory / "state"), "cli") as app:
+async def opened(directory: Path, driver: str = "bubblewrap") -> AsyncIterator[Glovebox]:
+    """A server with its shipped profiles, ``run_python``'s for this driver alone, and an empty workspace."""
+    workspace, profiles = directory / "workspace", directory / "profiles"
+    for each in (workspace, profiles):
+        each.mkdir(exist_ok=True)
+        each.chmod(0o755)
+    write_shipped(profiles, driver)
+    settings = Settings(workspace=workspace, state_dir=directory / "state", profiles_dir=profiles)
+    async with apps.opened(settings, "cli") as app:
         yield Glovebox(app)
 
 
@@ -111,9 +114,10 @@ plt.imshow(noise, aspect="auto", interpolation="nearest")
     assert note.endswith(" is too large to be kept as a figure: save it to /output")
 
 
-async def test_large_pictures_are_shown_smaller_and_kept_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_large_pictures_are_shown_smaller_and_kept_as_they_are(driver: str, tmp_path: Path) -> None:
     """A file, a figure, and a picture of the workspace; the record has a digest of each copy."""
-    async with opened(tmp_path) as glovebox:
+    async with opened(tmp_path, driver) as glovebox:
         drawn = await glovebox.call("run_python", code=FIGURE + NOISE)
         assert len(shown(drawn)) == 2
         (figure,), (file,) = drawn.fields["images"], drawn.fields["artifacts"]

@@ -1,6 +1,8 @@
 """What a program is told of a package it lacks: only what its environment has is named in its place."""
 
+import errno
 import webbrowser
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +56,34 @@ def test_only_what_can_be_imported_here_is_named_instead(error: ImportError, wor
 def test_a_chart_for_a_browser_is_written_as_a_page(error: Exception, told: int) -> None:
     """The libraries' own advice is to install something; the controls are errors of the same kind."""
     assert hints.hint(error).count("write a page to /output") == told
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("/usr/bin/pip3 install -q nothing", ONLY),
+        (["python", "-m", "pip", "install", "-U", "duckdb==1.0"], "Packages cannot be installed here; use sqlite3."),
+        (("pip", "install", "pandas[excel]"), f"pandas {OTHER} use polars, or ask the operator."),
+        (["pip", "install", "polars"], ONLY),
+        (["pip", "list"], ONLY),
+        ("pipes install duckdb", ""),
+        (["ls", b"pip"], ""),
+        (None, ""),
+    ],
+)
+def test_an_installation_is_told_by_what_it_is_of(command: object, words: str) -> None:
+    """The first package that something is known of; the controls are no command of pip's."""
+    assert (hints.no_pip(hints.pip(command)) if hints.pip(command) else "") == words
+
+
+@pytest.mark.parametrize(("name", "told"), [("a.txt", 1), ("new.txt", 1), ("closed.txt", 0), (7, 0)])
+def test_a_file_that_can_be_read_was_to_be_written(
+    name: str | int, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gVisor denies that before it sees what is read-only; the controls are denied to readers, or are no name."""
+    (tmp_path / "a.txt").touch()
+    closed = {str(tmp_path / "closed.txt"): errno.EACCES}
+    own = hints._reading
+    monkeypatch.setattr(hints, "_reading", lambda path: closed.get(path) or own(path))
+    place = str(tmp_path / name) if isinstance(name, str) else name
+    assert hints.hint(PermissionError(errno.EACCES, "no", place)).count("read-only") == told

@@ -211,25 +211,25 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
         seen.stack = traceback.StackSummary.from_list(own)
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
         chain += 1
-    hint = _hint(problem)
+    text = _hint(problem)
+    hint = f"\n({text})" if text else ""
     _print("".join(summary.format()).rstrip() + hint)
     if isinstance(problem, SyntaxError) and problem.filename == NAME:
         line = problem.lineno
     return {"type": type(problem).__name__, "message": (_text(problem) + hint)[:2000], "line": line}
 
 
-def _hint(problem: BaseException) -> str:
-    """What the caller can do about an error that ended the program."""
+def _hint(about: BaseException | str) -> str:
+    """What the caller can do about an error that ended the program, or about what was noted."""
     from _glovebox_guest.program import hints
 
     hints.elsewhere = elsewhere
     try:
-        text = hints.hint(problem)
+        return hints.noted(about) if isinstance(about, str) else hints.hint(about)
     except _NO_ROOM:
         raise
     except Exception:  # noqa: BLE001 - of an error that the program has made, and not as others are
         return ""
-    return f"\n({text})" if text else ""
 
 
 def _source(module: Any, code: str) -> None:
@@ -247,6 +247,7 @@ def _prepare(code: str, noted: set[str]) -> None:
 
     def run_shell(command: Any) -> int:
         status = system(command)
+        _note_pip(command, noted)
         if status == _NO_SHELL and not os.path.exists("/bin/sh"):
             noted.add("shell")
         return status
@@ -263,13 +264,33 @@ def _prepare(code: str, noted: set[str]) -> None:
 
         module.getaddrinfo = getaddrinfo
 
+    def watch_programs(module: Any) -> None:
+        start = module.Popen.__init__
+
+        def __init__(self: Any, args: Any, *more: Any, **named: Any) -> None:  # noqa: N807 - in its place
+            _note_pip(args, noted)
+            start(self, args, *more, **named)
+
+        module.Popen.__init__ = __init__
+
     os.system = run_shell
     stdin = _io.TextIOWrapper(_io.BufferedReader(_Input(noted)), encoding="utf-8")
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
     sitecustomize.after("_socket", watch_look_ups)
+    sitecustomize.after("subprocess", watch_programs)
     sitecustomize.after("webbrowser", lambda module: _note_after(module, "open", noted))  # bokeh's show
     sitecustomize.after("plotly.io._renderers", lambda module: _note_after(module, "show", noted))
     sitecustomize.install()
+
+
+def _note_pip(command: object, noted: set[str]) -> None:
+    """Note that packages were to be installed: all that pip would say is that there is no module of its name."""
+    if "pip" not in str(command):
+        return
+    from _glovebox_guest.program import hints
+
+    if words := hints.pip(command):
+        noted.add(f"pip {' '.join(words)}")
 
 
 def _note_chart(value: Any, code: str, noted: set[str]) -> None:
@@ -295,11 +316,8 @@ def _note_after(module: Any, name: str, noted: set[str]) -> None:
 
 def _tell_noted(noted: set[str], error: Mapping[str, Any] | None) -> None:
     """Print what was noted, unless the error that ended the program has said so."""
-    from _glovebox_guest.program import hints
-
-    for each in sorted(noted):
-        text = hints.noted(each)
-        if error is None or text not in error["message"]:
+    for text in dict.fromkeys(map(_hint, sorted(noted))):
+        if text and (error is None or text not in error["message"]):
             _print(f"({text})")
 
 

@@ -42,7 +42,7 @@ _PAGE = (
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
 """Which other environment has which module; set by whoever asks."""
-_WEB = "use the tool fetch_url, where it is offered"
+_WEB = "use the tool fetch_url"
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "pyarrow": ("fastparquet",), "xlsxwriter": ("openpyxl",), "xlrd": ("openpyxl",),
     "pandas": ("polars", "duckdb"), "polars": ("pandas",), "duckdb": ("sqlite3", "pandas"),
@@ -52,6 +52,8 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
 """What an environment may have in place of what is asked for most."""
 _HOW = {"fastparquet": "fastparquet, with engine='fastparquet'"}
 """How one of these is used in another's place, where it is not as one would think."""
+_VERSION = str.maketrans(dict.fromkeys("=<>!~[;@", " "))
+"""What may follow the name of a package that is to be installed."""
 _PLACES = {
     "/output": "what was written last is incomplete; write less, or compress it",
     "/tmp": "remove what is no longer needed, or go through the data in parts",  # noqa: S108 - inside the sandbox
@@ -73,8 +75,9 @@ def noted(what: str) -> str:
     """What is said at the end of a program of something that it may not have told itself.
 
     Args:
-        what: "input", "shell", "network", "browser", "thread" or "full".
+        what: "input", "shell", "network", "browser", "thread", "full", or "pip" and the rest of its command.
     """
+    what, _, words = what.partition(" ")
     tell: dict[str, Callable[[], str]] = {
         "input": lambda: _NOBODY,
         "shell": lambda: _SHELL,
@@ -82,6 +85,7 @@ def noted(what: str) -> str:
         "browser": lambda: _PAGE,
         "thread": lambda: "A daemon thread had not ended and was stopped: join() it to have its results.",
         "full": _full,
+        "pip": lambda: no_pip(words.split()),
     }
     return tell[what]()
 
@@ -103,11 +107,29 @@ def missing_package(name: str) -> str:
     return f"Packages cannot be installed here; {instead or only}."
 
 
+def pip(command: object) -> list[str]:
+    """The words of a command that is pip's; none of another."""
+    words = command.split() if isinstance(command, str) else command if isinstance(command, (list, tuple)) else ()
+    texts = [each for each in words if isinstance(each, str)]
+    return texts if any(each.rpartition("/")[2] in {"pip", "pip3"} for each in texts) else []
+
+
+def no_pip(command: list[str]) -> str:
+    """What to do instead of a command such as ``pip install requests``."""
+    wanted = command[command.index("install") + 1 :] if "install" in command else []
+    # A version may follow the name.
+    names = (each.replace("-", "_").translate(_VERSION).split()[0] for each in wanted if each[:1].isalnum())
+    return next(filter(None, map(missing_package, names)), "") or missing_package("")
+
+
 def _importable(name: str) -> bool:
     """Whether this environment has it: nothing is imported."""
     from importlib.util import find_spec
 
-    return find_spec(name) is not None
+    try:
+        return find_spec(name) is not None
+    except ValueError:
+        return True  # the program has made it itself
 
 
 def _beneath(problem: BaseException) -> Iterator[BaseException]:
@@ -129,7 +151,9 @@ def _beneath(problem: BaseException) -> Iterator[BaseException]:
 def _network() -> str:
     if "HTTPS_PROXY" in os.environ:
         return "Only the HTTP proxy in HTTPS_PROXY can be reached in this sandbox."
-    return "There is no network in this sandbox; the tool fetch_url, where it is offered, reads web pages."
+    return (
+        "There is no network in this sandbox: the tool fetch_url reads web pages, of the hosts that its profile names."
+    )
 
 
 def _import(problem: ImportError) -> str:
@@ -178,7 +202,12 @@ def _forbidden(problem: OSError) -> str:
         return "/output can only be written: work in /tmp and copy the result."
     if closed := _closed(problem.filename):
         return closed
-    return _no_program() if _raised_in(problem, "subprocess", "_execute_child") else ""
+    if _raised_in(problem, "subprocess", "_execute_child"):
+        return _no_program()
+    # gVisor looks at rights first, and then at what is read-only.
+    name = problem.filename
+    writes = isinstance(name, str) and not name.startswith("/proc/") and _reading(name) in {0, errno.ENOENT}
+    return _READ_ONLY if writes else ""
 
 
 def _closed(place: object) -> str:
@@ -191,11 +220,16 @@ def _closed(place: object) -> str:
         return f"{closed.reason} {closed.hint}"
     if not isinstance(place, str) or not os.path.abspath(place).startswith(f"{_WORKSPACE}/"):
         return ""
+    return paths.ALLOW if _reading(place) == errno.EACCES else ""
+
+
+def _reading(path: str) -> int:
+    """The number of the error that opening it for reading ends in; 0 for none."""
     try:
-        os.close(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as problem:
-        return paths.ALLOW if problem.errno == errno.EACCES else ""
-    return ""
+        return problem.errno or errno.EIO
+    return 0
 
 
 def _full(_: object = None) -> str:
@@ -276,9 +310,11 @@ def _similar(path: str) -> list[str]:
 def _syntax(problem: SyntaxError) -> str:
     """What was meant by text that is not Python."""
     line, message = (problem.text or "").strip(), str(problem.msg)
+    if line.startswith(("!pip ", "%pip ")):
+        return f"{_NOTEBOOK} {no_pip(line.split())}"
     for applies, text in (
         (line.startswith("```"), "Send the program alone, without the Markdown fence around it."),
-        (line.startswith("!"), _SHELL),
+        (line.startswith("!"), _no_program() or _NOTEBOOK),
         (line.startswith("%"), f"{_NOTEBOOK} Figures come back by themselves."),
         (
             "line continuation" in message and any(mark in line for mark in ("\\n", '\\"', "\\'")),
@@ -391,6 +427,6 @@ _KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
     ("webbrowser.Error", lambda _: _PAGE),
     ("locale.Error", lambda _: "Only the locales C and C.UTF-8 are here: format numbers and dates with f-strings."),
     ("sqlite3.OperationalError", lambda problem: _DATABASE.get(_text(problem), "")),
-    ("subprocess.CalledProcessError", lambda problem: missing_package("") if "pip" in str(problem.cmd) else ""),
+    ("subprocess.CalledProcessError", lambda problem: no_pip(pip(problem.cmd)) if pip(problem.cmd) else ""),
 )
 """Kinds of errors and what to say of each; a name where the class is in a module that others have no need of."""
