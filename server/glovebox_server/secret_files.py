@@ -4,6 +4,7 @@ No secret is printed or logged here.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
@@ -75,8 +76,38 @@ class SecretDirectory:
         listed = os.listdir(self._descriptor)  # noqa: PTH208 - by descriptor
         return sorted(name for name in listed if not name.startswith("."))
 
-    def make(self, name: str, content: bytes) -> None:
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only one of those who change files of it, for the length of the block. Waits for the others."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, and return once that outlasts a crash.
+
+        Raises:
+            SecretUnusable: it cannot be removed.
+        """
+        try:
+            os.unlink(name, dir_fd=self._descriptor)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            reason = f"it cannot be removed: {error.strerror}"
+            raise self._failure(self.path / name, reason, "Make the directory writable.") from error
+
+    def make(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Publish a whole file at once; of several that make the same name, the first wins and the rest change nothing.
+
+        Args:
+            name: of the file.
+            content: what it holds.
+            replace: whether it takes the place of one that is there.
+
+        Returns:
+            Whether this is what the file holds now.
 
         Raises:
             SecretUnusable: it cannot be written.
@@ -88,14 +119,19 @@ class SecretDirectory:
             try:
                 os.write(fd, content)
                 os.fsync(fd)
-                with contextlib.suppress(FileExistsError):
-                    os.link(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+                publish = os.rename if replace else os.link
+                publish(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+            except FileExistsError:
+                return False
             finally:
                 os.close(fd)
-                os.unlink(draft, dir_fd=self._descriptor)
+                with contextlib.suppress(FileNotFoundError):  # where it was renamed
+                    os.unlink(draft, dir_fd=self._descriptor)
+                os.fsync(self._descriptor)
         except OSError as error:
             reason = f"it cannot be written: {error.strerror}"
             raise self._failure(self.path / name, reason, "Free space, or make the directory writable.") from error
+        return True
 
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file, at most one byte more than ``most``.

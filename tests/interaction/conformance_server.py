@@ -16,6 +16,7 @@ import mcp_types as types
 import uvicorn
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.fixtures.callers import a_token
 from tests.interaction.conformance_fixtures import PROMPTS, RESOURCES, TEMPLATE, TOOLS, prompt, resource
 from tests.interaction.conformance_rounds import ROUNDS, prompt_round
 from tests.interaction.fakes import fake_app
@@ -23,8 +24,8 @@ from tests.interaction.fakes import fake_app
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import McpServer, build
 from glovebox_server.transport.auth import AuthMiddleware
+from glovebox_server.transport.callers import Callers
 from glovebox_server.transport.serve import by_token, http_application
-from glovebox_server.transport.tokens import Callers
 
 TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other server
 
@@ -107,7 +108,7 @@ async def _main(directory: Path) -> None:
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
-            callers = Callers({"runner": TOKEN})
+            callers = Callers({"runner": a_token("runner", TOKEN)})
             inner, _ = http_application(surface, app.artifacts, callers)
             gate = AuthMiddleware(inner, hosts=hosts, callers=callers)
             config = uvicorn.Config(_with_token(gate), log_config=None, ws="none", timeout_graceful_shutdown=1)

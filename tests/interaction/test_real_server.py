@@ -18,6 +18,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from tests.fixtures.callers import give_token
 from tests.interaction import node
 from tests.interaction.served import PAIRS, Era, Logs, Transport, until
 
@@ -40,8 +41,9 @@ def directories(tmp_path: Path) -> list[str]:
 
 @contextmanager
 def _http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
-    """Run a server on a free port; give its base URL and its token, read where an operator finds them."""
+    """Run a server on a free port; give its base URL, read where an operator finds it, and a token."""
     log = directory / "log"
+    token = give_token(directory / "state")
     command = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options]
     with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sink) as process:
         try:
@@ -49,7 +51,6 @@ def _http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
                 portal.call(until, lambda: re.search(rb"url=(\S+)", log.read_bytes()) is not None, 60.0)
             found = re.search(r"url=(\S+)", log.read_text())
             assert found is not None
-            token = (directory / "state" / "tokens" / "default").read_text().strip()
             assert token not in log.read_text()
             yield found[1], token
         finally:

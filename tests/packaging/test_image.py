@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import anyio
 import pytest
 from tests.inside.place import Seen, ask_over_http, assert_reached
 from tests.repo.files import ROOT
@@ -121,7 +122,8 @@ async def test_with_the_options_of_the_page_a_call_over_http_is_whole(running: C
     """Healthy by its own check; a real client's call is measured; limits hold per process; nothing is left of it."""
     running.wait()
     seen = Seen(doctor=json.loads(running.run(GLOVEBOX, "doctor", "--json")))
-    token = running.run("cat", "/var/lib/glovebox/state/tokens/default")
+    token = json.loads(running.run(GLOVEBOX, "token", "create", "default", "--json"))["token"]
+    await anyio.sleep(2)  # a second later it is in force
     await ask_over_http(seen, running.url, token)
     assert_reached(seen, "rlimit")
     assert {"container", "system-call filter"} <= set(seen.doctor["host"]["inside"])

@@ -17,6 +17,7 @@ import anyio
 import anyio.abc
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from tests.fixtures.callers import give_token
 from tests.perf.bare import environment
 from tests.perf.sides import OURS, Side
 
@@ -144,6 +145,7 @@ class Listening:
 async def over_http(setup: Setup) -> AsyncIterator[Listening]:
     """A server for any number of callers; ends it by SIGTERM."""
     setup.write()
+    token = give_token(setup.directory / "state")
     log = setup.directory / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
@@ -153,7 +155,6 @@ async def over_http(setup: Setup) -> AsyncIterator[Listening]:
         )  # fmt: skip
     try:
         port = await _said(process, log, r"url=http://127\.0\.0\.1:(\d+)")
-        token = (setup.directory / "state" / "tokens" / "default").read_text().strip()
         yield Listening(pid=process.pid, port=int(port), token=token, setup=setup)
         process.terminate()
         with anyio.fail_after(END_SECONDS):

@@ -31,6 +31,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from tests.fixtures import leftovers
 from tests.fixtures.brokered import profile
+from tests.fixtures.callers import give_token
 from tests.soak.account import Account, accounted
 from tests.soak.engine import OwnEngine, own_engine
 
@@ -323,6 +324,7 @@ async def serving(
     )
     (places["profiles"] / "run_python.toml").write_text(f'{text}\n[python]\nstart = "{start}"\n')
     log = directory / "log"
+    token = give_token(places["state"])
     command = [sys.executable, "-m", "glovebox_server", "serve", "--transport", "http", "--port", "0"]
     command += ["--profiles-dir", str(places["profiles"]), "--workspace", str(places["workspace"])]
     command += ["--state-dir", str(places["state"])]
@@ -335,7 +337,6 @@ async def serving(
         await leftovers.until(lambda: re.search(rb"url=(\S+)", log.read_bytes()) is not None, 60)
         found = re.search(r"url=(\S+)", log.read_text())
         assert found is not None
-        token = (places["state"] / "tokens" / "default").read_text().strip()
         headers = {"Authorization": f"Bearer {token}"}
         limits = httpx2.Limits(max_keepalive_connections=0)
         async with (

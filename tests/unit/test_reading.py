@@ -4,9 +4,11 @@ import anyio
 import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+from tests.fixtures.callers import a_token
 from tests.fixtures.pools import jumping
 
 from glovebox_server.transport import auth
+from glovebox_server.transport.callers import Callers
 from glovebox_server.transport.messages import Malformed
 from glovebox_server.transport.reading import (
     AHEAD_SECONDS,
@@ -17,7 +19,6 @@ from glovebox_server.transport.reading import (
     WHOLE,
     Reading,
 )
-from glovebox_server.transport.tokens import Callers
 
 CALLERS = 250
 """Connections of one token in the attack that was seen; a token alone has up to 900."""
@@ -136,7 +137,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(auth, "Reading", lambda: Reading(anyio.current_time))
-        callers = Callers({"much": "m" * 40, "other": "o" * 40})
+        callers = Callers({name: a_token(name, name[0] * 40) for name in ("much", "other")})
         self._gate = auth.AuthMiddleware(self._answer, hosts=["here"], callers=callers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

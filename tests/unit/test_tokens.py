@@ -1,43 +1,130 @@
-"""Tokens: made once, read only from files that nobody else can read, compared without telling."""
+"""Tokens: shown once, kept as hashes in files that nobody else can read, compared without telling."""
 
-import json
 import os
 import stat
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.fixtures.callers import a_token
 
 from glovebox_server.cli.actions import client_config
 from glovebox_server.transport import tokens
+from glovebox_server.transport.callers import Callers
 
 
-def test_the_first_start_makes_one_token_for_its_owner_alone(tmp_path: Path) -> None:
-    """0700 and 0600 whatever the umask, long enough, kept over restarts, no draft left."""
+def test_a_made_token_is_kept_as_a_hash_for_its_owner_alone(tmp_path: Path) -> None:
+    """0700 and 0600 whatever the umask, no draft left, and nowhere the token; it lets in (the control)."""
+    place = tmp_path / "tokens"
     old = os.umask(0)
     try:
-        made = tokens.load(tmp_path / "tokens")
+        assert tokens.load(place) == {}
+        made = tokens.create(place, "ci", role="analyst", workflow="release", lifetime=timedelta(days=30))
     finally:
         os.umask(old)
-    assert set(made) == {"default"}
-    assert len(made["default"]) >= 43
-    assert stat.S_IMODE((tmp_path / "tokens").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "tokens" / "default").stat().st_mode) == 0o600
-    assert [entry.name for entry in (tmp_path / "tokens").iterdir()] == ["default"]
-    assert tokens.load(tmp_path / "tokens") == made
+    assert made is not None
+    token, secret = made
+    assert len(secret) >= 43
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert stat.S_IMODE((place / "ci").stat().st_mode) == 0o600
+    assert [entry.name for entry in place.iterdir()] == ["ci"]
+    assert secret not in (place / "ci").read_text()
+    assert tokens.load(place, {"analyst"}) == {"ci": token}
+    assert (token.role, token.workflow, token.plain) == ("analyst", "release", False)
+    assert token.expires is not None
+    grant = Callers({"ci": token}).grant(secret)
+    assert grant is not None
+    assert (grant.principal, grant.roles, grant.workflow) == ("token:ci", ("analyst",), "release")
 
 
-def test_servers_that_start_together_agree(tmp_path: Path) -> None:
-    """Of several first starts at once, one makes the token and all read it."""
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(tokens.load(tmp_path / "t")["default"])) for _ in range(8)]
+def test_of_several_that_make_one_name_one_does(tmp_path: Path) -> None:
+    """The others make nothing and change nothing; nor does one who comes later."""
+    found: list[tuple[tokens.Token, str] | None] = []
+    threads = [threading.Thread(target=lambda: found.append(tokens.create(tmp_path / "t", "ci"))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    (made,) = [each for each in found if each]
+    assert tokens.create(tmp_path / "t", "ci") is None
+    assert tokens.load(tmp_path / "t") == {"ci": made[0]}
+
+
+def test_no_more_tokens_are_made_than_a_server_reads(tmp_path: Path) -> None:
+    """64; where one is revoked there is room again (the control)."""
+    for number in range(tokens.MAX_TOKENS):
+        assert tokens.create(tmp_path / "t", f"t{number}")
+    with pytest.raises(tokens.TokensUnusable, match="no more may be"):
+        tokens.create(tmp_path / "t", "one-more")
+    assert tokens.revoke(tmp_path / "t", "t0")
+    assert not tokens.revoke(tmp_path / "t", "t0")
+    assert tokens.create(tmp_path / "t", "one-more")
+    assert len(tokens.load(tmp_path / "t")) == tokens.MAX_TOKENS
+
+
+def test_a_token_of_an_unknown_role_is_refused_at_the_start(tmp_path: Path) -> None:
+    """Each of its calls would be; it loads where the role is there (the control). Without a policy none is."""
+    tokens.create(tmp_path / "t", "ci", role="analyst")
+    for roles, words in (((), "no policy"), (("other",), "the roles are other")):
+        with pytest.raises(tokens.TokensUnusable, match=f"'analyst'.*{words}"):
+            tokens.load(tmp_path / "t", roles)
+    assert set(tokens.load(tmp_path / "t", ("analyst",))) == {"ci"}
+
+
+def test_a_file_with_the_token_itself_lets_in_until_it_is_migrated_and_after(tmp_path: Path) -> None:
+    """Migration changes the file and nothing a caller notices: nothing under way ends. Done twice it does nothing."""
+    place = tmp_path / "tokens"
+    place.mkdir(mode=0o700)
+    _write(place / "old", GOOD + "\n")
+    before = tokens.load(place)
+    assert before["old"].plain
+    assert tokens.plain_of(place, "old") == GOOD
+    callers = Callers(before)
+    grant = callers.grant(GOOD)
+    assert tokens.migrate(place) == ["old"]
+    assert tokens.migrate(place) == []
+    assert GOOD not in (place / "old").read_text()
+    assert tokens.plain_of(place, "old") is None
+    assert [entry.name for entry in place.iterdir()] == ["old"]
+    assert callers.replace(tokens.load(place)) == set()
+    assert callers.grant(GOOD) is grant
+    assert grant is not None
+    assert not grant.removed.is_set()
+
+
+def test_a_token_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    """It is no caller's, what is under way hears of it, and it shares nothing; another goes on (the control)."""
+    now = datetime.now(UTC)
+    known = {name: tokens.Token(name=name, sha256=tokens.digest_of(name * 40), expires=expires)
+             for name, expires in (("a", now + timedelta(seconds=60)), ("b", None), ("c", now))}  # fmt: skip
+    callers = Callers(known)
+    assert callers.grant("c" * 40) is None, "it never comes into force"
+    first, second = callers.grant("a" * 40), callers.grant("b" * 40)
+    assert first is not None
+    assert second is not None
+    assert callers.replace(known, now.timestamp() + 59) == set()
+    assert callers.replace(known, now.timestamp() + 60) == {"token:a"}
+    assert (first.expired.is_set(), first.removed.is_set()) == (True, False)
+    assert callers.grant("a" * 40) is None
+    assert callers.grant("b" * 40) is second
+    assert len(callers) == 1
+
+
+def test_when_a_token_was_last_used_is_noted(tmp_path: Path) -> None:
+    """To the minute or so; a token that never was says so, and the note is no token."""
+    place = tmp_path / "tokens"
+    tokens.create(place, "ci")
+    assert tokens.last_used(place, "ci") is None
+    tokens.note_used(place, {"ci"})
+    used = tokens.last_used(place, "ci")
+    assert used is not None
+    assert abs((datetime.now(UTC) - used).total_seconds()) < 60
+    assert set(tokens.load(place)) == {"ci"}
+    tokens.revoke(place, "ci")
+    tokens.create(place, "ci")
+    assert tokens.last_used(place, "ci") is None, "that was another one"
 
 
 def _write(path: Path, content: str, mode: int = 0o600) -> None:
@@ -57,7 +144,7 @@ def test_a_token_others_can_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(tokens.TokensUnusable, match=r"mode 640.*chmod 600"):
         tokens.load(place)
     (place / "ci").chmod(0o600)
-    assert tokens.load(place) == {"ci": GOOD}
+    assert tokens.load(place) == {"ci": tokens.Token(name="ci", sha256=tokens.digest_of(GOOD), plain=True)}
     place.chmod(0o755)
     with pytest.raises(tokens.TokensUnusable, match=r"mode 755.*chmod 700"):
         tokens.load(place)
@@ -95,43 +182,40 @@ def test_links_fifos_and_other_things_are_refused(tmp_path: Path) -> None:
         tokens.load(link)
 
 
-@pytest.mark.parametrize("content", ["", "short", "with space " * 5, "é" * 40, "a" * 129, "a" * 100_000])
+HASHED = '{"version":1,"sha256":"' + "0" * 64 + '","made":"2026-11-22T10:00:00Z"}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "short", "with space " * 5, "é" * 40, "a" * 129, "a" * 100_000, "{}", HASHED[:-1],
+        HASHED.replace("1", "2", 1),
+        HASHED.replace('"0', '"g'), HASHED.replace("Z", ""), HASHED[:-1] + ',"version":1}', HASHED[:-1] + ',"other":1}',
+        HASHED[:-1] + ',"role":"../x"}', HASHED[:-1] + ',"expires":17}', "[" * 900, HASHED + " " * 2000 + "x",
+    ],
+)  # fmt: skip
 def test_what_is_no_token_is_refused(content: str, tmp_path: Path) -> None:
-    """A truncated or foreign file is not an empty password."""
+    """A truncated or foreign file is not an empty password; a whole one loads (the control)."""
     place = tmp_path / "tokens"
     place.mkdir(mode=0o700)
     _write(place / "ci", content)
     with pytest.raises(tokens.TokensUnusable, match="one token") as raised:
         tokens.load(place)
     assert content[:20] not in str(raised.value) or not content
+    _write(place / "ci", HASHED + "\n")
+    assert tokens.load(place)["ci"].sha256 == "0" * 64
 
 
-def test_the_owner_of_a_token_is_found_by_the_whole_token_only() -> None:
-    """A part, an extension, another case or bytes that are no text find nobody."""
-    known = {"alice": "A" * 40, "bob": "B" * 40}
-    assert tokens.owner(known, "A" * 40) == "alice"
-    assert tokens.owner(known, "B" * 40) == "bob"
-    for presented in ("", "A" * 39, "A" * 41, "a" * 40, "\udcff" * 40, "A" * 40 + "\n"):
-        assert tokens.owner(known, presented) is None
-
-
-def test_client_configuration_is_ready_to_paste(tmp_path: Path) -> None:
-    """Each block of JSON parses, holds the token where it must and nowhere else, and names absolute paths."""
-    token = tokens.load(tmp_path / tokens.DIRECTORY)["default"]
-    text = tokens.client_configuration(tmp_path, transport="http", host="127.0.0.1", port=8321)
-    blocks = [json.loads(part[part.index("{") :]) for part in text.split("\n\n") if "{\n" in part]
-    assert len(blocks) == 3
-    assert "http://127.0.0.1:8321/mcp" in json.dumps(blocks[2])
-    assert token in json.dumps(blocks[2])
-    assert token not in json.dumps(blocks[1]), "VS Code asks for it"
-    assert "http://127.0.0.1:8321/sse" in text
-    arguments = ("--workspace", "/home/me")
-    local = tokens.client_configuration(tmp_path, transport="stdio", host="", port=0, arguments=arguments)
-    assert token not in local
-    for part in local.split("\n\n")[1:]:
-        (server,) = next(iter(json.loads(part[part.index("{") :]).values())).values()
-        assert Path(server["command"]).is_absolute()
-        assert server["args"] == ["serve", *arguments]
+def test_a_token_is_known_by_the_whole_of_it_only() -> None:
+    """A part, an extension, another case or bytes that are no text find nobody; nor does the hash itself."""
+    callers = Callers({name: a_token(name, name[0].upper() * 40) for name in ("alice", "bob")})
+    for name in ("alice", "bob"):
+        grant = callers.grant(name[0].upper() * 40)
+        assert grant is not None
+        assert grant.principal == f"token:{name}"
+    known = tokens.digest_of("A" * 40)
+    for presented in ("", "A" * 39, "A" * 41, "a" * 40, "\udcff" * 40, "A" * 40 + "\n", known, known.upper()):
+        assert callers.grant(presented) is None
 
 
 def test_awkward_paths_survive_the_shell_line() -> None:

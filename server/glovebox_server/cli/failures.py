@@ -13,6 +13,7 @@ from rich.console import Console
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_sandboxes.runtime.environments import EnvironmentProblem
+from glovebox_server.cli.actions.governance.tokens import TokenRefused
 from glovebox_server.cli.actions.query import NoSuchCall
 from glovebox_server.cli.actions.saving import NameTaken
 from glovebox_server.cli.terminal import print_json
@@ -28,6 +29,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (WorkspaceRefused, USAGE),
     (NameTaken, USAGE),
     (NoSuchCall, USAGE),
+    (TokenRefused, USAGE),
     (Diagnosed, UNAVAILABLE),
 )
 """The exit codes of what no call ends in; of the rest ``glovebox_server.failures`` has the table."""

@@ -15,6 +15,7 @@ from glovebox_server.cli import COMPLETE
 from glovebox_server.cli.artifacts import artifact
 from glovebox_server.cli.audit import audit
 from glovebox_server.cli.environments import environment
+from glovebox_server.cli.governance.tokens import token
 from glovebox_server.cli.options import (
     Group,
     complete_environment,
@@ -39,7 +40,7 @@ def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
 
-for _group in (profiles, environment, audit, receipt, artifact):
+for _group in (profiles, environment, audit, receipt, artifact, token):
     main.add_command(_group)
 
 
@@ -199,9 +200,9 @@ def client_config(settings: Settings, transport: str, host: str, port: int) -> N
     if host.strip("[]") in ("0.0.0.0", "::", ""):  # noqa: S104 - what must not be shown to clients
         told = f"{host} is where a server listens, not a name that leads to it. Name the host that clients will use:"
         raise click.BadParameter(f"{told} the one given to `glovebox serve --allowed-host`.", param_hint="--host")
-    from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
+    from glovebox_server.cli.actions.governance import clients  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.client_config(settings, out, transport=transport, host=host, port=port))
+    sys.exit(clients.show(settings, out, err, transport=transport, host=host, port=port))
 
 
 def _require_http(transport: str, *names: str) -> None:

@@ -4,8 +4,8 @@ Rule 1  It wraps the whole application, so no route, method or transport is with
         token is told "ok", and nothing else.
 Rule 2  Host must be one of the names this server was told it has: a web page that resolves its own name to this address
         (DNS rebinding) sends its own Host. Origin, which browsers send, must be one of the same.
-Rule 3  One Authorization header with a known token. The token's name is the caller. What was begun with a token that is
-        removed or replaced meanwhile ends.
+Rule 3  One Authorization header with a known token, or with one of the authorization server's. The token's name, or its
+        subject, is the caller. What was begun with a token that is removed or replaced meanwhile, or expires, ends.
 Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further. So
         its length is said in one way: a proxy in front may believe the other one and see another request (RFC 9112,
         6.1).
@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.transport import messages
+from glovebox_server.transport.callers import Callers, Grant, Shares
 from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, Reading
-from glovebox_server.transport.tokens import Callers
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
@@ -47,11 +47,15 @@ MAX_CONNECTIONS: Final = 900
 #: Where the caller stands in the ASGI scope.
 PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
 
+#: And what its token is worth.
+GRANT_SCOPE_KEY: Final = "glovebox.grant"
+
 #: Says whether the server serves.
 HEALTH_PATH: Final = "/health"
 
 #: What ends a request, as records and answers name it.
 REMOVED: Final = "token removed"
+EXPIRED: Final = "token expired"
 CLOSED: Final = "stream closed"
 
 #: Paths of the older transport, for the record.
@@ -73,8 +77,9 @@ class AuthMiddleware:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
         self._callers = callers
-        # Under way: what says that the token is removed, what says that the stream is closed, and the request itself.
-        self._requests: set[tuple[anyio.Event, anyio.Event, anyio.CancelScope]] = set()
+        # Under way: what its token is worth, what says that the stream is closed, and the request itself.
+        self._requests: set[tuple[Grant, anyio.Event, anyio.CancelScope]] = set()
+        self._shares = Shares(MAX_CONNECTIONS, callers, subjects=False)
         self._open: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         """Of those open, the ones that are no streams for what the server may say some day."""
@@ -105,25 +110,33 @@ class AuthMiddleware:
         if not authorization and (scope["method"], scope["path"]) == ("GET", HEALTH_PATH):
             return JSONResponse({"status": "ok"})
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
-        name = self._callers.owner(presented.strip()) if kind.lower() == "bearer" else None
-        if name is None:
+        grant = self._callers.grant(presented.strip()) if kind.lower() == "bearer" else None
+        if grant is None:
             return Response("A bearer token is needed", status_code=401, headers={"WWW-Authenticate": "Bearer"})
         transport = "sse" if scope["path"].startswith(_SSE_PATHS) else "http"
-        scope[PRINCIPAL_SCOPE_KEY] = Principal(id=f"token:{name}", transport=transport)  # type: ignore[arg-type]  # a Literal
+        scope[PRINCIPAL_SCOPE_KEY] = Principal(
+            id=grant.principal,
+            transport=transport,  # type: ignore[arg-type]  # a Literal
+            workflow=grant.workflow,
+            user=grant.user,
+            roles=grant.roles,
+        )
         # The SDK binds a session to the client that opened it through this; it never needs the token itself.
-        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[]))
-        scope[ENDINGS_SCOPE_KEY] = {REMOVED: self._callers.removal(name), CLOSED: anyio.Event()}
+        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=grant.principal, scopes=[]))
+        scope[GRANT_SCOPE_KEY] = grant
+        endings = {REMOVED: grant.removed, CLOSED: anyio.Event()}
+        # Each costs a call a task of its own.
+        scope[ENDINGS_SCOPE_KEY] = endings if grant.expires is None else {**endings, EXPIRED: grant.expired}
         return None
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = scope[PRINCIPAL_SCOPE_KEY].id
-        if self._open[caller] >= MAX_CONNECTIONS // len(self._callers):
+        caller, endings = scope[PRINCIPAL_SCOPE_KEY].id, scope[ENDINGS_SCOPE_KEY]
+        if not self._shares.allows(caller, self._open):
             refusal = Response("Too many requests of this caller are open", status_code=429)
             await refusal(scope, receive, send)
             return
         asks = scope["method"] != "GET"
-        endings = scope[ENDINGS_SCOPE_KEY]
-        request = (endings[REMOVED], endings[CLOSED], anyio.CancelScope())
+        request = (scope[GRANT_SCOPE_KEY], endings[CLOSED], anyio.CancelScope())
         self._requests.add(request)
         self._open[caller] += 1
         self._asked[caller] += asks
@@ -134,13 +147,19 @@ class AuthMiddleware:
                 await _broken_off(scope, receive, send)
         finally:
             self._requests.discard(request)
-            self._open[caller] -= 1
-            self._asked[caller] -= asks
+            # Without a trace: subjects of an authorization server are many.
+            self._open -= Counter((caller,))
+            self._asked -= Counter((caller,) if asks else ())
+
+    def expire(self, now: float) -> bool:
+        """Say of each request under way whose token's time is over that it is; returns whether there is one."""
+        over = [grant.expire(now) for grant, _, _ in self._requests]
+        return any(over)
 
     def cut(self) -> None:
         """End what is still open with tokens that are no longer in force: streams, and what did not answer."""
-        for removed, closed, request in tuple(self._requests):
-            if removed.is_set():
+        for grant, closed, request in tuple(self._requests):
+            if grant.removed.is_set() or grant.expired.is_set():
                 closed.set()
                 request.cancel()
 
@@ -225,7 +244,7 @@ def _malformed(error: messages.Malformed) -> Response:
 async def _broken_off(scope: Scope, receive: Receive, send: Send) -> None:
     """End an answer that was begun; give one where there is none yet."""
     try:
-        await Response("The token was removed", status_code=401)(scope, receive, send)
+        await Response("The token was removed, or expired", status_code=401)(scope, receive, send)
     except RuntimeError:  # of uvicorn: it was begun
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -12,9 +12,12 @@ import re
 import shlex
 import signal
 import socket
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
@@ -50,8 +53,9 @@ from glovebox_server.transport.auth import (
     PRINCIPAL_SCOPE_KEY,
     AuthMiddleware,
 )
+from glovebox_server.transport.callers import Callers, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
-from glovebox_server.transport.tokens import Callers, TokenFiles
+from glovebox_server.transport.tokens import TokenFiles
 
 #: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
 GRACE_SECONDS = 2
@@ -127,8 +131,7 @@ async def serve_http(
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
 
     Args:
-        app: the composition root, entered. Bearer tokens lie in ``tokens`` below its state directory; one is made
-            where there is none.
+        app: the composition root, entered. Bearer tokens lie in ``tokens`` below its state directory.
         host: address to listen on.
         port: TCP port; 0 for any free one.
         allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
@@ -144,7 +147,7 @@ async def serve_http(
     """
     logs.to_stderr()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY)
-    callers = tokens.Callers(files.tokens)
+    callers = Callers(files.tokens)
     with contextlib.closing(_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
@@ -193,18 +196,18 @@ class Sessions(StreamableHTTPSessionManager):
             max_request_body_size=MAX_BODY_BYTES,
             max_sessions=MAX_SESSIONS,
         )
-        self._callers = callers
+        self._shares = Shares(MAX_SESSIONS, callers, subjects=False)
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         # None is the SDK's own word for "there are too many"; it answers 503.
-        share = MAX_SESSIONS // len(self._callers)
-        if sum(owner == requestor for owner in self._session_owners.values()) >= share:
+        held = Counter(owner["client_id"] for owner in self._session_owners.values())
+        if requestor is None or not self._shares.allows(requestor["client_id"], held):
             return None
         return super()._admit_session(requestor)
 
-    def of(self, names: Collection[str]) -> list[str]:
+    def of(self, principals: Collection[str]) -> list[str]:
         """Ids of the sessions that these callers have open."""
-        return [each for each, owner in self._session_owners.items() if owner["client_id"] in names]
+        return [each for each, owner in self._session_owners.items() if owner["client_id"] in principals]
 
     async def end(self, ids: Collection[str]) -> None:
         """End sessions, as where their client does."""
@@ -261,17 +264,29 @@ async def _follow_tokens(files: TokenFiles, callers: Callers, gate: AuthMiddlewa
         await sessions.end(theirs)
 
     async with anyio.create_task_group() as tasks:
+        noted: dict[str, float] = {}
         while True:
             await anyio.sleep(TOKEN_SECONDS)
-            if not await anyio.to_thread.run_sync(files.look):
-                continue
+            changed = await anyio.to_thread.run_sync(files.look)
             removed = callers.replace(files.tokens)
             callers.unusable = len(files.problems)
-            for problem in files.problems:
+            for problem in files.problems if changed else ():
                 _log.warning("a token file cannot be used: what it held before stays in force", problem=str(problem))
-            _log.info("tokens were read again", callers=sorted(files.tokens), removed=sorted(removed))
-            if removed:
+            if changed or removed:
+                _log.info("tokens were read again", callers=sorted(files.tokens), ended=sorted(removed))
+            if gate.expire(time.time()) or removed:
                 tasks.start_soon(end, sessions.of(removed))
+            await _note_used(files.directory, callers, noted)
+
+
+async def _note_used(directory: Path, callers: Callers, noted: dict[str, float]) -> None:
+    """Note on disk which tokens were used, now and then."""
+    now = time.monotonic()
+    due = {name for name in callers.used if now - noted.get(name, -tokens.USED_SECONDS) >= tokens.USED_SECONDS}
+    callers.used.clear()
+    if due:
+        noted.update(dict.fromkeys(due, now))
+        await anyio.to_thread.run_sync(tokens.note_used, directory, due)
 
 
 def by_token(ctx: Context) -> Principal:

@@ -1,49 +1,57 @@
-"""Bearer tokens: one file per name in the state directory, made on first start, refused where others could read it.
+"""Bearer tokens: one file per name in the state directory, of which only a hash is kept; refused where others read it.
 
 No MCP and no HTTP here. Nothing in this module prints or logs a token.
+
+A token is 256 random bits, so its plain SHA-256 is enough at rest: a slow hash makes guesses expensive, and of these
+there is nothing to guess. It also has to be fast, because every request of a stranger costs one.
 """
 
+import contextlib
 import hashlib
-import hmac
 import os
 import re
 import secrets
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
-import anyio
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from glovebox_sandboxes import strict_json
 from glovebox_server import secret_files
-from glovebox_server.cli.actions import client_config
 from glovebox_server.secret_files import SecretDirectory, SecretUnusable
 
 #: Where they lie, below the state directory.
 DIRECTORY = "tokens"
 
-#: The token that is made when there is none.
-DEFAULT_NAME = "default"
-
 #: Tokens in one directory; each is compared on each request.
 MAX_TOKENS = 64
 
 #: Longest token file in bytes, line feed included.
-MAX_FILE_BYTES = 256
+MAX_FILE_BYTES = 1024
 
-#: Of web servers with TLS, RFC 9110, 4.2.2.
-HTTPS_PORT = 443
+#: Seconds between two notes of when a token was last used.
+USED_SECONDS = 300.0
 
 #: 32 random bytes: nobody guesses them, whatever the rate.
 _TOKEN_BYTES = 32
 
 _TOO_MANY = f"it holds more than {MAX_TOKENS} tokens"
 
+#: Files without content whose time of change says when the token of that name was last used.
+_USED = ".used"
+
 #: Longer than a tick of any file system's clock, in nanoseconds.
 _TICK_NS = 2_000_000_000
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}", re.ASCII)
+
+#: Of a role and a workflow, as in policy.toml.
+_ROLE = r"^[a-z][a-z0-9-]{0,63}$"
 
 
 #: What changes when a file does: its name, inode, length and time of change.
@@ -56,37 +64,184 @@ class TokensUnusable(SecretUnusable):
     kind = "token file"
 
 
-def load(directory: Path) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One token, without itself: who has it, how to know it again, and what it is bound to."""
+
+    name: str
+    """The caller's: ``token:<name>``."""
+    sha256: str
+    """Of the token, in hex."""
+    made: datetime | None = None
+    expires: datetime | None = None
+    """When it ends; None: never."""
+    role: str | None = None
+    """Of policy.toml."""
+    workflow: str | None = None
+    """What its calls are part of."""
+    plain: bool = False
+    """Whether its file holds the token itself, as all did once."""
+
+    @property
+    def principal(self) -> str:
+        """Id of its principal."""
+        return f"token:{self.name}"
+
+
+class _Kept(BaseModel):
+    """What a file of a hashed token holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1]
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    made: AwareDatetime
+    expires: AwareDatetime | None = None
+    role: str | None = Field(default=None, pattern=_ROLE)
+    workflow: str | None = Field(default=None, pattern=_ROLE)
+
+
+def digest_of(presented: str) -> str:
+    """What a token is known by: SHA-256, in hex."""
+    return hashlib.sha256(presented.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_name(name: str) -> bool:
+    """Whether a token may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_bound_name(name: str) -> bool:
+    """Whether a role or a workflow may be called so."""
+    return re.fullmatch(_ROLE, name) is not None
+
+
+def load(directory: Path, roles: Collection[str] | None = ()) -> dict[str, Token]:
     """Return all tokens by name; the name is the caller's identity (``token:<name>``).
 
-    Makes the directory (0700) and a token ``default`` (0600) where there is none yet. More are added by writing files.
-
     Args:
-        directory: a directory of its own, below the state directory.
+        directory: a directory of its own, below the state directory; made (0700) where it is missing.
+        roles: the roles there are; None: whichever.
 
     Raises:
-        TokensUnusable: the directory or a file is a link, belongs to another user, is open to others, or holds
-            something else than a token.
+        TokensUnusable: the directory or a file is a link, belongs to another user, is open to others, holds
+            something else than a token, or one that is bound to a role that there is not.
     """
     with secret_files.opened(directory, TokensUnusable) as place:
         names = place.names()
-        if not names:
-            # Of two servers that start together, one makes it and both read it.
-            place.make(DEFAULT_NAME, f"gbx_{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode())
-            names = [DEFAULT_NAME]
         if len(names) > MAX_TOKENS:
             raise TokensUnusable(directory, _TOO_MANY, "Remove the unused ones.")
-        return {name: _read(place, name) for name in names}
+        return {name: _read(place, name, roles) for name in names}
+
+
+def create(
+    directory: Path,
+    name: str,
+    *,
+    role: str | None = None,
+    workflow: str | None = None,
+    lifetime: timedelta | None = None,
+) -> tuple[Token, str] | None:
+    """Make a token, of which the hash is kept.
+
+    Returns:
+        What is kept, and the token itself, which nobody can read again; None where the name is taken.
+
+    Raises:
+        TokensUnusable: see ``load``; or there are ``MAX_TOKENS``.
+    """
+    secret = f"gbx_{secrets.token_urlsafe(_TOKEN_BYTES)}"
+    made = datetime.now(UTC).replace(microsecond=0)
+    expires = None if lifetime is None else made + lifetime
+    kept = _Kept(
+        version=1, sha256=digest_of(secret), made=made, expires=expires, role=role, workflow=workflow
+    )  # fmt: skip
+    with secret_files.opened(directory, TokensUnusable) as place, place.locked():
+        names = place.names()
+        if name in names:
+            return None
+        if len(names) >= MAX_TOKENS:
+            raise TokensUnusable(directory, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones.")
+        if not place.make(name, _encoded(kept)):
+            return None
+    return _token(name, kept), secret
+
+
+def revoke(directory: Path, name: str) -> bool:
+    """Remove a token, whatever its file holds; a running server lets it in no longer within a second.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        TokensUnusable: it cannot be removed, or see ``load`` of the directory.
+    """
+    with secret_files.opened(directory, TokensUnusable) as place, place.locked():
+        if name not in place.names():
+            return False
+        place.remove(name)
+    (directory / _USED / name).unlink(missing_ok=True)
+    return True
+
+
+def migrate(directory: Path) -> list[str]:
+    """Keep only the hash of each token whose file holds the token itself; clients notice nothing.
+
+    Returns:
+        Their names.
+
+    Raises:
+        TokensUnusable: see ``load``; those before it are done.
+    """
+    done = []
+    with secret_files.opened(directory, TokensUnusable) as place, place.locked():
+        for name in place.names():
+            token = _read(place, name, None)
+            if not token.plain:
+                continue
+            made = datetime.fromtimestamp(int((directory / name).lstat().st_mtime), UTC)
+            place.make(name, _encoded(_Kept(version=1, sha256=token.sha256, made=made)), replace=True)
+            done.append(name)
+    return done
+
+
+def plain_of(directory: Path, name: str) -> str | None:
+    """The token itself, where its file holds it; for the operator's terminal only.
+
+    Raises:
+        TokensUnusable: see ``load``.
+    """
+    with secret_files.opened(directory, TokensUnusable) as place:
+        if name not in place.names() or not _read(place, name, None).plain:
+            return None
+        return _text(place, name)
+
+
+def note_used(directory: Path, names: Collection[str]) -> None:
+    """Note that tokens are in use now. Nothing depends on it but what ``token list`` says."""
+    with contextlib.suppress(OSError):
+        (directory / _USED).mkdir(mode=0o700, exist_ok=True)
+        for name in names:
+            (directory / _USED / name).touch(mode=0o600)
+
+
+def last_used(directory: Path, name: str) -> datetime | None:
+    """When a token was last used, give or take ``USED_SECONDS``."""
+    try:
+        return datetime.fromtimestamp(int((directory / _USED / name).lstat().st_mtime), UTC)
+    except OSError:
+        return None
 
 
 class TokenFiles:
     """The tokens in a directory, as they are now. Not for two threads at once."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, roles: Collection[str] = ()) -> None:
         """Read them; raises like ``load``."""
-        self._directory = directory
+        self.directory = directory
+        self._roles = roles
         self._seen: list[_Stamp] | None = []
-        self.tokens = load(directory)
+        self.tokens = load(directory, roles)
         self.problems: tuple[SecretUnusable, ...] = ()
 
     def look(self) -> bool:
@@ -97,7 +252,7 @@ class TokenFiles:
         Returns:
             Whether either is another than before.
         """
-        stamps = _stamps(self._directory)
+        stamps = _stamps(self.directory)
         if stamps == self._seen:
             return False
         before, told = self.tokens, [str(each) for each in self.problems]
@@ -107,7 +262,7 @@ class TokenFiles:
             self.problems = (problem,)
         except OSError as problem:  # the system's own, such as too many open files
             reason = problem.strerror or str(problem)
-            self.problems = (TokensUnusable(self._directory, reason, "It is tried again in a second."),)
+            self.problems = (TokensUnusable(self.directory, reason, "It is tried again in a second."),)
             stamps = []
         # What changed in the last moments may change again within the same tick of the file system's clock.
         fresh = max((each[-1] for each in stamps or ()), default=0) > time.time_ns() - _TICK_NS
@@ -115,111 +270,64 @@ class TokenFiles:
         return self.tokens != before or [str(each) for each in self.problems] != told
 
     def _read_all(self) -> None:
-        found: dict[str, str] = {}
+        found: dict[str, Token] = {}
         problems: list[SecretUnusable] = []
-        with secret_files.opened(self._directory, TokensUnusable) as place:
+        with secret_files.opened(self.directory, TokensUnusable) as place:
             names = place.names()
             for name in names[:MAX_TOKENS]:
                 try:
-                    found[name] = _read(place, name)
+                    found[name] = _read(place, name, self._roles)
                 except TokensUnusable as problem:
                     problems.append(problem)
                     if name in self.tokens:
                         found[name] = self.tokens[name]
         if len(names) > MAX_TOKENS:
-            problems.append(TokensUnusable(self._directory, _TOO_MANY, "Remove the unused ones."))
+            problems.append(TokensUnusable(self.directory, _TOO_MANY, "Remove the unused ones."))
             found = {name: token for name, token in self.tokens.items() if name in names}
         self.tokens, self.problems = found, tuple(problems)
-
-
-class Callers:
-    """Who may come in: the tokens in force, and for each what says that it no longer is."""
-
-    def __init__(self, tokens: Mapping[str, str]) -> None:
-        """Take the tokens by name."""
-        self._tokens = dict(tokens)
-        self._removals = {name: anyio.Event() for name in tokens}
-        self.unusable = 0
-        """Files of tokens that cannot be used."""
-
-    def __len__(self) -> int:
-        """How many share the server; at least one."""
-        return max(1, len(self._tokens))
-
-    def owner(self, presented: str) -> str | None:
-        """The name of the token that was presented, or None; see ``owner``."""
-        return owner(self._tokens, presented)
-
-    def removal(self, name: str) -> anyio.Event:
-        """Set once the token that has this name now is removed or replaced."""
-        return self._removals[name]
-
-    def replace(self, tokens: Mapping[str, str]) -> set[str]:
-        """Have other tokens in force; returns the names of those that no longer are, the same name with another too."""
-        removed = {name for name, token in self._tokens.items() if tokens.get(name) != token}
-        for name in removed:
-            self._removals.pop(name).set()
-        self._tokens = dict(tokens)
-        self._removals = {name: self._removals.get(name) or anyio.Event() for name in tokens}
-        return removed
 
 
 def _stamps(directory: Path) -> list[_Stamp] | None:
     """What changes when a file of the directory does; None where that cannot be looked at."""
     try:
-        places = [directory, *(Path(each) for each in os.scandir(directory))]
+        places = [directory, *(Path(each) for each in os.scandir(directory) if each.name != _USED)]
         found = [(place.name, place.lstat()) for place in places]
     except OSError:
         return None
     return sorted((name, each.st_ino, each.st_size, each.st_ctime_ns) for name, each in found)
 
 
-def client_configuration(
-    state_dir: Path, *, transport: str, host: str, port: int, arguments: Sequence[str] = ()
-) -> str:
-    """Return what to paste into clients, with the token ``default`` for ``http``; for the operator's terminal only.
-
-    Args:
-        state_dir: where the tokens are.
-        transport: ``stdio`` or ``http``.
-        host: name or address by which clients reach the server.
-        port: and the port; ``HTTPS_PORT`` stands for a proxy with TLS.
-        arguments: options of ``glovebox serve`` for clients that start it themselves.
-
-    Raises:
-        TokensUnusable: see ``load``.
-    """
-    if transport == "stdio":
-        # Absolute paths: desktop applications start servers with another PATH and in another directory.
-        launcher = Path(sys.executable).with_name("glovebox")
-        program = [str(launcher)] if launcher.is_file() else [sys.executable, "-I", "-m", "glovebox_server"]
-        return client_config.for_stdio([*program, "serve", *arguments])
-    known = load(state_dir / DIRECTORY)
-    token = known.get(DEFAULT_NAME) or next(iter(known.values()))
-    # The server itself speaks no TLS: on this port it is a proxy's.
-    scheme = "https" if port == HTTPS_PORT else "http"
-    return client_config.for_http(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", token)
+def _encoded(kept: _Kept) -> bytes:
+    return kept.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
-def owner(tokens: Mapping[str, str], presented: str) -> str | None:
-    """Return the name of the token that was presented, or None.
-
-    The time it takes depends neither on how much of a token is right nor on which one it is.
-    """
-    digest = hashlib.sha256(presented.encode("utf-8", "surrogatepass")).digest()
-    found = None
-    for name, token in tokens.items():
-        if hmac.compare_digest(hashlib.sha256(token.encode()).digest(), digest):
-            found = name
-    return found
+def _token(name: str, kept: _Kept) -> Token:
+    return Token(
+        name=name, sha256=kept.sha256, made=kept.made, expires=kept.expires, role=kept.role, workflow=kept.workflow
+    )  # fmt: skip
 
 
-def _read(place: SecretDirectory, name: str) -> str:
+def _text(place: SecretDirectory, name: str) -> str:
+    content = place.read(name, MAX_FILE_BYTES)
+    return content.decode("ascii", "replace").strip() if len(content) <= MAX_FILE_BYTES else ""
+
+
+def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> Token:
+    """Read one token; with ``roles`` None whatever role it is bound to."""
     path = place.path / name
     if not _NAME.fullmatch(name):
         raise TokensUnusable(path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")
-    content = place.read(name, MAX_FILE_BYTES).decode("ascii", "replace").strip()
-    if not _TOKEN.fullmatch(content):
-        reason = "it does not hold one token of 32 to 128 letters, digits, - and _"
-        raise TokensUnusable(path, reason, f"Remove {path}; where there is no other, a new one is made.")
-    return content
+    content = _text(place, name)
+    if _TOKEN.fullmatch(content):
+        return Token(name=name, sha256=digest_of(content), plain=True)
+    instead = f"Remove {path}, and make a new one: `glovebox token create {name}`."
+    try:
+        strict_json.check(content)
+        token = _token(name, _Kept.model_validate_json(content, strict=True))
+    except (ValueError, ValidationError):
+        reason = "it does not hold one token of 32 to 128 letters, digits, - and _, nor what `token create` writes"
+        raise TokensUnusable(path, reason, instead) from None
+    if token.role is not None and roles is not None and token.role not in roles:
+        known = f"the roles are {', '.join(sorted(roles))}" if roles else "there are no roles, since there is no policy"
+        raise TokensUnusable(path, f"it is bound to a role that there is not, {token.role!r}: {known}", instead)
+    return token

@@ -43,6 +43,7 @@ from glovebox_server.audit.events.server import (
     ServerStarted,
     ServerStopped,
 )
+from glovebox_server.audit.events.tokens import TokenCreated, TokenRevoked
 
 __all__ = [
     "EVENTS",
@@ -72,6 +73,8 @@ __all__ = [
     "SegmentSealed",
     "ServerStarted",
     "ServerStopped",
+    "TokenCreated",
+    "TokenRevoked",
     "draft",
 ]
 
@@ -83,6 +86,8 @@ EVENTS: Mapping[str, type[Event]] = {
         ServerStopped,
         ProfileLoaded,
         PoolChanged,
+        TokenCreated,
+        TokenRevoked,
         CallDecided,
         SandboxStarted,
         EgressDecided,

@@ -1,4 +1,4 @@
-"""Ready-to-paste configuration for the clients people use. Pure text: nothing is written, nobody is asked.
+"""Ready-to-paste configuration for the clients people use. Text alone: nothing is written, nobody is asked.
 
 Formats: https://code.claude.com/docs/en/mcp, https://modelcontextprotocol.io/docs/develop/connect-local-servers,
 https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://cursor.com/docs/context/mcp.
@@ -6,13 +6,24 @@ https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+#: Of web servers with TLS, RFC 9110, 4.2.2.
+HTTPS_PORT = 443
 
 _FLEETING = (
     "These lines work until uv cleans its cache",
     "# This Glovebox lies there. Install it (uv tool install), and call client-config of that one.",
 )
+
+
+def program() -> list[str]:
+    """The command that runs Glovebox, absolute: desktop applications start servers elsewhere, with another PATH."""
+    launcher = Path(sys.executable).with_name("glovebox")
+    return [str(launcher)] if launcher.is_file() else [sys.executable, "-I", "-m", "glovebox_server"]
 
 
 def for_stdio(command: Sequence[str]) -> str:

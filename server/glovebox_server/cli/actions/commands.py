@@ -28,7 +28,6 @@ from glovebox_server.receipts.keys import Signer
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
-from glovebox_server.workspace import WorkspaceRefused
 
 
 class _Told:
@@ -144,7 +143,7 @@ def serve(
                 event_loop.settled()
                 app.ended.append(await transports.serve_stdio(app))
             else:
-                options = _given(settings, "state_dir")
+                options = given(settings, "state_dir")
 
                 def ready(url: str) -> None:
                     event_loop.settled()
@@ -161,26 +160,6 @@ def serve(
         return OK
 
     return event_loop.run(make)
-
-
-def client_config(settings: Settings, out: Console, *, transport: str, host: str, port: int) -> int:
-    """Print what to paste into clients; see ``glovebox client-config``."""
-    from glovebox_server.transport import tokens  # noqa: PLC0415 - only here
-
-    arguments = []
-    if transport == "stdio":
-        served = workspace.find(settings, transport)
-        if served.path is None:
-            raise WorkspaceRefused(
-                "Configuring clients", served.reason, "Name the folder that tools may read with --workspace."
-            )
-        arguments = ["--workspace", str(served.path)]
-    arguments += _given(settings, "profiles_dir", "data_dir", "state_dir")
-    text = tokens.client_configuration(
-        settings.state_dir, transport=transport, host=host, port=port, arguments=arguments
-    )
-    out.print(text, markup=False, highlight=False)
-    return OK
 
 
 def clean(settings: Settings, out: Console, *, dry_run: bool, as_json: bool) -> int:
@@ -214,7 +193,7 @@ def audit_log(settings: Settings) -> LogFile:
     return LogFile(settings.state_dir / "audit", f"g{owner.pid}-{owner.started}", rotates)
 
 
-def _given(settings: Settings, *names: str) -> list[str]:
+def given(settings: Settings, *names: str) -> list[str]:
     """Those of these directories that are not the default, as options with absolute paths."""
     found = [name for name in names if name in settings.model_fields_set]
     return [word for name in found for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))]

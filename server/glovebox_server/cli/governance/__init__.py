@@ -1,0 +1,1 @@
+"""Commands that govern who may do what: declared here, done in ``actions.governance``."""

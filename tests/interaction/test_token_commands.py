@@ -1,0 +1,159 @@
+"""``glovebox token`` and ``client-config`` as an operator types them, beside a server that runs."""
+
+import json
+import re
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+from click.testing import CliRunner, Result
+from tests.interaction.served import served, until
+from tests.interaction.test_token_changes import health, settled
+
+from glovebox_server.audit import read
+from glovebox_server.cli.main import main
+from glovebox_server.transport import serve
+
+TOKEN = re.compile(r"gbx_[A-Za-z0-9_-]{43}")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and give answers little time."""
+    monkeypatch.setattr(serve, "TOKEN_SECONDS", 0.02)
+    monkeypatch.setattr(serve, "GRACE_SECONDS", 0.2)
+
+
+def glovebox(state: Path, *words: str) -> Result:
+    """Type a command."""
+    return CliRunner().invoke(main, [*words, "--state-dir", str(state)])
+
+
+async def test_a_made_token_lets_in_at_once_and_a_revoked_one_no_longer(tmp_path: Path) -> None:
+    """Shown once, listed without itself, in the log without itself; another caller is never refused (the control)."""
+    async with served(tmp_path, "http") as server:
+        made = await anyio.to_thread.run_sync(glovebox, tmp_path, "token", "create", "ci", "--expires", "30d")
+        assert made.exit_code == 0
+        secret = made.stdout.strip()
+        assert TOKEN.fullmatch(secret)
+        await settled(server, secret, 200)
+        await until((tmp_path / "tokens" / ".used" / "ci").exists)
+        listed = await anyio.to_thread.run_sync(glovebox, tmp_path, "token", "list", "--json")
+        (ci,) = [each for each in json.loads(listed.stdout)["tokens"] if each["name"] == "ci"]
+        assert (ci["principal"], ci["kept_as"], ci["role"]) == ("token:ci", "hash", None)
+        used = datetime.fromisoformat(ci["last_used"])
+        assert abs((datetime.now(UTC) - used).total_seconds()) < 60
+        again = await anyio.to_thread.run_sync(glovebox, tmp_path, "token", "create", "ci")
+        assert again.exit_code == 2
+        assert "there is one of this name" in again.output
+        revoked = await anyio.to_thread.run_sync(glovebox, tmp_path, "token", "revoke", "ci")
+        assert revoked.exit_code == 0
+        await settled(server, secret, 401)
+        assert (await health(server, server.tokens["alice"]))[0] == 200
+        assert (await anyio.to_thread.run_sync(glovebox, tmp_path, "token", "revoke", "ci")).exit_code == 2
+    records = [line.record for line in read.tail(tmp_path / "audit", 100) if line.record]
+    told = [(record.kind, record.data["principal"]) for record in records if record.kind.startswith("token.")]
+    assert told == [("token.created", "token:ci"), ("token.revoked", "token:ci")]
+    for each in [*(tmp_path / "audit").rglob("*"), *(tmp_path / "tokens").iterdir()]:
+        assert not each.is_file() or secret.encode() not in each.read_bytes()
+
+
+async def test_a_token_that_expires_ends_what_was_begun_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is revoked, and the record of its call says why; another's call goes on (the control)."""
+    async with served(tmp_path, "http") as server:
+        made = await anyio.to_thread.run_sync(glovebox, tmp_path, "token", "create", "brief", "--expires", "90m")
+        server.tokens["brief"] = made.stdout.strip()
+        await settled(server, server.tokens["brief"], 200)
+        later = datetime.now(UTC).timestamp() + 5401
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_call, server, "brief")
+            tasks.start_soon(_call, server, "bob")
+            await until(lambda: len(server.app.broker.running) == 2)
+            monkeypatch.setattr("glovebox_server.transport.serve.time.time", lambda: later)
+            await until(lambda: len(server.app.broker.cancelled) == 1)
+            await until(lambda: len(server.app.broker.running) == 1)
+            assert (await health(server, server.tokens["brief"]))[0] == 401
+            server.app.broker.release.set()
+        assert len(server.app.broker.finished) == 1
+
+
+async def _call(server: object, name: str) -> None:
+    try:
+        async with server.client("http", "modern", name) as client:  # type: ignore[attr-defined]  # of the fixture
+            await client.call_tool("run_python", {"code": "wait"})
+    except Exception:  # noqa: BLE001 - one of the two ends so
+        assert name == "brief"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("Bad",), "1 to 32 of a-z"), (("../x",), "1 to 32 of a-z"), (("a" * 33,), "1 to 32 of a-z"),
+        (("ci", "--role", "analyst"), "no role 'analyst'"), (("ci", "--workflow", "Re lease"), "no workflow can be"),
+        (("ci", "--expires", "never"), "is not how long"), (("ci", "--expires", "0d"), "is not how long"),
+    ],
+)  # fmt: skip
+def test_what_no_token_can_be_is_told_and_makes_none(words: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    """Exit 2; nothing is made or recorded. The control makes one."""
+    state = tmp_path / "state"
+    told = glovebox(state, "token", "create", *words)
+    assert told.exit_code == 2, told.output
+    assert why in told.output
+    assert json.loads(glovebox(state, "token", "list", "--json").stdout)["tokens"] == []
+    assert not (state / "audit").exists()
+    assert glovebox(state, "token", "create", "ci").exit_code == 0
+
+
+def test_client_config_shows_a_plain_token_and_else_makes_one(tmp_path: Path) -> None:
+    """JSON parses and holds the token where it must and nowhere else; a hash cannot be shown, so there is a new one."""
+    state = tmp_path / "state"
+    first = glovebox(state, "client-config", "--transport", "http")
+    assert "Made a token for these clients, token:default" in first.stderr
+    (token,) = set(TOKEN.findall(first.stdout))
+    assert token not in (state / "tokens" / "default").read_text()
+    blocks = [json.loads(part[part.index("{") :]) for part in first.stdout.split("\n\n") if "{\n" in part]
+    assert len(blocks) == 3
+    assert "http://127.0.0.1:8321/mcp" in json.dumps(blocks[2])
+    assert token in json.dumps(blocks[2])
+    assert token not in json.dumps(blocks[1]), "VS Code asks for it"
+    assert "http://127.0.0.1:8321/sse" in first.stdout
+    second = glovebox(state, "client-config", "--transport", "http", "--host", "glovebox.example", "--port", "443")
+    assert "token:client-2" in second.stderr
+    assert token not in second.stdout
+    assert "https://glovebox.example:443/mcp" in second.stdout
+    old = "an-older-servers-token".ljust(43, "x")
+    (state / "tokens" / "old").touch(mode=0o600)
+    (state / "tokens" / "old").write_text(old)
+    third = glovebox(state, "client-config", "--transport", "http")
+    assert third.stderr == ""
+    assert old in third.stdout
+    assert stat.S_IMODE((state / "tokens" / "default").stat().st_mode) == 0o600
+
+
+def test_client_config_over_stdio_names_whole_paths_and_no_token(tmp_path: Path) -> None:
+    """Desktop applications start servers elsewhere, with another PATH."""
+    workspace = tmp_path / "work"
+    workspace.mkdir()
+    told = glovebox(tmp_path / "state", "client-config", "--workspace", str(workspace))
+    assert not TOKEN.search(told.stdout)
+    assert not (tmp_path / "state").exists()
+    for part in told.stdout.strip().split("\n\n")[1:]:
+        (server,) = next(iter(json.loads(part[part.index("{") :]).values())).values()
+        assert Path(server["command"]).is_absolute()
+        assert server["args"][:3] == ["serve", "--workspace", str(workspace)]
+
+
+def test_migration_is_asked_for_and_told(tmp_path: Path) -> None:
+    """`token list` says which are plain; afterwards none is, and `client-config` can show none."""
+    state = tmp_path / "state"
+    glovebox(state, "token", "create", "new")
+    (state / "tokens" / "old").touch(mode=0o600)
+    (state / "tokens" / "old").write_text("o" * 43)
+    assert "plain" in glovebox(state, "token", "list").stdout
+    assert json.loads(glovebox(state, "token", "migrate", "--json").stdout) == {"migrated": ["old"]}
+    assert "plain" not in glovebox(state, "token", "list").stdout
+    assert "o" * 43 not in glovebox(state, "client-config", "--transport", "http").stdout
