@@ -18,9 +18,7 @@ from glovebox_server.errors import StoreUnusable
 from glovebox_server.governance import database
 from glovebox_server.governance.database import opened
 
-SCHEMA = (
-    "CREATE TABLE counted (name TEXT PRIMARY KEY, n INTEGER NOT NULL) STRICT; INSERT INTO counted VALUES ('a', 0)",
-)
+SCHEMA = ("CREATE TABLE counted (name TEXT PRIMARY KEY, n INTEGER NOT NULL); INSERT INTO counted VALUES ('a', 0)",)
 
 
 def count(connection: sqlite3.Connection) -> int:

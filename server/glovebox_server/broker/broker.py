@@ -161,7 +161,7 @@ class Broker:
         """Run, record and answer."""
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
         async with recorder.until_ended(lambda: "stop" if stopped.refusal else listener.ended_by()):
-            files, gate = allowed.inputs.contents(), gate_for(profile, recorder, call)
+            files, gate = allowed.inputs.contents(), gate_for(profile, recorder, call, reservation)
             wanted = Wanted(
                 isolation=profile.isolation,
                 spec=to_spec(profile, workspace=rights.workspace),

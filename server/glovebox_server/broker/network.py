@@ -10,11 +10,14 @@ from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.serve import serve
+from glovebox_server.governance.governance import Reservation
 from glovebox_server.receipts.recorder import CallRecorder
 
 
-def gate_for(profile: Profile, recorder: CallRecorder, call: ToolCall) -> EgressGate | None:
-    """The gate for one call; None where its profile grants no network."""
+def gate_for(
+    profile: Profile, recorder: CallRecorder, call: ToolCall, reservation: Reservation | None = None
+) -> EgressGate | None:
+    """The gate for one call, within what is reserved for it; None where its profile grants no network."""
     if profile.network.mode == "none":
         return None
 
@@ -34,13 +37,23 @@ def gate_for(profile: Profile, recorder: CallRecorder, call: ToolCall) -> Egress
             )
         )
 
+    most, bound = profile.network.max_connections, reservation.connections if reservation else None
     limits = EgressLimits(
-        connections=profile.network.max_connections,
+        connections=most if bound is None else min(most, bound),
         hops=profile.network.max_redirects,
         body_bytes=profile.network.max_bytes,
         tunnel_received_bytes=profile.network.max_bytes,
     )
-    return EgressGate(rules=profile.network.allow, on_decision=record, principal=call.principal.id, limits=limits)
+    gate = EgressGate(
+        rules=profile.network.allow,
+        on_decision=record,
+        on_connection=reservation.connect if reservation else None,
+        principal=call.principal.id,
+        limits=limits,
+    )
+    if reservation:
+        reservation.counts(gate.traffic)
+    return gate
 
 
 def serve_with(gate: EgressGate) -> Serve:

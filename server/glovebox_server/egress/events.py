@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glovebox_profiles.egress import EgressDecision, EgressTarget
+from glovebox_sandboxes.contract.errors import Refusal
 
 _UNDECIDED = EgressDecision(effect="deny", rule="egress.undecided", reason="Nothing was decided.", hint="")
 
@@ -27,6 +28,10 @@ class EgressAttempt:
 
 OnDecision = Callable[[EgressAttempt], Awaitable[None]]
 """Awaited once per attempt before anything is dialled; when it raises, nothing is, and the exception passes through."""
+
+
+OnConnection = Callable[[str], Awaitable[Refusal | None]]
+"""Awaited before a connection to a host; it may say why there is none just now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, d
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.egress.rules import denial
 from glovebox_server.egress.dial import Resolver, Unreachable, check, dial, resolve, system_resolver, within
-from glovebox_server.egress.events import EgressAttempt, OnDecision
+from glovebox_server.egress.events import EgressAttempt, OnConnection, OnDecision
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.traffic import Counted, Traffic
 
@@ -41,6 +41,7 @@ class EgressGate:
         *,
         rules: Sequence[EgressRule],
         on_decision: OnDecision,
+        on_connection: OnConnection | None = None,
         principal: str = "",
         resolver: Resolver | None = None,
         tls: ssl.SSLContext | None = None,
@@ -51,6 +52,7 @@ class EgressGate:
         Args:
             rules: The profile's rules after narrowing; empty denies everything.
             on_decision: Awaited before each connection is made or refused; if it raises, nothing is dialled.
+            on_connection: Asked before each connection that is otherwise allowed; it may refuse it.
             principal: Whose call it is; look-ups are bounded for each.
             resolver: Where names are looked up; the operating system unless a test brings its own zone.
             tls: How servers are verified; the system's trust store when left out.
@@ -64,6 +66,7 @@ class EgressGate:
         self.unrecorded = 0
         """Attempts refused without a record of their own because there were too many; for the call's last record."""
         self._on_decision = on_decision
+        self._on_connection = on_connection
         self._resolver = resolver or partial(system_resolver, principal=principal)
         self._attempts = 0
         self._connections = 0
@@ -134,6 +137,8 @@ class EgressGate:
             check(target.host, addresses)
         except InvalidTarget as error:
             await self.refuse(attempt, error)
+        if self._on_connection and (refusal := await self._on_connection(target.host)):
+            await self.refuse(attempt, InvalidTarget(refusal.rule, refusal.reason, refusal.hint))
         await self._record(attempt)
         return await dial(target.host, addresses, target.port, self.limits, deadline)
 

@@ -16,6 +16,7 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.audit.events import CallFinished
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
+from glovebox_server.egress.traffic import Traffic
 from glovebox_server.governance.rights import Rights
 
 if TYPE_CHECKING:  # the parts import this one for ``Proposal``
@@ -51,6 +52,16 @@ class Stops(Protocol):
 
 class Reservation(Protocol):
     """What one call may spend of its caller's budgets. What is not spent is given back at the block's end."""
+
+    @property
+    def connections(self) -> int | None:
+        """How many it may make; None where no budget says."""
+
+    def counts(self, traffic: Traffic) -> None:
+        """Take where the bytes of its connections are counted."""
+
+    async def connect(self, host: str) -> Refusal | None:
+        """Count one connection; why there may be none just now."""
 
     def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
         """Take what the call used and told; returns its result, with what is left where that is little."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal
 
 
@@ -19,6 +20,10 @@ class Rights:
     """Name of the role; None without a policy."""
     policy_digest: str | None = None
     """``sha256:…`` of the policy; None without one."""
+    budgets: tuple[Budget, ...] = ()
+    """What the caller may spend."""
+    rates: tuple[Rate, ...] = ()
+    """How often its calls may connect to a host."""
 
     def refusal(self, _tool: str) -> Refusal | None:
         """Why the role does not have this tool; None where it has."""

@@ -39,6 +39,18 @@ class Failure(BaseModel):
     line: int | None = Field(default=None, description="of the program")
 
 
+class BudgetLeft(BaseModel):
+    """What is left of one budget, where that is little."""
+
+    budget: str
+    what: str = Field(description="calls, failures, seconds, bytes, connections or artifacts")
+    per: str
+    every: str
+    left: float
+    of: float
+    refills: str | None = Field(description="when; null where it does not within the run")
+
+
 class Result(BaseModel):
     """What every tool's structured result carries."""
 
@@ -48,6 +60,7 @@ class Result(BaseModel):
     isolation: Isolation | None = None
     profile_digest: str = ""
     elapsed_ms: float = 0.0
+    budget: tuple[BudgetLeft, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

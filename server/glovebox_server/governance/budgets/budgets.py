@@ -1,0 +1,221 @@
+"""Budgets as calls use them: reserved before, settled after. Whatever waits for the file is off the event loop.
+
+A call's result is never held back because it could not be settled: its reservation then stays spent until it can be.
+"""
+
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+
+from glovebox_profiles.egress.hosts import matches
+from glovebox_profiles.policy.model import Rate
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.host.owner import is_orphan, new_owner
+from glovebox_server.audit.events import CallFinished
+from glovebox_server.calls import CallResult, Image, Link, Text, ToolCall
+from glovebox_server.egress.traffic import Traffic
+from glovebox_server.errors import StoreUnusable
+from glovebox_server.governance import database
+from glovebox_server.governance.budgets import store
+from glovebox_server.governance.budgets.spending import (
+    Amounts,
+    Granted,
+    Left,
+    Line,
+    Spender,
+    amount,
+    lines_of,
+    little,
+    rates_of,
+    said,
+    worst_case,
+)
+from glovebox_server.governance.budgets.store import Asked
+from glovebox_server.governance.budgets.windows import Clocks, read_clocks
+from glovebox_server.governance.database import Database
+from glovebox_server.governance.governance import Proposal
+
+_log = logging.getLogger(__name__)
+
+MAX_UNSETTLED: Final = 1024
+"""Calls whose settling failed and is tried again; of others the most they could spend stays spent."""
+
+_T = TypeVar("_T")
+
+
+class Reservation:
+    """What one call may spend, and what it did."""
+
+    def __init__(self, budgets: "Budgets", proposal: Proposal, asked: Asked, granted: Sequence[Granted]) -> None:
+        """Take what was reserved."""
+        self.asked = asked
+        self.granted = granted
+        self._budgets = budgets
+        self._rates = proposal.rights.rates
+        self._processors = proposal.profile.limits.processors
+        self._began = anyio.current_time()
+        self._traffic = Traffic()
+        self._told: Amounts | None = None
+
+    @property
+    def connections(self) -> int | None:
+        """How many it may make; None where no budget says."""
+        bounds = [each.takes["connections"] for each in self.granted if "connections" in each.takes]
+        return min(bounds, default=None)
+
+    def counts(self, traffic: Traffic) -> None:
+        """Take where the bytes of its connections are counted."""
+        self._traffic = traffic
+
+    async def connect(self, host: str) -> Refusal | None:
+        """Count one connection; why there may be none just now."""
+        rates = [each for each in self._rates if matches(each.host, host)]
+        return await self._budgets.connect(self.asked, rates) if rates else None
+
+    def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
+        """Take what the call used and told; returns its result, with what is left where that is little."""
+        used = finished.usage
+        self._told = {
+            "failures": int(result.failed),
+            "wall_seconds": amount("wall_seconds", used["wall_ms"] / 1000),
+            "cpu_seconds": self._cpu() if used["cpu_ms"] is None else amount("cpu_seconds", used["cpu_ms"] / 1000),
+            "disclosed_bytes": sum(map(_bytes, result.content)),
+            "artifacts": sum(isinstance(each, Link) for each in result.content),
+        }
+        low = [left for each in self.granted for left in little(each, self.amounts())]
+        if not low:
+            return result
+        note = Text(text=f"[left of your budgets: {'; '.join(map(said, low))}]")
+        structured = {**result.structured, "budget": [asdict(each) for each in low]}
+        return replace(result, structured=structured, content=(*result.content, note))
+
+    def amounts(self) -> Amounts:
+        """What was spent: where the call ended without a result what was measured, else the most that it could be."""
+        traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
+        if self._told is not None:
+            return {**traffic, **self._told}
+        taken: dict[str, int] = {}
+        for each in self.granted:
+            for name, n in each.takes.items():
+                taken[name] = max(n, taken.get(name, 0))
+        wall = min(self._wall(), self.asked.worst["wall_seconds"])
+        return {**taken, **traffic, "failures": 1, "wall_seconds": wall, "cpu_seconds": self._cpu()}
+
+    def _wall(self) -> int:
+        return amount("wall_seconds", anyio.current_time() - self._began)
+
+    def _cpu(self) -> int:
+        return min(self._wall() * self._processors, self.asked.worst["cpu_seconds"])
+
+
+def _bytes(content: Text | Image | Link) -> int:
+    match content:
+        case Text():
+            return len(content.text.encode("utf-8", "replace"))
+        case Image():
+            return len(content.data)
+        case Link():
+            return 0
+
+
+class Budgets:
+    """The open budgets of a state directory. Make it with ``opened``."""
+
+    def __init__(self, database: Database, clocks: Callable[[], Clocks]) -> None:
+        """Take the open file, and where time comes from."""
+        self._database = database
+        self._clocks = clocks
+        self._server = new_owner().mark()
+        self._unsettled: list[tuple[Asked, Amounts]] = []
+
+    @asynccontextmanager
+    async def reserved(self, proposal: Proposal) -> AsyncIterator[Reservation | Refusal]:
+        """Reserve what the call may spend, for the block; the refusal where too little is left, or nobody can tell."""
+        call, rights = proposal.call, proposal.rights
+        spender = spender_of(call)
+        asked = Asked(
+            call_id=call.id,
+            spender=spender,
+            lines=lines_of(rights.budgets, spender),
+            worst=worst_case(proposal.profile, call.arguments),
+        )
+        try:
+            granted = await self._transact(partial(store.reserve, server=self._server, asked=asked))
+        except StoreUnusable as problem:
+            _log.error("A call was refused: %s", problem)
+            granted = problem.refusal
+        if isinstance(granted, Refusal):
+            yield granted
+            return
+        reservation = Reservation(self, proposal, asked, granted)
+        try:
+            yield reservation
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._settle(asked, reservation.amounts())
+
+    async def _settle(self, asked: Asked, spent: Amounts) -> None:
+        try:
+            await self._transact(partial(store.settle, call_id=asked.call_id, spender=asked.spender, spent=spent))
+        except StoreUnusable as problem:
+            _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
+            if len(self._unsettled) < MAX_UNSETTLED:
+                self._unsettled.append((asked, spent))
+
+    async def connect(self, asked: Asked, rates: Sequence[Rate]) -> Refusal | None:
+        """Count one connection of a call against these rates; why there may be none just now."""
+        one = replace(asked, lines=rates_of(rates, asked.spender), worst={"connections": 1})
+        try:
+            refused = await self._transact(partial(store.spend, asked=one))
+        except StoreUnusable as problem:
+            return problem.refusal
+        return refused and replace(refused, rule="egress.rate")
+
+    async def left(self, lines: Sequence[Line]) -> list[Left]:
+        """What is left of each.
+
+        Raises:
+            StoreUnusable: the file cannot be read.
+        """
+        return await self._database.query(lambda connection: store.left(connection, self._clocks(), lines))
+
+    async def _transact(self, work: Callable[[sqlite3.Connection, Clocks], _T]) -> _T:
+        unsettled, self._unsettled = self._unsettled, []
+
+        def all_of_it(connection: sqlite3.Connection) -> _T:
+            clocks = self._clocks()
+            if store.is_untidy(connection, clocks):
+                store.tidy(connection, clocks, is_orphan)
+            for asked, spent in unsettled:
+                store.settle(connection, clocks, asked.call_id, asked.spender, spent)
+            return work(connection, clocks)
+
+        try:
+            return await self._database.transact(all_of_it)
+        except BaseException:
+            self._unsettled = [*unsettled, *self._unsettled][:MAX_UNSETTLED]
+            raise
+
+
+def spender_of(call: ToolCall) -> Spender:
+    """Whose spending a call's is."""
+    who = call.principal
+    return Spender(principal=who.id, run=call.run or "", workflow=who.workflow or "", tool=call.tool)
+
+
+@contextmanager
+def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) -> Iterator[Budgets]:
+    """The budgets of a state directory, for the length of the block.
+
+    Raises:
+        StoreUnusable: their file cannot be used.
+    """
+    with database.opened(state_dir / database.DIRECTORY / store.NAME, store.SCHEMA) as found:
+        yield Budgets(found, clocks)

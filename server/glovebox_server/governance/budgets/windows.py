@@ -1,0 +1,76 @@
+"""The time that budgets go by, and the windows it is cut into. Pure.
+
+Within one boot of the machine time passes as the kernel's boot-time clock says, whatever is done to the wall clock.
+After a reboot it goes on from the wall clock or, where that is behind, from the latest time that was ever seen. So a
+clock that is set forward refills nothing early, and one that is set back keeps nothing spent longer than its window.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal
+
+Every = Literal["minute", "hour", "day", "run"]
+
+LENGTH_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+RUN_MS: Final = 7 * LENGTH_MS["day"]
+"""A run's own budgets are remembered for so long after its last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """What this machine's clocks show, in milliseconds."""
+
+    wall: int
+    """Since 1970."""
+    boot: str
+    """The kernel's boot id."""
+    since_boot: int
+    """Time asleep included (CLOCK_BOOTTIME, clock_gettime(2)); nobody can set it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The latest time that was seen."""
+
+    time: int
+    """Milliseconds: of 1970 where no clock was ever wrong."""
+    boot: str
+    since_boot: int
+
+
+def read_clocks() -> Clocks:
+    """What they show now."""
+    since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    return Clocks(wall=time.time_ns() // 1_000_000, boot=_boot(), since_boot=since_boot)
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def advanced(last: Mark | None, now: Clocks) -> Mark:
+    """The time now, by the rule above; ``last`` is None where none was ever seen."""
+    if last is None:
+        time = now.wall
+    elif last.boot == now.boot:
+        # Never back, should a container have a boot-time clock of its own (time_namespaces(7)).
+        time = last.time + max(0, now.since_boot - last.since_boot)
+    else:
+        time = max(last.time, now.wall)
+    return Mark(time=time, boot=now.boot, since_boot=now.since_boot)
+
+
+def window(every: Every, time: int) -> tuple[int, int]:
+    """First millisecond of the window that a time lies in, and first one after it; windows begin on the hour in UTC.
+
+    A run's has no end that a call could wait for: it lies ``RUN_MS`` after the call.
+    """
+    if every == "run":
+        return 0, time + RUN_MS
+    length = LENGTH_MS[every]
+    start = time - time % length
+    return start, start + length

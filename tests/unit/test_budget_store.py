@@ -1,0 +1,367 @@
+"""Budgets in their file: reserved before, settled after, exact whatever happens between."""
+
+import json
+import sqlite3
+import subprocess  # noqa: TID251 - whole processes, to be killed
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glovebox_profiles.policy.model import SPENDING, Budget
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.governance import database
+from glovebox_server.governance.budgets import store
+from glovebox_server.governance.budgets.spending import Amounts, Granted, Spender, lines_of, little
+from glovebox_server.governance.budgets.store import Asked
+from glovebox_server.governance.budgets.windows import LENGTH_MS, Clocks
+from glovebox_server.governance.database import Database
+
+T = TypeVar("T")
+HOUR = LENGTH_MS["hour"]
+NOW = 1_800_000_000_000
+ME = Spender(principal="token:a", run="r_1", workflow="", tool="run_python")
+WORST = {"calls": 1, "failures": 1, "wall_seconds": 10_000, "cpu_seconds": 5_000, "disclosed_bytes": 1_000,
+         "fetched_bytes": 0, "connections": 0, "artifacts": 4}  # fmt: skip
+
+
+class Kept:
+    """An open store at a time of the test's."""
+
+    def __init__(self, kept: Database) -> None:
+        self.kept = kept
+        self.passed = 0
+        self.calls = 0
+
+    def clocks(self) -> Clocks:
+        """What they show."""
+        return Clocks(wall=NOW + self.passed, boot="a", since_boot=self.passed)
+
+    def do(self, work: Callable[..., T], **given: Any) -> T:
+        """One transaction."""
+        return self.kept.transact_now(lambda connection: work(connection, self.clocks(), **given))
+
+    def reserve(self, *budgets: Budget, spender: Spender = ME, worst: Amounts = WORST, **given: Any) -> Asked | Refusal:
+        """One call's."""
+        self.calls += 1
+        asked = Asked(
+            call_id=f"c_{self.calls}", spender=spender, lines=lines_of(budgets, spender), worst=worst, **given
+        )
+        found = self.do(store.reserve, server="s", asked=asked)
+        return found if isinstance(found, Refusal) else asked
+
+    def settle(self, asked: Asked | Refusal, **spent: int) -> None:
+        """Its end."""
+        assert isinstance(asked, Asked)
+        self.do(store.settle, call_id=asked.call_id, spender=asked.spender, spent={"calls": 1, **spent})
+
+    def left(self, *budgets: Budget, spender: Spender = ME) -> dict[str, float]:
+        """What is left, by budget and what it bounds."""
+        found = self.do(store.left, lines=lines_of(budgets, spender))
+        return {f"{each.budget} {each.what}": each.left for each in found}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    """A store."""
+    with database.opened(tmp_path / "governance" / store.NAME, store.SCHEMA) as found:
+        yield Kept(found)
+
+
+def budget(
+    name: str = "b", *, per: Any = "principal", every: Any = "hour", tool: str | None = None, **of: Any
+) -> Budget:
+    """One of a policy."""
+    return Budget(name=name, per=per, every=every, tool=tool, **of)
+
+
+def test_a_budget_is_spent_and_refills(kept: Kept) -> None:
+    """Ten calls, not eleven; the next hour has ten more. A refusal spends nothing."""
+    ten = budget(calls=10)
+    for _ in range(10):
+        kept.settle(kept.reserve(ten))
+    kept.passed = 59 * 60_000
+    refused = [kept.reserve(ten) for _ in range(5)]
+    assert all(isinstance(each, Refusal) for each in refused)
+    assert kept.left(ten) == {"b calls": 0}
+    kept.passed = HOUR
+    assert kept.left(ten) == {"b calls": 10}
+    assert isinstance(kept.reserve(ten), Asked)
+
+
+def test_a_refusal_names_the_budget_and_what_is_left_of_the_others_and_when_it_refills(kept: Kept) -> None:
+    """All of it, so that a model need not ask again."""
+    few, more = budget("calls-an-hour", calls=1), budget("cpu-a-day", every="day", cpu_seconds=60)
+    kept.settle(kept.reserve(few, more), cpu_seconds=1_500)
+    kept.passed = 50 * 60_000
+    refused = kept.reserve(few, more)
+    assert refused == Refusal(
+        rule="budget.calls-an-hour",
+        reason="Of the budget calls-an-hour 0 of 1 calls are left.",
+        hint="It refills in 10 min, at 2027-01-15T09:00:00Z. Left of the others: cpu-a-day 58.5 of 60 cpu seconds.",
+    )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_where_one_budget_refuses_nothing_is_taken_of_another(kept: Kept, order: int) -> None:
+    """Whichever is asked first."""
+    both = [budget("one", calls=1), budget("many", calls=100)][::order]
+    kept.settle(kept.reserve(*both))
+    assert isinstance(kept.reserve(*both), Refusal)
+    assert kept.left(*both) == {"one calls": 0, "many calls": 99}
+
+
+def test_calls_in_flight_hold_the_most_they_can_take(kept: Kept) -> None:
+    """Two of ten seconds fit into twenty-five; a third fits once one of them gave back what it did not use."""
+    seconds = budget(wall_seconds=25)
+    one, _two = kept.reserve(seconds), kept.reserve(seconds)
+    third = kept.reserve(seconds)
+    assert isinstance(third, Refusal)
+    assert "5 of 25 wall seconds are left, and this call may take 10." in third.reason
+    assert "Calls under way hold 20 and give back what they do not use." in third.hint
+    assert "A shorter timeout_seconds takes less." in third.hint
+    kept.settle(one, wall_seconds=100)
+    assert kept.left(seconds) == {"b wall_seconds": 14.9}
+    assert isinstance(kept.reserve(seconds), Asked)
+
+
+def test_of_bytes_a_call_may_have_the_rest_and_no_second_one_beside_it(kept: Kept) -> None:
+    """A call needs one byte left, not its worst case; two at one time cannot both have the rest."""
+    rest = budget(disclosed_bytes=100)
+    one = kept.reserve(rest)
+    assert isinstance(kept.reserve(rest), Refusal)
+    kept.settle(one, disclosed_bytes=99)
+    two = kept.reserve(rest)
+    kept.settle(two, disclosed_bytes=500)
+    assert kept.left(rest) == {"b disclosed_bytes": 0}
+    assert isinstance(kept.reserve(rest), Refusal)
+
+
+def test_what_a_call_cannot_spend_refuses_it_not(kept: Kept) -> None:
+    """A tool without a network goes on where the connections are spent; one with it is refused."""
+    few = budget(connections=1)
+    online = {**WORST, "connections": 5}
+    kept.settle(kept.reserve(few, worst=online), connections=1)
+    assert isinstance(kept.reserve(few, worst=online), Refusal)
+    assert isinstance(kept.reserve(few), Asked)
+
+
+@pytest.mark.parametrize(
+    ("per", "shared"),
+    [("principal", {"run", "tool", "workflow"}), ("run", {"tool", "workflow"}), ("tool", {"run", "workflow"}),
+     ("workflow", {"principal", "run", "tool"})],
+)  # fmt: skip
+def test_each_has_a_budget_of_its_own(per: str, shared: set[str], kept: Kept) -> None:
+    """Of one run, principal, workflow or tool: whoever differs in something else shares it."""
+    one = budget(per=per, calls=1)
+    kept.settle(kept.reserve(one))
+    for name in ("principal", "run", "tool", "workflow"):
+        other = Spender(**{**{each: getattr(ME, each) for each in ME.__slots__}, name: "other"})
+        assert kept.left(one, spender=other) == {"b calls": 0 if name in shared else 1}, name
+
+
+def test_a_new_run_has_not_the_principals_budget_anew(kept: Kept) -> None:
+    """Only its own."""
+    own, all_ = budget("run", per="run", every="run", calls=2), budget("all", calls=3)
+    for _ in range(2):
+        kept.settle(kept.reserve(own, all_))
+    assert isinstance(kept.reserve(own, all_), Refusal)
+    anew = Spender(principal=ME.principal, run="r_2", workflow="", tool="run_python")
+    kept.settle(kept.reserve(own, all_, spender=anew))
+    refused = kept.reserve(own, all_, spender=anew)
+    assert isinstance(refused, Refusal)
+    assert refused.rule == "budget.all"
+
+
+def test_a_runs_budget_does_not_refill_and_says_so(kept: Kept) -> None:
+    """Days later, as long as it goes on now and then."""
+    own = budget(per="run", every="run", calls=3)
+    for _ in range(3):
+        kept.settle(kept.reserve(own))
+        kept.passed += 6 * LENGTH_MS["day"]
+        kept.do(store.tidy, is_gone=lambda _: False)
+    refused = kept.reserve(own)
+    assert isinstance(refused, Refusal)
+    assert refused.hint == "It does not refill within this run."
+
+
+def test_a_budget_of_one_tool_counts_that_tool(kept: Kept) -> None:
+    """The others neither spend it nor are refused by it."""
+    reads = budget(tool="read_workspace_file", calls=1)
+    kept.settle(kept.reserve(reads))
+    reading = Spender(principal=ME.principal, run=ME.run, workflow="", tool="read_workspace_file")
+    kept.settle(kept.reserve(reads, spender=reading))
+    assert isinstance(kept.reserve(reads, spender=reading), Refusal)
+    assert isinstance(kept.reserve(reads), Asked)
+
+
+def test_a_lifted_budget_is_overspent_and_counted(kept: Kept) -> None:
+    """Somebody allowed it; what it spends is counted all the same."""
+    one = budget(calls=1)
+    kept.settle(kept.reserve(one))
+    assert isinstance(kept.reserve(one), Refusal)
+    kept.settle(kept.reserve(one, lifted=frozenset({"b"})))
+    (found,) = kept.do(lambda connection, _: connection.execute("SELECT calls FROM spent").fetchall())
+    assert found == (2,)
+
+
+def test_settling_twice_counts_once(kept: Kept) -> None:
+    """What failed is tried again, and may have been done."""
+    ten = budget(calls=10)
+    asked = kept.reserve(ten)
+    kept.settle(asked)
+    kept.settle(asked)
+    assert kept.left(ten) == {"b calls": 9}
+
+
+def test_a_window_that_is_over_when_a_call_ends_is_left_alone(kept: Kept) -> None:
+    """Its call counts where it began."""
+    ten = budget(every="minute", calls=10)
+    asked = kept.reserve(ten)
+    kept.passed = 120_000
+    kept.do(store.tidy, is_gone=lambda _: False)
+    kept.settle(asked)
+    assert kept.left(ten) == {"b calls": 10}
+
+
+def test_calls_of_a_dead_server_stay_spent(kept: Kept) -> None:
+    """At the most they could take; those of a living one go on, and its end gives back the rest."""
+    seconds = budget(wall_seconds=100, calls=10)
+    asked = kept.reserve(seconds)
+    assert kept.do(store.tidy, is_gone=lambda _: False) == []
+    assert kept.do(store.tidy, is_gone=lambda server: server == "s") == ["c_1"]
+    assert kept.left(seconds) == {"b wall_seconds": 90, "b calls": 9}
+    kept.settle(asked)
+    assert kept.left(seconds) == {"b wall_seconds": 90, "b calls": 9}
+    usage = kept.do(lambda connection, _: connection.execute("SELECT calls, lost FROM usage").fetchall())
+    assert usage == [(1, 1)]
+
+
+def test_little_is_less_than_a_fifth(kept: Kept) -> None:
+    """Of each thing that a budget bounds, by itself."""
+    found = kept.do(
+        store.reserve,
+        server="s",
+        asked=Asked(call_id="c", spender=ME, worst=WORST, lines=lines_of([budget(calls=5, artifacts=5)], ME)),
+    )
+    assert isinstance(found, list)
+    (granted,) = found
+    assert isinstance(granted, Granted)
+    assert [each.what for each in little(granted, {"calls": 1, "artifacts": 4})] == []
+    (low,) = little(granted, {"calls": 1, "artifacts": 5})
+    assert (low.what, low.left, low.of, low.refills) == ("artifacts", 0, 5, "2027-01-15T09:00:00Z")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("reserve"), st.integers(0, 3)),
+            st.tuples(st.just("settle"), st.integers(0, 20)),
+            st.tuples(st.just("wait"), st.integers(0, 90_000)),
+            st.tuples(st.just("tidy"), st.just(0)),
+        ),
+        max_size=40,
+    )
+)
+def test_each_window_has_what_its_own_calls_spent(steps: list[tuple[str, int]]) -> None:
+    """Whatever the order: a call is refused where the most that it can take is not left, and nowhere else."""
+    three = budget(every="minute", calls=3, wall_seconds=25)
+    with (
+        TemporaryDirectory() as directory,
+        database.opened(Path(directory, "governance", store.NAME), store.SCHEMA) as found,
+    ):
+        kept = Kept(found)
+        under_way: list[tuple[Asked, int]] = []
+        calls, wall = Counter[int](), Counter[int]()
+        for what, n in steps:
+            now = kept.passed // 60_000
+            if what == "reserve":
+                asked = kept.reserve(three)
+                assert isinstance(asked, Asked) == (calls[now] < 3 and wall[now] <= 15_000)
+                if isinstance(asked, Asked):
+                    under_way.append((asked, now))
+                    calls[now] += 1
+                    wall[now] += 10_000
+            elif what == "settle" and under_way:
+                asked, began = under_way.pop(n % len(under_way))
+                kept.settle(asked, wall_seconds=n * 500)
+                wall[began] += n * 500 - 10_000
+            elif what == "wait":
+                kept.passed += n
+            elif what == "tidy":
+                kept.do(store.tidy, is_gone=lambda _: False)
+            now = kept.passed // 60_000
+            assert kept.left(three) == {"b calls": 3 - calls[now], "b wall_seconds": (25_000 - wall[now]) / 1000}
+
+
+def test_old_usage_is_kept_by_the_day_and_then_not_at_all(kept: Kept) -> None:
+    """The sums stay the same until then."""
+    for _ in range(3):
+        kept.settle(kept.reserve(), wall_seconds=5)
+        kept.passed += HOUR
+    usage = "SELECT count(*), sum(calls), sum(wall_seconds) FROM usage"
+
+    def ask(connection: sqlite3.Connection, _: Clocks) -> Any:
+        return connection.execute(usage).fetchone()
+
+    assert kept.do(ask) == (3, 3, 15)
+    kept.passed += 40 * LENGTH_MS["day"]
+    kept.do(store.tidy, is_gone=lambda _: False)
+    assert kept.do(ask)[1:] == (3, 15)
+    assert kept.do(ask)[0] in {1, 2}
+    kept.passed += 400 * LENGTH_MS["day"]
+    kept.do(store.tidy, is_gone=lambda _: False)
+    assert kept.do(ask)[0] == 0
+
+
+RACE = """
+import json, pathlib, sys
+from glovebox_server.governance import database
+from glovebox_server.governance.budgets import store
+from glovebox_server.governance.budgets.windows import read_clocks
+from tests.unit.test_budget_store import ME, WORST, budget, lines_of
+from glovebox_server.governance.budgets.store import Asked
+ten = budget(per="principal", every="day", calls=10)
+with database.opened(pathlib.Path(sys.argv[1]) / store.NAME, store.SCHEMA, lock_wait=60) as kept:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for n in range(int(sys.argv[3])):
+        asked = Asked(call_id=f"c_{sys.argv[2]}_{n}", spender=ME, lines=lines_of([ten], ME), worst=WORST)
+        found = kept.transact_now(lambda c: store.reserve(c, read_clocks(), server="s", asked=asked))
+        print(json.dumps(isinstance(found, list)), flush=True)
+        if isinstance(found, list) and len(sys.argv) > 4:
+            kept.transact_now(lambda c: store.settle(c, read_clocks(), asked.call_id, ME, {"calls": 1}))
+"""
+
+
+def _racer(directory: Path, number: int, times: int, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RACE, str(directory), str(number), str(times), *more]
+    cwd = Path(__file__).parents[2]
+    found = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd)
+    assert found.stdout is not None
+    assert found.stdout.readline() == "ready\n"
+    return found
+
+
+def test_a_race_of_sixty_four_for_ten_spends_ten(tmp_path: Path) -> None:
+    """In four processes, sixteen each."""
+    directory = tmp_path / "governance"
+    running = [_racer(directory, number, 16) for number in range(4)]
+    for each in running:
+        assert each.stdin is not None
+        each.stdin.write("\n")
+        each.stdin.flush()
+    answers = [json.loads(line) for each in running for line in each.communicate(timeout=60)[0].split()]
+    assert (len(answers), sum(answers)) == (64, 10)
+
+
+def test_names_of_what_is_spent_are_columns() -> None:
+    """One for each, in both tables."""
+    assert all(f"{name} INTEGER NOT NULL" in store.SCHEMA[0] for name in SPENDING)

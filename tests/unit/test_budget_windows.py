@@ -1,0 +1,82 @@
+"""The time that budgets go by: whatever is done to the clocks, a window lasts as long as it says."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glovebox_server.governance.budgets.windows import LENGTH_MS, Clocks, Every, Mark, advanced, read_clocks, window
+
+HOUR, DAY = LENGTH_MS["hour"], LENGTH_MS["day"]
+NOW = 1_800_000_000_000
+TIMES = st.integers(0, 1 << 45)
+EVERY: st.SearchStrategy[Every] = st.sampled_from(["minute", "hour", "day"])
+
+
+def clocks(wall: int = NOW, since_boot: int = 1_000, boot: str = "a") -> Clocks:
+    """What they show."""
+    return Clocks(wall=wall, boot=boot, since_boot=since_boot)
+
+
+@given(every=EVERY, time=TIMES)
+def test_windows_lie_side_by_side(every: Every, time: int) -> None:
+    """Each time is in one window, the next one begins where it ends, and it is as long as it says."""
+    start, end = window(every, time)
+    assert start <= time < end == start + LENGTH_MS[every]
+    assert window(every, end)[0] == end
+    assert window(every, end - 1) == (start, end)
+
+
+def test_windows_begin_on_the_hour() -> None:
+    """In UTC; a run's window is always the same."""
+    assert window("hour", 3 * HOUR + 5)[0] == 3 * HOUR
+    assert window("day", 3 * DAY + 5 * HOUR)[0] == 3 * DAY
+    assert window("run", 7)[0] == window("run", NOW)[0] == 0
+
+
+@given(st.lists(st.tuples(TIMES, st.integers(0, 10 * DAY))))
+def test_within_a_boot_time_is_that_of_no_wall_clock(steps: list[tuple[int, int]]) -> None:
+    """Set forward, set back, over and over: as much time passes as passed."""
+    mark, since_boot, passed = advanced(None, clocks()), 1_000, 0
+    for wall, step in steps:
+        since_boot, passed = since_boot + step, passed + step
+        mark = advanced(mark, clocks(wall, since_boot))
+        assert mark.time == NOW + passed
+
+
+@given(st.lists(st.tuples(TIMES, st.integers(0, DAY), st.booleans())))
+def test_time_never_goes_back(steps: list[tuple[int, int, bool]]) -> None:
+    """Not over reboots either, with whatever wall clock; and it goes on after each."""
+    mark, boot, since_boot = advanced(None, clocks()), 0, 1_000
+    for wall, step, reboots in steps:
+        boot, since_boot = (boot + 1, step) if reboots else (boot, since_boot + step)
+        after = advanced(mark, clocks(wall, since_boot, str(boot)))
+        assert after.time >= mark.time
+        mark = after
+        assert advanced(mark, clocks(0, since_boot + HOUR, str(boot))).time == mark.time + HOUR
+
+
+def test_a_clock_set_a_year_back_locks_nobody_out() -> None:
+    """The window that was spent is over after its length, within the boot and after the next one."""
+    mark = advanced(None, clocks())
+    assert window("hour", advanced(mark, clocks(NOW - 365 * DAY, 1_000 + HOUR)).time) > window("hour", NOW)
+    rebooted = advanced(mark, clocks(NOW - 365 * DAY, 0, "b"))
+    assert rebooted.time == NOW
+    assert advanced(rebooted, clocks(NOW - 365 * DAY, HOUR, "b")).time == NOW + HOUR
+
+
+def test_a_clock_set_a_year_forward_refills_nothing() -> None:
+    """Until a reboot, when there is no other clock to go by; the control is the time that did pass."""
+    mark = advanced(None, clocks())
+    assert advanced(mark, clocks(NOW + 365 * DAY, 2_000)).time == NOW + 1_000
+    assert advanced(mark, clocks(NOW + DAY, 5, "b")).time == NOW + DAY
+
+
+def test_a_container_with_a_later_boot_time_clock_does_not_turn_time_back() -> None:
+    """time_namespaces(7) can shift it."""
+    assert advanced(Mark(time=NOW, boot="a", since_boot=10**9), clocks(NOW, 5)).time == NOW
+
+
+def test_the_clocks_of_this_machine_can_be_read() -> None:
+    """Twice the same boot, and time goes on."""
+    one, two = read_clocks(), read_clocks()
+    assert one.boot == two.boot
+    assert one.since_boot <= two.since_boot
