@@ -35,7 +35,7 @@ from glovebox_server.broker.records import sandbox_started
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.governance import server_key
 from glovebox_server.governance.governance import Governance
-from glovebox_server.governance.rights import Rights
+from glovebox_server.governance.policy import governed
 from glovebox_server.governance.runs import Runs
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
@@ -142,8 +142,8 @@ async def opened(
         prewarm: whether sandboxes are prepared ahead, where profiles want it.
 
     Raises:
-        ProfileError: a profile is wrong, or the environment it names is not built; nothing was started.
-        WorkspaceRefused: nor where the workspace that was named holds the server's own files.
+        ProfileError: a profile or the policy is wrong, or the environment it names is not built; nothing was started.
+        WorkspaceRefused: nor where a workspace that was named holds the server's own files.
         StateUnusable: others could read or change the state directory, or it cannot be made.
         AuditUnavailable: the log in it cannot be written.
         ArtifactsUnavailable: nor can the artifacts'.
@@ -155,6 +155,7 @@ async def opened(
     owner = new_owner()
     server_id = f"g{owner.pid}-{owner.started}"
     served = workspace.find(settings, transport)
+    in_force = governed(settings, profiles, served, TOOLS)
     # Over stdio and on the command line there is one principal, and nobody to keep anything for.
     shared = transport == "http"
     ended: list[str] = []
@@ -191,10 +192,9 @@ async def opened(
         if transport != "cli":
             await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)
-        rights = Rights(profiles=profiles, workspace=served.path)
         broker = Broker(
             tools=TOOLS,
-            governance=Governance(rights_of=lambda _: rights),
+            governance=Governance(rights_of=in_force.rights_of),
             admission=Admission(pool.call, shared=shared),
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),

@@ -48,6 +48,8 @@ class Settings(BaseSettings):
         default_factory=_own("PROFILES", lambda name: platformdirs.user_config_path(name) / "profiles")
     )
     """The operator's own profiles; each file replaces the shipped profile of the same tool."""
+    policy: Path | None = None
+    """Who may call what, how much, and who is asked: `policy.toml` beside the profiles' directory, if it is there."""
     data_dir: Path = Field(default_factory=_own("DATA", platformdirs.user_data_path))
     """The sandboxes' Python runtime, which `glovebox setup` builds."""
     state_dir: Path = Field(default_factory=_own("STATE", platformdirs.user_state_path))
@@ -66,7 +68,7 @@ class Settings(BaseSettings):
         """The operator's own environments: beside the profiles."""
         return self.profiles_dir.absolute().parent / "environments"
 
-    @field_validator("workspace", "profiles_dir", "data_dir", "state_dir", mode="before")
+    @field_validator("workspace", "profiles_dir", "policy", "data_dir", "state_dir", mode="before")
     @classmethod
     def _named(cls, given: object) -> object:
         """Refuse the empty name, which would be that of the current directory: a variable in a script was not set."""

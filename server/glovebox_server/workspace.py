@@ -116,11 +116,7 @@ def find(settings: Settings, transport: str) -> Workspace:
         WorkspaceRefused: the one that was named must not be served.
     """
     if settings.workspace is not None:
-        found = place(settings.workspace)
-        if reason := objection(found, own(settings)):
-            fix = "Its files are not for programs to read: name another directory."
-            raise WorkspaceRefused(OPTION, f"{found.path} {reason}", fix)
-        return _served(found.path)
+        return _served(named(settings.workspace, settings, OPTION))
     if transport == "http":
         return Workspace(path=None, reason="over HTTP there is none unless it is named")
     try:
@@ -133,6 +129,19 @@ def find(settings: Settings, transport: str) -> Workspace:
     if reason := objection(found, own(settings), _homes(found.path)):
         return Workspace(path=None, reason=f"the current directory, {found.path}, {reason}")
     return _served(found.path)
+
+
+def named(directory: Path, settings: Settings, where: str) -> Path:
+    """The whole path of a directory that somebody named to be served.
+
+    Raises:
+        WorkspaceRefused: it must not be; says where it was named.
+    """
+    found = place(directory)
+    if reason := objection(found, own(settings)):
+        fix = "Its files are not for programs to read: name another directory."
+        raise WorkspaceRefused(where, f"{found.path} {reason}", fix)
+    return found.path
 
 
 def _served(path: Path) -> Workspace:

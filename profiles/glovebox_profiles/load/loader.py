@@ -71,6 +71,10 @@ class ProfileSet(Mapping[str, Profile]):
         """Return the file one tool's profile came from: for the operator, never for a client."""
         return self._sources[tool]
 
+    def with_narrower(self, profiles: Mapping[str, Profile]) -> "ProfileSet":
+        """Return other profiles of the same files: those of a role, which narrows them and may leave some out."""
+        return ProfileSet(profiles, self._sources)
+
 
 def load(
     directories: Sequence[Path], *, check_example: CheckExample | None, tools: Collection[str] | None = None

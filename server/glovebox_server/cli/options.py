@@ -43,10 +43,11 @@ def directories(command: _Command) -> _Command:
     for name, text in (
         ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE); else the current one, over http none."),
         ("profiles-dir", "Your own profiles (GLOVEBOX_PROFILES_DIR)."),
+        ("policy", "Who may call what (GLOVEBOX_POLICY); else policy.toml beside your profiles, if it is there."),
         ("data-dir", "The sandboxes' runtime (GLOVEBOX_DATA_DIR)."),
         ("state-dir", "Audit log, artifacts, token (GLOVEBOX_STATE_DIR)."),
     ):
-        kind = click.Path(file_okay=False)
+        kind = click.Path(file_okay=name == "policy", dir_okay=name != "policy")
         command = click.option(f"--{name}", type=kind, default=None, help=text)(command)
 
     @functools.wraps(command)
@@ -54,6 +55,7 @@ def directories(command: _Command) -> _Command:
         *args: Any,
         workspace: str | None,
         profiles_dir: str | None,
+        policy: str | None,
         data_dir: str | None,
         state_dir: str | None,
         **kwargs: Any,
@@ -61,6 +63,7 @@ def directories(command: _Command) -> _Command:
         given: dict[str, Any] = {
             "workspace": workspace,
             "profiles_dir": profiles_dir,
+            "policy": policy,
             "data_dir": data_dir,
             "state_dir": state_dir,
         }
@@ -92,6 +95,8 @@ def _wrong(settings: Settings, name: str) -> str | None:
         return None
     try:
         str(path).encode()  # records and digests are UTF-8
+        if name == "policy":  # what it must be, whoever reads it says
+            return None
         return None if stat.S_ISDIR(path.stat().st_mode) else "is not a directory"
     except UnicodeEncodeError:
         return "is not UTF-8: rename it, or name another"

@@ -24,7 +24,7 @@ def show(settings: Settings, out: Console, err: Console, *, transport: str, host
             raise WorkspaceRefused(
                 "Configuring clients", served.reason, "Name the folder that tools may read with --workspace."
             )
-        options = given(settings, "profiles_dir", "data_dir", "state_dir")
+        options = given(settings, "profiles_dir", "policy", "data_dir", "state_dir")
         text = client_config.for_stdio([*client_config.program(), "serve", "--workspace", str(served.path), *options])
     out.print(text, markup=False, highlight=False)
     return OK

@@ -1,0 +1,168 @@
+"""What a policy means for one principal, in plain words: sections of sentences, as ``explain`` has them for a tool.
+
+Pure.
+"""
+
+from collections.abc import Mapping
+
+from glovebox_profiles import words
+from glovebox_profiles.diff import diff
+from glovebox_profiles.explain import Section
+from glovebox_profiles.model import Profile
+from glovebox_profiles.policy.model import SPENDING, Approval, Budget, By, Lift
+from glovebox_profiles.policy.rights import Rights
+from glovebox_sandboxes.plural import counted
+
+_UNITS: Mapping[str, tuple[str, str]] = {
+    "calls": ("call", ""), "failures": ("failed call", ""), "wall_seconds": ("second", " of real time"),
+    "cpu_seconds": ("second", " of processor time"), "disclosed_bytes": ("", " read by the model"),
+    "fetched_bytes": ("", " fetched"), "connections": ("connection", ""), "artifacts": ("file", " given back"),
+}  # fmt: skip
+_PER = {
+    "run": "each of its runs",
+    "principal": "this principal",
+    "workflow": "all principals of the workflow together",
+    "tool": "each tool, for this principal",
+}
+_EVERY = {"run": "in all", "minute": "in a minute", "hour": "in an hour", "day": "in a day"}
+_BY: Mapping[By, str] = {
+    "client": "the person at the caller's client",
+    "operator": "an operator, by `glovebox approvals`",
+    "either": "the person at the caller's client or an operator, whoever is first",
+}
+_WHEN = {
+    "always": "every call",
+    "new_program": "a call with a program that differs from all approved before",
+    "new_host": "a call that would reach a host the run has not reached before",
+    "leaves": "a call of which an artifact would leave quarantine",
+}
+_WHAT = {
+    "host": "a public host that the profile does not allow",
+    "tool": "a tool that the role does not have",
+    "budget": "a spent budget",
+}
+
+
+def explain(rights: Rights, profiles: Mapping[str, Profile], *, principal: str, served: str) -> tuple[Section, ...]:
+    """Say what a principal may call, read, reach and spend, who is asked about what, and what may be lifted.
+
+    Args:
+        rights: What its roles leave.
+        profiles: In force, before they are narrowed.
+        principal: Who it is.
+        served: The server's workspace, in words.
+    """
+    return (
+        Section(title="In which role", sentences=(f"{principal} is in the role {rights.role}.", *_together(rights))),
+        Section(title="What it may call", sentences=_tools(rights, profiles)),
+        Section(title="What it may read", sentences=_read(rights, served)),
+        Section(title="What one call may do", sentences=_calls(rights, profiles)),
+        Section(title="What it may spend", sentences=_spend(rights)),
+        Section(title="What waits for a yes", sentences=_asked(rights)),
+        Section(title="What may be lifted", sentences=_lifted(rights)),
+    )
+
+
+def render(sections: tuple[Section, ...]) -> str:
+    """Return sections as text: titles, and one sentence a line below each."""
+    return "\n\n".join("\n".join((each.title, *(f"  - {line}" for line in each.sentences))) for each in sections)
+
+
+def budget_words(budget: Budget) -> str:
+    """Write what one budget bounds: ``calls-an-hour: 100 calls of run_python in an hour, for this principal``."""
+    given = [(key, value) for key in SPENDING if (value := getattr(budget, key)) is not None]
+    amounts = words.listed(_amount(key, value) for key, value in given)
+    of = f" of {budget.tool}" if budget.tool else ""
+    return f"{budget.name}: {amounts}{of} {_EVERY[budget.every]}, for {_PER[budget.per]}"
+
+
+def approval_words(approval: Approval) -> str:
+    """Write when somebody is asked, who, and how far the yes reaches."""
+    what = _WHEN.get(approval.when) or f"a call that may take longer than {counted(approval.seconds or 0, 'second')}"
+    of = f" of {approval.tool}" if approval.tool else ""
+    many = f"; {approval.quorum} different principals must agree" if approval.quorum > 1 else ""
+    reach = "for identical calls of the run" if approval.reach == "run" else "for this call alone"
+    lasts = counted(approval.expires_minutes, "minute")
+    return f"{approval.name}: {what}{of}. Asked is {_BY[approval.by]}{many}. A yes is {reach}, and stands for {lasts}."
+
+
+def lift_words(lift: Lift) -> str:
+    """Write what may be lifted, by whom and for how long."""
+    return f"{_WHAT[lift.what]}: asked is {_BY[lift.by]}; a yes lasts {counted(lift.expires_minutes, 'minute')}."
+
+
+def _amount(key: str, value: float) -> str:
+    noun, rest = _UNITS[key]
+    return (counted(value, noun) if noun else words.size(int(value))) + rest
+
+
+def _together(rights: Rights) -> tuple[str, ...]:
+    if "+" not in rights.role:
+        return ()
+    return ("Each of these roles has to allow: what they permit is what all permit, what they demand adds up.",)
+
+
+def _tools(rights: Rights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+    others = [tool for tool in profiles if tool not in rights.profiles]
+    without = f"Not: {', '.join(others)}. It does not see them either." if others else "There is no other tool."
+    return (f"{words.listed(rights.profiles)}.", without) if rights.profiles else ("Nothing.",)
+
+
+def _read(rights: Rights, served: str) -> tuple[str, ...]:
+    if rights.conflict:
+        return ("No workspace: its roles name different ones.",)
+    where = f"{rights.workspace}, which its role names" if rights.workspace else served
+    room = "the share that the server gives everybody"
+    kept = f"at most {rights.artifacts_mib} MiB" if rights.artifacts_mib else room
+    turns = f"At most {counted(rights.turns, 'call')} at a time" if rights.turns else "Calls at a time: as others"
+    return (
+        f"Workspace: {where}. Only tools whose profile grants it see it.",
+        f"Its own artifacts, for which it has {kept}; nobody else's.",
+        f"{turns}; further ones wait their turn.",
+    )
+
+
+def _calls(rights: Rights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+    lines = []
+    for tool, profile in rights.profiles.items():
+        limits = profile.limits
+        spends = f"{counted(limits.wall_seconds, 'second')}, {words.size(limits.memory)} of memory"
+        hosts = words.listed(dict.fromkeys(rule.host for rule in profile.network.allow), none="no host")
+        lines.append(f"{tool}: {spends}; reaches {hosts}.")
+        changes = [each for each in diff(profiles[tool], profile) if each.direction != "neutral"]
+        lines += [f"{tool}, less than its profile allows: {each.sentence}" for each in changes]
+    return (*lines, "`glovebox profiles explain TOOL` has the rest of each profile.") if lines else ("Nothing.",)
+
+
+def _spend(rights: Rights) -> tuple[str, ...]:
+    lines = [f"{budget_words(each)}." for each in rights.budgets]
+    lines += [f"{each.host}: {counted(each.connections, 'connection')} {_EVERY[each.every]}." for each in rights.rates]
+    return tuple(lines) or ("No budget bounds it, beyond each call's limits.",)
+
+
+def _asked(rights: Rights) -> tuple[str, ...]:
+    lines = [approval_words(each) for each in rights.approvals]
+    profiles = [tool for tool, profile in rights.profiles.items() if profile.approval == "ask"]
+    if profiles:
+        lines.append(f"approval.ask: every call of {', '.join(profiles)}, by its profile. Asked is {_BY['either']}.")
+    if not lines:
+        return ("Nothing: its calls run at once, or are refused.",)
+    own = [each.name for each in rights.approvals if not each.another_principal]
+    if own or profiles:
+        names = words.listed([*own, *(["approval.ask"] if profiles else [])])
+        lines.append(
+            f"{names}: the answer can be the caller's own. What comes from the caller's client, or from a command "
+            "under the caller's own user, counts as that: fine for one person at a desk, and not four eyes."
+        )
+    if apart := [each.name for each in rights.approvals if each.another_principal]:
+        lines.append(
+            f"{words.listed(apart)}: only another principal's yes counts. An agent that also has a shell of the "
+            "server's user could give it: run the server under another user than the agent."
+        )
+    return tuple(lines)
+
+
+def _lifted(rights: Rights) -> tuple[str, ...]:
+    never = "Never: isolation, addresses that are not public, hidden files, records and stops."
+    lines = [lift_words(each) for each in rights.lifts]
+    return (*(f"{line[:1].upper()}{line[1:]}" for line in lines), never) if lines else ("Nothing.",)

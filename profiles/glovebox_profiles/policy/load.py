@@ -1,0 +1,145 @@
+"""From ``policy.toml`` to a ``Policy``: read as strictly as profiles are, and every name in it looked up.
+
+Never import ``server``: tools, watch rules and how a call is decided come in.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.mistakes import first_mistake, line_of
+from glovebox_profiles.load.positions import KeyPath, dotted
+from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
+from glovebox_profiles.model import Effect, Profile
+from glovebox_profiles.policy.model import Example, Policy, Role
+from glovebox_profiles.policy.narrow import NotNarrower, narrowed
+
+PAGE = "docs/operate/policy.md"
+
+CheckExample = Callable[[Policy, Example], tuple[Effect, str]]
+"""Decides one call under a policy, purely: the effect and the id of the rule that decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a policy may name."""
+
+    profiles: Mapping[str, Profile]
+    """Those in force, by tool: what roles narrow."""
+    watch: Collection[str]
+    """Ids of the watch rules."""
+
+
+def load(path: Path, known: Known, *, check_example: CheckExample | None) -> Policy:
+    """Read the policy, look up what it names, and decide its examples.
+
+    Args:
+        path: The file.
+        known: What it may name.
+        check_example: Decides the examples. None leaves them unchecked: only for reading, never for serving.
+
+    Raises:
+        ProfileError: The file or its directory is unsafe, unreadable or wrong, names something that is not there, has
+            a role that would widen a profile, or an example that is decided otherwise.
+    """
+    with opened_directory(path.parent, owned=True, above=True):
+        data = read_bytes(path)
+    policy, lines = _parse(data, path)
+    for mistake in _mistakes(policy, known):
+        raise ProfileError(path, line_of(mistake.key, lines), dotted(mistake.key), mistake.reason, mistake.fix)
+    for index, example in enumerate(policy.example if check_example else ()):
+        assert check_example is not None  # noqa: S101 - told to the type checker
+        effect, rule = check_example(policy, example)
+        if effect == example.expect and example.rule in (None, rule):
+            continue
+        wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
+        key: KeyPath = ("example", index)
+        reason = f"expects {wanted}, but the policy answers {effect} by {rule}"
+        fix = "Change what is above it, or the example if its expectation was wrong."
+        raise ProfileError(path, line_of(key, lines), dotted(key), reason, fix)
+    return policy
+
+
+def parse(data: bytes, path: Path) -> Policy:
+    """Turn the bytes of a policy into a model, without looking up what it names; ``path`` is only named in errors.
+
+    Raises:
+        ProfileError: The bytes are not one valid policy.
+    """
+    return _parse(data, path)[0]
+
+
+def read(path: Path) -> Policy:
+    """Read a policy to compare it, as ``parse`` does.
+
+    Raises:
+        ProfileError: It cannot be read, or is wrong.
+    """
+    return parse(read_bytes(path), path)
+
+
+def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
+    values, positions = parse_toml(data, path)
+    try:
+        return Policy.model_validate(values), positions.lines
+    except ValidationError as error:
+        raise first_mistake(error, path, positions.lines, Policy, PAGE) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mistake:
+    key: KeyPath
+    reason: str
+    fix: str
+
+
+def _mistakes(policy: Policy, known: Known) -> Iterator[_Mistake]:
+    """What is wrong in a policy that is well-formed: names of nothing, and roles that would widen."""
+    for key, role in _named_roles(policy):
+        if role not in policy.roles:
+            yield _absent(key, "role", role, policy.roles)
+    for name, given in policy.roles.items():
+        yield from _of_role(("roles", name), given, known.profiles)
+    for rule in policy.watch:
+        if rule not in known.watch:
+            yield _absent(("watch", rule), "watch rule", rule, known.watch)
+    for index, example in enumerate(policy.example):
+        if example.call.tool not in known.profiles:
+            yield _absent(("example", index, "call", "tool"), "tool", example.call.tool, known.profiles)
+
+
+def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterator[_Mistake]:
+    for index, tool in enumerate(role.tools):
+        if tool not in profiles:
+            yield _absent((*at, "tools", index), "tool", tool, profiles)
+    inside: list[tuple[KeyPath, str | None]] = [((*at, "narrow", tool), tool) for tool in role.narrow]
+    inside += [((*at, "budget", index, "tool"), each.tool) for index, each in enumerate(role.budget)]
+    inside += [((*at, "approval", index, "tool"), each.tool) for index, each in enumerate(role.approval)]
+    for key, of in inside:
+        if of is not None and of not in role.tools:
+            yield _absent(key, "tool of this role", of, role.tools)
+    for tool, keys in role.narrow.items():
+        try:
+            narrowed(profiles[tool], keys)
+        except NotNarrower as problem:
+            fix = "A role only takes away; what a tool may do at most stands in its profile."
+            yield _Mistake(key=(*at, "narrow", tool, *problem.key.split(".")), reason=str(problem), fix=fix)
+
+
+def _named_roles(policy: Policy) -> Iterator[tuple[KeyPath, str]]:
+    if policy.default is not None:
+        yield ("default",), policy.default
+    for table in ("principals", "scopes", "workflows"):
+        for name, role in getattr(policy, table).items():
+            yield (table, name), role
+
+
+def _absent(key: KeyPath, what: str, name: str, there: Iterable[str]) -> _Mistake:
+    names = sorted(there)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(names) or 'none'}."
+    return _Mistake(key=key, reason=f'there is no {what} "{name}"', fix=hint)

@@ -1,0 +1,82 @@
+"""Combines a profile with the keys of which a role wants less. Pure.
+
+What a role says is checked before it is combined: a key that would permit more is an error that names it, though
+``meet`` alone would only leave it without effect. Its writer believes it in force.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from glovebox_profiles.meet import meet
+from glovebox_profiles.model import Profile, effective
+from glovebox_profiles.order import DIMENSIONS, value_at
+from glovebox_profiles.policy.model import Narrow
+from glovebox_profiles.words import LABELS
+from glovebox_profiles.words import value as in_words
+
+
+class NotNarrower(ValueError):  # noqa: N818 - it says what is wrong
+    """A key of a role permits more than the tool's profile; ``key`` is dotted."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        """Name the key, and say what it would permit."""
+        super().__init__(reason)
+        self.key = key
+
+
+def narrowed(profile: Profile, keys: Narrow) -> Profile:
+    """Return what both the profile and a role's keys permit: the profile itself where no key says less.
+
+    Raises:
+        NotNarrower: A key would permit more than the profile, or cannot be combined with it.
+    """
+    given = keys.model_dump(exclude_unset=True)
+    if not given:
+        return profile
+    wanted = _wanted(profile, given)
+    for each in DIMENSIONS:
+        if not _has(given, each.key) or each.within(each.of(wanted), each.of(profile)):
+            continue
+        before, after = (in_words(each.key, value_at(side, each.key)) for side in (profile, wanted))
+        reason = f"would widen the profile of {profile.tool}, which a role cannot: {LABELS[each.key]}"
+        raise NotNarrower(each.key, f"{reason}: {before} → {after}")
+    return meet(profile, wanted)
+
+
+def _wanted(profile: Profile, given: Mapping[str, Any]) -> Profile:
+    """The profile with a role's keys in place of its own, and what follows of them."""
+    values = effective(profile) | {"example": []}
+    _put(values, given)
+    network, python = values["network"], values["python"]
+    if _has(given, "network.mode") and not _has(given, "network.allow") and network["mode"] == "none":
+        network["allow"] = []
+    if _has(given, "network.allow") and not _has(given, "network.mode") and not network["allow"]:
+        network["mode"] = "none"
+    if python["start"] == "cold" or python["environment"] != profile.python.environment:
+        python["preload"] = []
+    try:
+        return Profile.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+        sentence = first["msg"].removeprefix("Value error, ").rstrip(".")
+        raise NotNarrower(key, f"{sentence[:1].lower()}{sentence[1:]}") from None
+
+
+def _put(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        if isinstance(value, dict):
+            _put(values[key], value)
+        else:
+            values[key] = value
+
+
+def _has(given: Mapping[str, Any], key: str) -> bool:
+    value: Any = given
+    for part in key.split("."):
+        if part not in value:
+            return False
+        value = value[part]
+    return True

@@ -1,0 +1,139 @@
+"""Who is in which role, and what the roles together leave of the profiles. Pure.
+
+A principal's own role, the role its token gives and the role of its workflow each have to allow: what they permit is
+intersected, what they demand is added up. So no order of them and no further role can widen anything.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.meet import meet
+from glovebox_profiles.model import Profile
+from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, Role
+from glovebox_profiles.policy.narrow import narrowed
+from glovebox_sandboxes.contract.errors import Refusal
+
+#: Joins the names of roles that are in force together.
+AND = "+"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What one principal may do, in one workflow."""
+
+    role: str
+    """The name of the role in force; of several, all of them, joined by ``+``."""
+    profiles: Mapping[str, Profile]
+    """By tool: only the tools of every role, each with its profile as narrowed by all of them."""
+    workspace: str | None
+    """The folder its calls may read; None for the server's."""
+    conflict: bool
+    """Whether its roles name different workspaces, so that none is served."""
+    artifacts_mib: int | None
+    turns: int | None
+    budgets: tuple[Budget, ...]
+    approvals: tuple[Approval, ...]
+    lifts: tuple[Lift, ...]
+    rates: tuple[Rate, ...]
+
+
+def role_named(policy: Policy, principal: str) -> str | None:
+    """Return the role that ``[principals]`` gives: by the whole name, else by the longest beginning with a star."""
+    if principal in policy.principals:
+        return policy.principals[principal]
+    begun = [each for each in policy.principals if each.endswith("*") and principal.startswith(each[:-1])]
+    return policy.principals[max(begun, key=len)] if begun else None
+
+
+def roles_in_force(
+    policy: Policy, principal: str, granted: Iterable[str] = (), workflow: str | None = None
+) -> tuple[str, ...] | Refusal:
+    """Return the names of the roles that all have to allow, or why nothing is allowed.
+
+    Args:
+        policy: The whole file.
+        principal: Who calls.
+        granted: Roles that its token gives. Of several, the one that stands first in the file counts.
+        workflow: For what it calls.
+    """
+    found: list[str] = []
+    if (own := role_named(policy, principal)) is not None:
+        found.append(own)
+    if given := tuple(granted):
+        first = next((name for name in policy.roles if name in given), None)
+        if first is None:
+            reason = "Your token's role is not one of the operator's policy, so you may call nothing."
+            return Refusal(rule="policy.role", reason=reason, hint="The operator can add the role, or give another.")
+        found.append(first)
+    if not found:
+        if policy.default is None:
+            reason = "The operator's policy gives you no role, so you may call nothing."
+            return Refusal(rule="policy.principal", reason=reason, hint="The operator can add you to [principals].")
+        found.append(policy.default)
+    if workflow is not None:
+        if workflow not in policy.workflows:
+            reason = "The operator's policy does not know the workflow you work in, so you may call nothing."
+            return Refusal(rule="policy.workflow", reason=reason, hint="The operator can add it to [workflows].")
+        found.append(policy.workflows[workflow])
+    return tuple(dict.fromkeys(found))
+
+
+def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> Rights:
+    """Return what these roles together leave of the profiles.
+
+    A tool that can run under none of their narrowings together is left out.
+
+    Raises:
+        NotNarrower: A role would widen a profile; not after ``load`` has read the policy with these profiles.
+    """
+    roles = [policy.roles[name] for name in names]
+    workspaces = {each.workspace for each in roles if each.workspace is not None}
+    return Rights(
+        role=AND.join(names),
+        profiles=_profiles(roles, profiles),
+        workspace=workspaces.pop() if len(workspaces) == 1 else None,
+        conflict=len(workspaces) > 1,
+        artifacts_mib=_least(each.artifacts_mib for each in roles),
+        turns=_least(each.turns for each in roles),
+        budgets=tuple(budget for each in roles for budget in each.budget),
+        approvals=tuple(approval for each in roles for approval in each.approval),
+        lifts=reduce(_lifted_by_both, (each.lift for each in roles)),
+        rates=tuple(rate for each in roles for rate in each.rate),
+    )
+
+
+def _profiles(roles: Sequence[Role], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+    found = {}
+    for tool, profile in profiles.items():
+        if not all(tool in each.tools for each in roles):
+            continue
+        try:
+            found[tool] = reduce(
+                lambda one, other: one if one == other else meet(one, other),
+                (narrowed(profile, each.narrow[tool]) if tool in each.narrow else profile for each in roles),
+            )
+        except ProfileError:  # no driver in common
+            continue
+    return found
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    given = [each for each in values if each is not None]
+    return min(given) if given else None
+
+
+def _lifted_by_both(a: tuple[Lift, ...], b: tuple[Lift, ...]) -> tuple[Lift, ...]:
+    """What either would lift, only where the other does too, asked of whom both accept."""
+    found = []
+    for one in a:
+        for other in b:
+            if one.what != other.what:
+                continue
+            ways = {one.by, other.by} - {"either"}
+            if len(ways) > 1:
+                continue
+            by = ways.pop() if ways else "either"
+            found.append(Lift(what=one.what, by=by, expires_minutes=min(one.expires_minutes, other.expires_minutes)))
+    return tuple(found)

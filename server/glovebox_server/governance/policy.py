@@ -1,0 +1,127 @@
+"""The policy of a server: read from its file, its examples decided as calls are, its workspaces found on this host."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.model import Effect
+from glovebox_profiles.policy import load as loading
+from glovebox_profiles.policy.load import PAGE, Known
+from glovebox_profiles.policy.model import Example, Policy, digest
+from glovebox_server import workspace
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.policy import decide
+from glovebox_server.calls import Principal
+from glovebox_server.errors import InvalidArguments
+from glovebox_server.governance.rights import Rights, RightsOf, Roles
+from glovebox_server.settings import Settings
+from glovebox_server.tools.base import Tool
+from glovebox_server.upkeep.environments import required
+from glovebox_server.workspace import Workspace
+
+WATCH_RULES = ("canary", "denials", "new-reach", "questions", "secrets")
+"""Ids of the watch rules that a policy may name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Governed:
+    """What is in force: the policy, if there is one, and what it leaves each caller."""
+
+    rights_of: RightsOf
+    policy: Policy | None = None
+    digest: str | None = None
+    every: tuple[Rights, ...] = ()
+    """What each role leaves; without a policy, what everybody has."""
+
+
+def policy_file(settings: Settings) -> Path | None:
+    """The operator's policy; None where there is none, and nobody named one."""
+    if settings.policy is not None:
+        return settings.policy
+    beside = settings.profiles_dir.absolute().parent / "policy.toml"
+    return beside if os.path.lexists(beside) else None
+
+
+def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools: Mapping[str, Tool]) -> Governed:
+    """Read the policy and work out what everybody may do.
+
+    Args:
+        settings: where it is, and what is the server's own.
+        profiles: in force.
+        served: the server's workspace.
+        tools: on offer.
+
+    Raises:
+        ProfileError: the policy is wrong, or not safe; nothing was started.
+        WorkspaceRefused: a role's workspace must not be served.
+    """
+    plain = Rights(profiles=profiles, workspace=served.path)
+    path = policy_file(settings)
+    if path is None:
+        return Governed(rights_of=lambda _: plain, every=(plain,))
+    policy = load(path, profiles, tools)
+    roles = Roles(policy, profiles, served.path, _workspaces(policy, settings, path))
+    every = tuple(roles.all())
+    for rights in every:
+        required(settings, rights.profiles)
+    return Governed(rights_of=roles, policy=policy, digest=digest(policy), every=every)
+
+
+def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:
+    """Read a policy, and decide its examples as calls are.
+
+    Raises:
+        ProfileError: it is wrong, or not safe.
+    """
+    known = Known(profiles=profiles, watch=WATCH_RULES)
+    return loading.load(path, known, check_example=checker(profiles, tools))
+
+
+def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy, Example], tuple[Effect, str]]:
+    """What decides an example: as a call of its principal would be, where nothing was called before."""
+
+    def check(policy: Policy, example: Example) -> tuple[Effect, str]:
+        caller = Principal(
+            id=example.principal,
+            transport="cli",
+            workflow=example.workflow,
+            roles=tuple(dict.fromkeys(policy.scopes[each] for each in example.scopes if each in policy.scopes)),
+        )
+        # A folder that a role names is looked for when a server starts; to decide, it is enough that it has one.
+        named = {each.workspace: Path(each.workspace) for each in policy.roles.values() if each.workspace}
+        rights, tool = Roles(policy, profiles, Path("/"), named)(caller), tools[example.call.tool]
+        try:
+            arguments = validated(tool, example.call.arguments)
+        except InvalidArguments:
+            return "deny", "arguments"
+        decision = decide(
+            tool,
+            arguments,
+            rights.profiles.get(tool.name),
+            workspace=rights.workspace is not None,
+            objection=rights.refusal(tool.name),
+        )
+        return decision.effect, decision.rule
+
+    return check
+
+
+def _workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path]:
+    """Where each role's folder is, which may not be one of the server's own: as the one that is named on start."""
+    found: dict[str, Path] = {}
+    for name, role in policy.roles.items():
+        if role.workspace is None:
+            continue
+        key = f"roles.{name}.workspace"
+        if not Path(role.workspace).is_dir():
+            reason = f"{role.workspace} is not a directory"
+            raise ProfileError(path, None, key, reason, f"Make it, or name another; see {PAGE}.")
+        try:
+            one = workspace.named(Path(role.workspace), settings, f"{path}: {key}")
+        except OSError as problem:
+            raise ProfileError(path, None, key, f"cannot be used: {problem.strerror}", "Name another.") from None
+        found[role.workspace] = one
+    return found

@@ -1,0 +1,198 @@
+"""What callers may do under a policy, and that without one nothing is different."""
+
+from pathlib import Path
+
+import pytest
+from tests.fixtures.policy_texts import EVERYTHING, policy
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.policy.model import digest
+from glovebox_sandboxes.runtime import environments
+from glovebox_server.calls import Principal
+from glovebox_server.governance.policy import governed, policy_file
+from glovebox_server.governance.rights import Rights, Roles
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.workspace import Workspace, WorkspaceRefused
+
+PROFILES = load([SHIPPED], check_example=None)
+SERVED = Path("/srv/all")
+SUPPORT = Path("/srv/support")
+
+
+def caller(name: str = "token:support", *, roles: tuple[str, ...] = (), workflow: str | None = None) -> Principal:
+    """Who calls."""
+    return Principal(id=name, transport="http", roles=roles, workflow=workflow)
+
+
+def rights(principal: Principal, text: str = EVERYTHING) -> Rights:
+    """What the policy leaves somebody."""
+    return Roles(policy(text), PROFILES, SERVED, {"/srv/support": SUPPORT})(principal)
+
+
+def test_a_role_has_its_tools_and_refuses_the_others_by_name() -> None:
+    """The denial says which role it is and what it has; the control is a tool of the role, and no policy."""
+    found = rights(caller())
+    assert list(found.profiles) == ["read_workspace_file", "run_python"]
+    refused = found.refusal("fetch_url")
+    assert refused is not None
+    assert refused.rule == "role.tools"
+    assert "analyst" in refused.reason
+    assert "read_workspace_file, run_python" in refused.hint
+    assert found.refusal("run_python") is None
+    assert Rights(profiles=PROFILES, workspace=None).refusal("fetch_url") is None
+
+
+def test_a_role_narrows_the_profile_and_so_changes_its_digest() -> None:
+    """A tool that the role does not narrow keeps profile and digest."""
+    found = rights(caller())
+    assert found.profiles["run_python"].limits.wall_seconds == 20
+    assert found.profiles["run_python"].limits.memory == 256 << 20
+    assert found.profiles["run_python"].limits.pids == PROFILES["run_python"].limits.pids
+    assert found.profiles.digest_for("run_python") != PROFILES.digest_for("run_python")
+    assert found.profiles.digest_for("read_workspace_file") == PROFILES.digest_for("read_workspace_file")
+
+
+def test_a_role_brings_its_workspace_shares_budgets_and_approvals() -> None:
+    """Everything that later parts of a call's way ask for."""
+    found = rights(caller())
+    assert (found.workspace, found.turns, found.artifact_bytes) == (SUPPORT, 4, 256 << 20)
+    assert [each.name for each in found.budgets] == ["calls-an-hour"]
+    assert [each.name for each in found.approvals] == ["programs"]
+    assert [each.what for each in found.lifts] == ["host"]
+    assert [each.host for each in found.rates] == ["pypi.org"]
+    assert (found.role, found.policy_digest) == ("analyst", digest(policy()))
+
+
+def test_a_role_of_the_workflow_has_to_allow_too() -> None:
+    """What both have is left, and both names are recorded; a workflow that nobody named allows nothing."""
+    found = rights(caller(workflow="release"))
+    assert (found.role, list(found.profiles)) == ("analyst+releaser", ["run_python"])
+    assert found.profiles["run_python"].limits.wall_seconds == 20
+    assert [each.name for each in found.budgets] == ["calls-an-hour"]
+    assert found.lifts == ()
+    unknown = rights(caller(workflow="relase"))
+    assert unknown.denial is not None
+    assert unknown.denial.rule == "policy.workflow"
+    assert not unknown.profiles
+
+
+def test_who_is_not_named_has_the_default_or_nothing() -> None:
+    """The denied case is a policy without a default; the control is one with it."""
+    assert rights(caller("token:other")).role == "analyst"
+    text = EVERYTHING.replace('default = "analyst"\n', "")
+    denied = rights(caller("token:other"), text).refusal("run_python")
+    assert denied is not None
+    assert denied.rule == "policy.principal"
+    assert rights(caller(), text).refusal("run_python") is None
+    assert rights(caller("oauth:https://id.example#anna"), text).role == "analyst"
+    assert rights(caller("oauth:https://id.example.evil#anna"), text).denial is not None
+
+
+def test_a_tokens_role_narrows_and_never_widens_what_the_principal_has() -> None:
+    """Of several, the one that stands first in the file; one that is not there any more allows nothing."""
+    assert rights(caller(roles=("releaser",))).role == "analyst+releaser"
+    assert rights(caller("token:other", roles=("releaser", "analyst"))).role == "analyst"
+    assert rights(caller("token:other", roles=("releaser", "gone"))).role == "releaser"
+    gone = rights(caller(roles=("gone",)))
+    assert gone.denial is not None
+    assert gone.denial.rule == "policy.role"
+
+
+def test_roles_that_name_different_workspaces_leave_none() -> None:
+    """Neither is given away; the control is one of them that names none."""
+    text = EVERYTHING.replace("[roles.releaser]", '[roles.releaser]\nworkspace = "/srv/release"')
+    both = Roles(policy(text), PROFILES, SERVED, {"/srv/support": SUPPORT, "/srv/release": Path("/srv/release")})
+    assert both(caller(workflow="release")).workspace is None
+    assert both(caller()).workspace == SUPPORT
+    assert rights(caller(workflow="release")).workspace == SUPPORT
+    assert rights(caller("token:other", roles=("releaser",))).workspace == SERVED
+
+
+def test_rights_are_worked_out_once() -> None:
+    """The same caller gets the same object, as does another one in the same role."""
+    roles = Roles(policy(), PROFILES, SERVED, {"/srv/support": SUPPORT})
+    assert roles(caller()) is roles(caller())
+    assert roles(caller("oauth:https://id.example#anna")) is roles(caller())
+
+
+def _settings(place: Path) -> Settings:
+    (place / "config").mkdir(exist_ok=True)
+    return Settings(profiles_dir=place / "config" / "profiles", state_dir=place / "state", data_dir=place / "data")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of a server whose environment counts as built."""
+    found = environments.load("default", environments.SHIPPED)
+    monkeypatch.setattr(
+        "glovebox_server.governance.policy.required", lambda _, profiles: dict.fromkeys(profiles, found)
+    )
+    return _settings(tmp_path)
+
+
+PLAIN = 'version = 1\ndefault = "one"\n[roles.one]\ntools = ["run_python"]\n'
+
+
+def test_without_a_policy_everybody_has_what_the_profiles_say(settings: Settings) -> None:
+    """One object for all, no role, no digest."""
+    found = governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+    assert (found.policy, found.digest, policy_file(settings)) == (None, None, None)
+    everybody = found.rights_of(caller())
+    assert everybody is found.rights_of(caller("local:0"))
+    assert everybody == Rights(profiles=PROFILES, workspace=SERVED)
+
+
+def test_a_policy_beside_the_profiles_is_in_force(settings: Settings, tmp_path: Path) -> None:
+    """So is one that was named; a name that leads nowhere is an error, and so is a link to nowhere beside them."""
+    beside = tmp_path / "config" / "policy.toml"
+    beside.write_text(PLAIN)
+    found = governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+    assert found.rights_of(caller()).role == "one"
+    assert found.digest == digest(policy(PLAIN))
+    for wrong in (settings.model_copy(update={"policy": tmp_path / "none.toml"}), settings):
+        if wrong is settings:
+            beside.unlink()
+            beside.symlink_to("nowhere")
+        with pytest.raises(ProfileError):
+            governed(wrong, PROFILES, Workspace(path=SERVED), TOOLS)
+
+
+def test_a_roles_workspace_is_checked_as_one_that_is_named(settings: Settings, tmp_path: Path) -> None:
+    """Not the server's own directories, nothing that is no directory; the control is a folder beside them."""
+    beside = tmp_path / "config" / "policy.toml"
+    (tmp_path / "state").mkdir()
+    (tmp_path / "files").mkdir()
+
+    def named(place: Path) -> Rights:
+        beside.write_text(PLAIN.replace("[roles.one]", f'[roles.one]\nworkspace = "{place}"'))
+        return governed(settings, PROFILES, Workspace(path=SERVED), TOOLS).rights_of(caller())
+
+    assert named(tmp_path / "files").workspace == tmp_path / "files"
+    with pytest.raises(WorkspaceRefused, match=r"policy\.toml: roles\.one\.workspace: .* server's state directory"):
+        named(tmp_path / "state")
+    with pytest.raises(ProfileError, match=r"roles\.one\.workspace: .*none is not a directory"):
+        named(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("call", "expect", "rule"),
+    [
+        ('{ tool = "run_python", arguments = { code = "1" } }', "allow", "allow"),
+        ('{ tool = "run_python", arguments = { cod = "1" } }', "deny", "arguments"),
+        ('{ tool = "run_python", arguments = { code = "1", timeout_seconds = 31 } }', "deny", "limits.wall_seconds"),
+        ('{ tool = "fetch_url", arguments = { url = "https://pypi.org/simple/x" } }', "deny", "role.tools"),
+    ],
+)
+def test_examples_are_decided_as_calls_are(
+    settings: Settings, tmp_path: Path, call: str, expect: str, rule: str
+) -> None:
+    """By the real decision, under the role's narrowed profile; the control is another expectation, which is named."""
+    example = f'[[example]]\nprincipal = "token:a"\ncall = {call}\nexpect = "{expect}"\nrule = "{rule}"\n'
+    beside = tmp_path / "config" / "policy.toml"
+    beside.write_text(PLAIN + example)
+    assert governed(settings, PROFILES, Workspace(path=None), TOOLS).policy
+    beside.write_text(PLAIN + example.replace(f'rule = "{rule}"', 'rule = "other"'))
+    with pytest.raises(ProfileError, match=rf"expects {expect} by other, but the policy answers {expect} by {rule}"):
+        governed(settings, PROFILES, Workspace(path=None), TOOLS)
