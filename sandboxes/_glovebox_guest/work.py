@@ -315,7 +315,7 @@ def _holds_anything(output: str) -> bool:
 
 
 def warm_up() -> None:
-    """Import what most children need first, before they are forked."""
+    """Import what most children need first, and prepare it, before they are forked."""
     import resource
 
     from _glovebox_guest import landlock
@@ -323,7 +323,8 @@ def warm_up() -> None:
     from _glovebox_guest.program import emit, write_only
     from _glovebox_guest.stdlib import ast
 
-    del ast, resource, emit, landlock, write_only, python
+    python.prepare()
+    del ast, resource, emit, landlock, write_only
 
 
 def prefault(child: children.Child, config: Mapping[str, Any]) -> None:

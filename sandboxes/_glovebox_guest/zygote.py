@@ -19,7 +19,6 @@ from _glovebox_guest import kernel
 from _glovebox_guest.jsontext import dumps, loads
 from _glovebox_guest.main import serve, take_wire
 from _glovebox_guest.measure import namespaces
-from _glovebox_guest.site import sitecustomize
 from _glovebox_guest.stdlib import TYPE_CHECKING, signal, socket
 from _glovebox_guest.work import warm_up
 
@@ -71,7 +70,6 @@ def main() -> None:
         import random
 
         del logging, random
-        sitecustomize.install()
         side_by_side = _arenas()
     try:
         for name in config["preload"]:

@@ -37,6 +37,9 @@ _CHARTS = ("plotly", "bokeh", "altair")
 _WORKSPACE = "/workspace"
 _NO_SHELL = 127 << 8
 """What system(3) says where there is no shell."""
+_noted: set[str] = set()
+"""What failed, or is seen by nobody, where a program may not say so: of the one program of this process."""
+_system = os.system
 
 
 class _StandardLibrary:
@@ -58,19 +61,18 @@ class _StandardLibrary:
 class _Input(_io.FileIO):
     """Standard input, which is empty: notes that somebody asks it."""
 
-    def __init__(self, noted: set[str]) -> None:
+    def __init__(self) -> None:
         super().__init__(0, closefd=False)
-        self._noted = noted
         self._replaced = sys.stdin  # which would close the descriptor
 
     def readinto(self, buffer: Any) -> int | None:
         """See ``io.RawIOBase``."""
-        self._noted.add("input")
+        _noted.add("input")
         return super().readinto(buffer)
 
     def readall(self) -> bytes:
         """See ``io.RawIOBase``."""
-        self._noted.add("input")
+        _noted.add("input")
         return super().readall()
 
 
@@ -91,8 +93,8 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         os.chdir(_WORKSPACE)
         sys.meta_path.insert(0, _StandardLibrary(sys.path[:]))
         sys.path.insert(0, _WORKSPACE)
-    noted: set[str] = set()
-    _prepare(code, noted)
+    sitecustomize.after("linecache", lambda module: _source(module, code))
+    sitecustomize.install()
     program = type(sys)("__main__")
     program.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = program
@@ -104,7 +106,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         value = _execute(code, program.__dict__)
         if value is not None and not code.rstrip().endswith(";"):
             result["value"], result["truncated"] = _shown(value)
-            _note_chart(value, code, noted)
+            _note_chart(value, code)
         status = 0
     except SystemExit as request:
         status = _exit_status(request)
@@ -127,9 +129,9 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
             result["error"] = _tell(problem, code)
             status = 1
     _hand_back(emit, result)
-    _finish(noted)
-    if noted:
-        _tell_noted(noted, result["error"])
+    _finish()
+    if _noted:
+        _tell_noted(result["error"])
     return status
 
 
@@ -141,7 +143,9 @@ def _hand_back(emit: Emit, result: Mapping[str, Any]) -> None:
 
 
 def warm_up() -> None:
-    """Do once what every program does, and throw away what comes of it."""
+    """Have standard input as a program has it, do once what every program does, and throw away what comes of it."""
+    stdin = _io.TextIOWrapper(_io.BufferedReader(_Input()), encoding="utf-8")
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
     stdout = sys.stdout
     with open(os.devnull, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as sink:
         sys.stdout = sink
@@ -239,73 +243,76 @@ def _source(module: Any, code: str) -> None:
     module.cache[NAME] = (len(code), None, [f"{line}\n" for line in lines], NAME)
 
 
-def _prepare(code: str, noted: set[str]) -> None:
-    """Have the libraries know where they are, and note what fails for that reason where a program may not say so."""
-    sitecustomize.after("linecache", lambda module: _source(module, code))
+def prepare() -> None:
+    """Have the libraries note what fails here where a program may not say so; does so once.
+
+    Called before a program's process is forked: there it would have some fifty pages of memory copied in every call.
+    """
+    if os.system is _run_shell:
+        return
+    os.system = _run_shell
     sitecustomize.after("warnings", _warn_as_the_program)
-    system = os.system
-
-    def run_shell(command: Any) -> int:
-        status = system(command)
-        _note_pip(command, noted)
-        if status == _NO_SHELL and not os.path.exists("/bin/sh"):
-            noted.add("shell")
-        return status
-
-    def watch_look_ups(module: Any) -> None:
-        look_up = module.getaddrinfo
-
-        def getaddrinfo(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return look_up(*args, **kwargs)
-            except module.gaierror:
-                noted.add("network")
-                raise
-
-        module.getaddrinfo = getaddrinfo
-
-    def watch_programs(module: Any) -> None:
-        start = module.Popen.__init__
-
-        def __init__(self: Any, args: Any, *more: Any, **named: Any) -> None:  # noqa: N807 - in its place
-            _note_pip(args, noted)
-            start(self, args, *more, **named)
-
-        module.Popen.__init__ = __init__
-
-    os.system = run_shell
-    stdin = _io.TextIOWrapper(_io.BufferedReader(_Input(noted)), encoding="utf-8")
-    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
-    sitecustomize.after("_socket", watch_look_ups)
-    sitecustomize.after("subprocess", watch_programs)
-    sitecustomize.after("webbrowser", lambda module: _note_after(module, "open", noted))  # bokeh's show
-    sitecustomize.after("plotly.io._renderers", lambda module: _note_after(module, "show", noted))
+    sitecustomize.after("_socket", _watch_look_ups)
+    sitecustomize.after("subprocess", _watch_programs)
+    sitecustomize.after("webbrowser", lambda module: _note_after(module, "open"))  # bokeh's show
+    sitecustomize.after("plotly.io._renderers", lambda module: _note_after(module, "show"))
     sitecustomize.install()
 
 
-def _note_pip(command: object, noted: set[str]) -> None:
+def _run_shell(command: Any) -> int:
+    status = _system(command)
+    _note_pip(command)
+    if status == _NO_SHELL and not os.path.exists("/bin/sh"):
+        _noted.add("shell")
+    return status
+
+
+def _watch_look_ups(module: Any) -> None:
+    look_up = module.getaddrinfo
+
+    def getaddrinfo(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return look_up(*args, **kwargs)
+        except module.gaierror:
+            _noted.add("network")
+            raise
+
+    module.getaddrinfo = getaddrinfo
+
+
+def _watch_programs(module: Any) -> None:
+    start = module.Popen.__init__
+
+    def __init__(self: Any, args: Any, *more: Any, **named: Any) -> None:  # noqa: N807 - in its place
+        _note_pip(args)
+        start(self, args, *more, **named)
+
+    module.Popen.__init__ = __init__
+
+
+def _note_pip(command: object) -> None:
     """Note that packages were to be installed: all that pip would say is that there is no module of its name."""
     if "pip" not in str(command):
         return
     from _glovebox_guest.program import hints
 
     if words := hints.pip(command):
-        noted.add(f"pip {' '.join(words)}")
+        _noted.add(f"pip {' '.join(words)}")
 
 
-def _note_chart(value: Any, code: str, noted: set[str]) -> None:
+def _note_chart(value: Any, code: str) -> None:
     """Note a chart as last value, of a program that writes none."""
     if str(type(value).__module__).partition(".")[0] in _CHARTS and "/output" not in code:
-        noted.add("browser")
+        _noted.add("browser")
 
 
-def _note_after(module: Any, name: str, noted: set[str]) -> None:
+def _note_after(module: Any, name: str) -> None:
     """Note that nobody sees what this function would have shown in a browser; it does not say so itself."""
     own = getattr(module, name)
 
     def show(*args: Any, **kwargs: Any) -> Any:
         result = own(*args, **kwargs)
-        noted.add("browser")
+        _noted.add("browser")
         return result
 
     # The package, too, where it has been imported before the program came.
@@ -314,9 +321,9 @@ def _note_after(module: Any, name: str, noted: set[str]) -> None:
             setattr(each, name, show)
 
 
-def _tell_noted(noted: set[str], error: Mapping[str, Any] | None) -> None:
+def _tell_noted(error: Mapping[str, Any] | None) -> None:
     """Print what was noted, unless the error that ended the program has said so."""
-    for text in dict.fromkeys(map(_hint, sorted(noted))):
+    for text in dict.fromkeys(map(_hint, sorted(_noted))):
         if text and (error is None or text not in error["message"]):
             _print(f"({text})")
 
@@ -366,13 +373,13 @@ def _send_figures(emit: Emit) -> int:
     return max(0, len(numbers) - MAX_FIGURES)
 
 
-def _finish(noted: set[str]) -> None:
+def _finish() -> None:
     """What the interpreter does at its end: wait for threads, run exit handlers, write what files hold back."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()  # noqa: SLF001 - the interpreter's own call, see Py_FinalizeEx
         if _leaves_thread(threading):
-            noted.add("thread")
+            _noted.add("thread")
     import atexit
 
     atexit._run_exitfuncs()  # noqa: SLF001 - as above
@@ -382,7 +389,7 @@ def _finish(noted: set[str]) -> None:
             getattr(file, verb)()
         except BaseException as problem:  # noqa: BLE001 - closed, or none, or the program's own
             if type(problem) is OSError and problem.errno == ENOSPC:
-                noted.add("full")
+                _noted.add("full")
 
 
 def _leaves_thread(threading: Any) -> bool:

@@ -144,6 +144,11 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     for target, source in enumerate([null, *high]):
         os.dup2(source, target, inheritable=target <= 2)
     os.closerange(_ORDER + 1, os.sysconf("SC_OPEN_MAX"))
+    # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees what is printed
+    # when it is printed; what cannot be encoded must not end a program.
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -192,11 +197,6 @@ def _grow_stack() -> None:
 def _run(task: Task, payload: Mapping[str, Any]) -> int:
     from _glovebox_guest.program.emit import Emit
 
-    # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees what is printed
-    # when it is printed; what cannot be encoded must not end a program.
-    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     return task(payload, Emit(RESULT)) or 0
 
 
