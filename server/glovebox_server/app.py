@@ -37,6 +37,7 @@ from glovebox_server.governance import server_key
 from glovebox_server.governance.governance import Governance
 from glovebox_server.governance.policy import governed
 from glovebox_server.governance.runs import Runs
+from glovebox_server.governance.stops.stops import Stops
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
@@ -149,6 +150,7 @@ async def opened(
         ArtifactsUnavailable: nor can the artifacts'.
         KeyUnusable: others could read the key that signs receipts.
         ServerKeyUnusable: or the one that binds what clients are handed.
+        StopsUnusable: others could change what is stopped.
     """
     profiles = load_profiles(settings)
     environments = required(settings, profiles)
@@ -169,6 +171,7 @@ async def opened(
     signer = Signer.load(settings.state_dir)
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
+        Stops.opened(settings.state_dir, audit) as stops,
         store,
         registry.opened(settings.data_dir, server_id) as available,
         pools.opened(partial(_record, audit), sandbox_started, shared=shared) as pool,
@@ -194,7 +197,7 @@ async def opened(
         tasks.start_soon(_sweep, store)
         broker = Broker(
             tools=TOOLS,
-            governance=Governance(rights_of=in_force.rights_of),
+            governance=Governance(rights_of=in_force.rights_of, stops=stops),
             admission=Admission(pool.call, shared=shared),
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),

@@ -27,8 +27,9 @@ from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, new_call_id
-from glovebox_server.governance.governance import Governance, Proposal, Reservation, Stopped, denied
+from glovebox_server.governance.governance import Governance, Proposal, Reservation, denied
 from glovebox_server.governance.rights import Rights
+from glovebox_server.governance.stops.stops import Stopped
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 from glovebox_server.tools.base import Tool
 
@@ -94,24 +95,27 @@ class Broker:
         """
         found = tool_named(self.tools, tool)
         valid = validated(found, arguments)
-        call_id = call_id or new_call_id()
+        call = ToolCall(
+            id=call_id or new_call_id(),
+            principal=principal,
+            session=session,
+            run=run,
+            tool=tool,
+            arguments=valid,
+            received=datetime.now(UTC),
+        )
         answered: Answer | None = None
         while True:
-            async with self.admission.enter(principal.id, tool, valid):
-                call = ToolCall(
-                    id=call_id,
-                    principal=principal,
-                    session=session,
-                    run=run,
-                    tool=tool,
-                    arguments=valid,
-                    received=datetime.now(UTC),
-                )
+            async with AsyncExitStack() as turn:
+                entered = turn.enter_async_context(self.admission.enter(principal.id, tool, valid))
+                # Stopped while it waited: it is decided without a turn, which is that it is refused.
+                await self.governance.unless_stopped(call, entered)
+                call = replace(call, received=datetime.now(UTC))
                 came = await self._call(call, found, listener, answered)
             if isinstance(came, CallResult):
                 return came
             # Who waits for a person holds neither a turn nor a sandbox; the call is decided anew with the answer.
-            answered = await self.governance.settle(came, listener)
+            answered = await self.governance.unless_stopped(call, self.governance.settle(came, listener))
 
     async def _call(
         self, call: ToolCall, tool: Tool, listener: Listener, answered: "Answer | None"
@@ -137,9 +141,8 @@ class Broker:
             allowed = _Allowed(
                 call=call, tool=tool, profile=profile, decision=decision, inputs=inputs, recorder=recorder
             )
-            with anyio.CancelScope() as scope:
-                async with self.governance.ending(call, scope) as stopped:
-                    return await self._run(allowed, rights, listener, stopped, reservation)
+            with anyio.CancelScope() as scope, self.governance.ending(call, scope) as stopped:
+                return await self._run(allowed, rights, listener, stopped, reservation)
             # Nothing else cancels that scope: the call is recorded as cancelled, and its sandbox is gone.
             return refused(call, denied(decision, stopped.refusal), recorder.head)
 
@@ -160,7 +163,7 @@ class Broker:
     ) -> CallResult:
         """Run, record and answer."""
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
-        async with recorder.until_ended(lambda: "stop" if stopped.refusal else listener.ended_by()):
+        async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
             files, gate = allowed.inputs.contents(), gate_for(profile, recorder, call, reservation)
             wanted = Wanted(
                 isolation=profile.isolation,
@@ -200,3 +203,7 @@ class Broker:
             elapsed_ms=finished.elapsed_ms, receipt=receipt,
         )  # fmt: skip
         return reservation.spent(finished, result) if reservation else result
+
+
+def _ended_by(stopped: Stopped, listener: Listener) -> str:
+    return "stop" if stopped.refusal else listener.ended_by()

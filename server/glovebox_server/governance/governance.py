@@ -3,10 +3,10 @@
 In the order in which a call meets them: its caller's rights, stops, approvals, budgets; and watch rules at its end.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
@@ -18,9 +18,12 @@ from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.governance.rights import Rights
+from glovebox_server.governance.stops.stops import Stopped, Stops
 
 if TYPE_CHECKING:  # the parts import this one for ``Proposal``
     from glovebox_server.governance.approvals.question import Answer, Question
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +35,6 @@ class Proposal:
     profile: Profile
     decision: Decision
     inputs: Inputs
-
-
-class Stopped(Protocol):
-    """Whether a running call was stopped, and why."""
-
-    refusal: Refusal | None
-
-
-class Stops(Protocol):
-    """What an operator has stopped."""
-
-    def refusal(self, call: ToolCall) -> Refusal | None:
-        """Why this call may not start; None where nothing that is in force names it."""
-
-    def ending(self, call: ToolCall, scope: anyio.CancelScope) -> AbstractAsyncContextManager[Stopped]:
-        """Cancel ``scope`` once a stop names the call, for as long as the block runs."""
 
 
 class Reservation(Protocol):
@@ -154,23 +141,15 @@ class Governance:
         if self.watch is not None:
             await self.watch.ended(call, outcome)
 
-    @asynccontextmanager
-    async def ending(self, call: ToolCall, scope: anyio.CancelScope) -> AsyncIterator[Stopped]:
+    def ending(self, call: ToolCall, scope: anyio.CancelScope) -> AbstractContextManager[Stopped]:
         """Cancel ``scope`` once a stop names the call, for as long as the block runs."""
-        if self.stops is None:
-            yield _NEVER
-            return
-        async with self.stops.ending(call, scope) as stopped:
-            yield stopped
+        return nullcontext(Stopped(call=call, scope=scope)) if self.stops is None else self.stops.ending(call, scope)
 
-
-class _Never:
-    """What is never stopped."""
-
-    refusal: Refusal | None = None
-
-
-_NEVER = _Never()
+    async def unless_stopped(self, call: ToolCall, waited_for: Awaitable[_T]) -> _T | None:
+        """Wait for something; None once a stop names the call that waits."""
+        with anyio.CancelScope() as scope, self.ending(call, scope):
+            return await waited_for
+        return None
 
 
 def denied(decision: Decision, refusal: Refusal | None) -> Decision:

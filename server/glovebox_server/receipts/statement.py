@@ -141,6 +141,8 @@ class OutcomeTold(_Part):
     """Finished: exit code, where it exited."""
     by: str | None = None
     """Cancelled: by whom."""
+    stop: str | None = None
+    """Cancelled by a stop: its id."""
     error: str | None = None
     """Failed: class of the failure."""
     reason: str | None = None

@@ -43,6 +43,10 @@ from glovebox_server.audit.events.server import (
     ServerStarted,
     ServerStopped,
 )
+from glovebox_server.audit.events.stops import (
+    StopLifted,
+    StopMade,
+)
 from glovebox_server.audit.events.tokens import TokenCreated, TokenRevoked
 
 __all__ = [
@@ -73,6 +77,8 @@ __all__ = [
     "SegmentSealed",
     "ServerStarted",
     "ServerStopped",
+    "StopLifted",
+    "StopMade",
     "TokenCreated",
     "TokenRevoked",
     "draft",
@@ -102,6 +108,8 @@ EVENTS: Mapping[str, type[Event]] = {
         SegmentSealed,
         SegmentBegun,
         SegmentRemoved,
+        StopMade,
+        StopLifted,
     )
 }
 

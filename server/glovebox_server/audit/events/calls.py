@@ -211,7 +211,10 @@ class CallCancelled(CallEvent):
     ends_call: ClassVar[bool] = True
 
     by: str
-    """Who: ``client``, ``stream closed``, ``token removed``, ``server stopping``, or ``stop``: an operator's."""
+    """Who: ``client``, ``stream closed``, ``token removed``, ``server stopping``, or ``stop``: an operator's or a watch
+    rule's."""
+    stop: str | None = None
+    """Id of the stop, where one ended it."""
     elapsed_ms: float
     """Milliseconds from receiving the call to the sandbox's end."""
     published: tuple[str, ...] | None = None

@@ -1,0 +1,170 @@
+"""A directory of small files that every process looks at before each call: one ``stat`` where nothing changed.
+
+Rule 1  A file is there whole or not at all, and nothing changes it: making and removing one are single operations of
+        the file system, so there is no lock, and a killed command leaves nothing half done.
+Rule 2  A file that is not what was written is damaged; what that means is for whoever looks.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from glovebox_server import secret_files
+from glovebox_server.secret_files import SecretDirectory, SecretUnusable
+
+FOLDER = "governance"
+"""Below the state directory."""
+MAX_BYTES = 8192
+"""Of one file."""
+_TICK_NS = 50_000_000
+"""Two changes of a directory within one tick of the kernel's clock (at most 10 ms) look the same to ``stat``."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Generic[T]):
+    """What is in a directory."""
+
+    items: tuple[T, ...] = ()
+    """By the names of their files, which begin with the time."""
+    damaged: tuple[SecretUnusable, ...] = ()
+    """What is not known whole, each with its fix."""
+
+
+class Files(Generic[T]):
+    """One directory. It costs nothing but its name until it is used."""
+
+    def __init__(
+        self, path: Path, *, decode: Callable[[str, bytes], T | None], fix: Callable[[Path], str],
+        failure: type[SecretUnusable], most: int,
+    ) -> None:  # fmt: skip
+        """Take the place; nothing is looked at.
+
+        Args:
+            path: the directory, in ``FOLDER`` of a state directory.
+            decode: from a file's name and its first ``MAX_BYTES`` and one to what it holds; None where it is damaged.
+            fix: what to do about a damaged one.
+            failure: what is raised.
+            most: files at one time.
+        """
+        self.path = path
+        self._decode = decode
+        self._fix = fix
+        self._failure = failure
+        self._most = most
+        self._seen: object = None
+        self._found: Found[T] = Found()
+
+    def prepare(self) -> None:
+        """Make the directory where it is missing.
+
+        Raises:
+            SecretUnusable: it cannot be used safely.
+        """
+        with self._opened():
+            pass
+
+    def look(self) -> Found[T]:
+        """What is there now, of a directory that was prepared; one that is gone is damaged."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 - a Path's own costs as much again, and every call asks
+        except OSError as problem:
+            self._seen = None
+            return Found(damaged=(self._unusable(self.path, problem),))
+        mark = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        if mark != self._seen:
+            settled = abs(time.time_ns() - found.st_ctime_ns) > _TICK_NS
+            self._found, self._seen = self.read(), mark if settled else None
+        return self._found
+
+    def read(self) -> Found[T]:
+        """What is there, read anew; nothing where there is no directory."""
+        if not os.path.lexists(self.path):
+            return Found()
+        try:
+            with self._opened() as directory:
+                names = directory.names()
+                read = [self._item(directory, name) for name in names[: self._most]]
+        except SecretUnusable as problem:
+            return Found(damaged=(problem,))
+        except OSError as problem:
+            return Found(damaged=(self._unusable(self.path, problem),))
+        damaged = [each for each in read if isinstance(each, SecretUnusable)]
+        if len(names) > self._most:
+            damaged.append(self._failure(self.path, f"it has more than {self._most} files", "Remove some."))
+        items = (each for each in read if each is not None and not isinstance(each, SecretUnusable))
+        return Found(items=tuple(items), damaged=tuple(damaged))
+
+    def names(self) -> list[str]:
+        """Names of the files, whole or damaged.
+
+        Raises:
+            SecretUnusable: the directory cannot be used safely.
+        """
+        with self._opened() as directory:
+            return directory.names()
+
+    def add(self, name: str, content: bytes, *, instead: bytes | None = None) -> bool:
+        """Put a file there.
+
+        Args:
+            name: of the file.
+            content: of the file.
+            instead: what it holds where the disk has no room for that.
+
+        Returns:
+            Whether it has its own content.
+
+        Raises:
+            SecretUnusable: it could not be made, or there are too many.
+        """
+        with self._opened() as directory:
+            if len(directory.names()) >= self._most:
+                raise self._failure(self.path, f"it has {self._most} files already", "Remove some.")
+            try:
+                directory.make(name, content)
+            except SecretUnusable:
+                if instead is None:
+                    raise
+                directory.make(name, instead)
+                return False
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there.
+
+        Raises:
+            SecretUnusable: it could not be removed.
+        """
+        with self._opened() as directory:
+            try:
+                directory.remove(name)
+            except SecretUnusable:
+                if os.path.lexists(self.path / name):
+                    raise
+
+    @contextmanager
+    def _opened(self) -> Iterator[SecretDirectory]:
+        secret_files.prepare_state(self.path.parent.parent)
+        with secret_files.opened(self.path, self._failure) as directory:
+            yield directory
+
+    def _item(self, directory: SecretDirectory, name: str) -> T | SecretUnusable | None:
+        try:
+            content = directory.read(name, MAX_BYTES)
+        except SecretUnusable as problem:
+            return problem if os.path.lexists(self.path / name) else None  # removed in this moment
+        except OSError as problem:
+            return self._unusable(self.path / name, problem)
+        item = self._decode(name, content)
+        path = self.path / name
+        return self._failure(path, "it is not what was written", self._fix(path)) if item is None else item
+
+    def _unusable(self, path: Path, problem: OSError) -> SecretUnusable:
+        fix = f"Make {path} usable for the user that runs Glovebox, then start the server again."
+        return self._failure(path, f"it cannot be used: {problem.strerror}", fix)

@@ -1,0 +1,21 @@
+"""Calls that are stopped, with real sandboxes in two server processes: in time, and no other's (M6)."""
+
+from pathlib import Path
+
+import pytest
+from tests.fixtures.brokered import DRIVERS
+from tests.soak.stops import storm
+
+STOPS = 12
+"""``python -m tests.soak.stops`` makes a thousand."""
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_stopped_run_ends_in_time_and_no_other_does(driver: str, tmp_path: Path) -> None:
+    """Wherever it is: waiting, starting, running. Control: the runs beside it, and a bystander's."""
+    tmp_path.chmod(0o755)
+    found = await storm(tmp_path, stops=STOPS, driver=driver)
+    assert (found.late, found.others) == ([], [])
+    assert found.stops >= STOPS
+    assert found.bystanders > 0
+    assert found.log_whole

@@ -1,0 +1,208 @@
+"""Many stops at random moments, under load, over two server processes: what each names ends in time, and nothing else.
+
+Each of two workers is a server process of its own, on one state directory, and keeps the calls of several runs under
+way; a bystander's short calls go on beside them. Which run is stopped, and when, is drawn from a seed.
+Usage: ``python -m tests.soak.stops --stops 1000 --driver bubblewrap``; prints what it found as JSON; exit code 1 if a
+call of a stopped run ended late, or any other ended.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+from anyio.streams.buffered import BufferedByteReceiveStream
+from tests.fixtures.brokered import Heard, profile
+
+from glovebox_sandboxes.drivers.registry import NAMES
+from glovebox_server import app as apps
+from glovebox_server.app import App
+from glovebox_server.audit.verify import verify
+from glovebox_server.calls import Principal, new_call_id
+from glovebox_server.governance.stops.stop import new_stop, stops_of
+from glovebox_server.settings import Settings
+
+BOUND: Mapping[str, float] = {"bubblewrap": 1.0, "gvisor": 3.0, "docker": 3.0}
+"""Seconds that a call may go on after its stop, by driver."""
+WORKERS = 2
+RUNS = 3
+"""Runs of each worker, each with one call under way."""
+SETTLED_SECONDS = 0.7
+"""A stop comes within so long after its run's call was submitted: while it waits, starts, or runs."""
+LONG = "import time\nend = time.monotonic() + 0.05\nwhile time.monotonic() < end: pass\ntime.sleep(3000)"
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What came of it."""
+
+    stops: int = 0
+    late: list[float] = field(default_factory=list)
+    """Seconds from a stop to the end of a call that came too late."""
+    others: list[str] = field(default_factory=list)
+    """Ends that nothing had asked for."""
+    seconds: list[float] = field(default_factory=list)
+    """From each stop to the end of its call."""
+    bystanders: int = 0
+    """Short calls that went well meanwhile."""
+    log_whole: bool = False
+
+    @property
+    def good(self) -> bool:
+        """Whether every promise held."""
+        return not self.late and not self.others and self.log_whole and self.bystanders > 0
+
+    def report(self) -> dict[str, Any]:
+        """For people."""
+        told = sorted(self.seconds)
+        middle = {f"p{share}": round(told[len(told) * share // 100], 3) for share in (50, 95, 99)} if told else {}
+        worst = round(told[-1], 3) if told else None
+        return {**asdict(self), "seconds": {**middle, "max": worst}, "good": self.good}
+
+
+async def storm(place: Path, *, stops: int, driver: str, seed: int = 1) -> Found:
+    """Stop ``stops`` runs of two servers that have their state in ``place``."""
+    settings = _settings(place)
+    (place / "profiles" / "run_python.toml").write_text(profile("run_python", driver, wall=600))
+    found = Found()
+    party = _Party(settings=settings, bound=BOUND[driver], drawn=random.Random(seed), left=stops, found=found)  # noqa: S311 - no secret
+    async with anyio.create_task_group() as tasks:
+        for number in range(WORKERS):
+            words = [sys.executable, "-m", "tests.soak.stops", "--worker", str(number), "--place", str(place)]
+            tasks.start_soon(party.over, words)
+    found.log_whole = verify(settings.state_dir / "audit").ok
+    return found
+
+
+@dataclass(kw_only=True)
+class _Party:
+    """Stops what the workers begin, and hears what becomes of it."""
+
+    settings: Settings
+    bound: float
+    drawn: random.Random
+    left: int
+    """Stops that are still to be made."""
+    found: Found
+    stopped: dict[str, float] = field(default_factory=dict)
+    """When each run was stopped."""
+
+    async def over(self, words: list[str]) -> None:
+        """Start a worker, stop its runs until there were enough and all have ended, and have it end."""
+        async with await anyio.open_process(words, stderr=None) as process, anyio.create_task_group() as stopping:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            lines, waiting = BufferedByteReceiveStream(process.stdout), set[str]()
+            while self.left or waiting:
+                line = json.loads(await lines.receive_until(b"\n", 1 << 16))
+                if line["what"] == "begun" and self.left:
+                    self.left -= 1
+                    waiting.add(line["run"])
+                    stopping.start_soon(self._stop, line["run"])
+                elif line["what"] == "ended":
+                    self._note(line)
+                    waiting.discard(line["run"])
+                self.found.bystanders += line["what"] == "well"
+            await process.stdin.aclose()
+            with suppress(anyio.EndOfStream):
+                while True:
+                    await lines.receive(1 << 16)
+
+    def _note(self, line: Mapping[str, Any]) -> None:
+        run = line["run"]
+        if line["rule"] != "stop" or run not in self.stopped:
+            self.found.others.append(f"{run}: {line}")
+            return
+        seconds = line["at"] - self.stopped[run]
+        self.found.stops += 1
+        self.found.seconds.append(seconds)
+        if seconds > self.bound:
+            self.found.late.append(seconds)
+
+    async def _stop(self, run: str) -> None:
+        await anyio.sleep(self.drawn.uniform(0, SETTLED_SECONDS))
+        files = stops_of(self.settings.state_dir)
+        stop = new_stop("run", run, because="drawn", by="local:0", made=datetime.now(UTC))
+        self.stopped[run] = time.monotonic()
+        await anyio.to_thread.run_sync(files.add, stop.id, stop.encoded())
+        await anyio.sleep(2 * self.bound)
+        await anyio.to_thread.run_sync(files.remove, stop.id)
+
+
+def _settings(place: Path) -> Settings:
+    for name in ("profiles", "workspace"):
+        (place / name).mkdir(exist_ok=True)
+    return Settings(workspace=place / "workspace", profiles_dir=place / "profiles", state_dir=place / "state")
+
+
+# One worker.
+
+
+async def _work(place: Path, number: int) -> None:
+    async with apps.opened(_settings(place), "cli") as app, anyio.create_task_group() as tasks:
+        for _ in range(RUNS):
+            tasks.start_soon(_one_after_another, app, number)
+        tasks.start_soon(_bystander, app)
+        await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+        tasks.cancel_scope.cancel()
+
+
+async def _one_after_another(app: App, number: int) -> None:
+    who = Principal(id=f"token:w{number}", transport="cli")
+    while True:
+        run = f"r_{new_call_id()[2:]}"
+        _say(what="begun", run=run)
+        result = await app.broker.submit(who, "run_python", {"code": LONG}, Heard(), run=run)
+        refused = result.structured.get("refused") or {}
+        _say(what="ended", run=run, rule=refused.get("rule"), at=time.monotonic())
+
+
+async def _bystander(app: App) -> None:
+    who, run = Principal(id="token:bystander", transport="cli"), f"r_{new_call_id()[2:]}"
+    while True:
+        result = await app.broker.submit(who, "run_python", {"code": "print(1)"}, Heard(), run=run)
+        _say(what="ended" if result.failed else "well", run=run, rule=str(result.structured), at=0.0)
+        await anyio.sleep(0.5)
+
+
+def _say(**words: Any) -> None:
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """See the module's header."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stops", type=int, default=1000)
+    parser.add_argument("--driver", choices=NAMES, default="bubblewrap")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker is not None:
+        anyio.run(_work, given.place, given.worker)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="glovebox-stops-") as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+
+        async def make() -> Found:
+            return await storm(place, stops=given.stops, driver=given.driver, seed=given.seed)
+
+        found = anyio.run(make)
+    sys.stdout.write(json.dumps(found.report(), indent=2) + "\n")
+    return 0 if found.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
