@@ -350,9 +350,13 @@ async def test_a_workspace_over_the_limits_is_refused_with_the_numbers_before_th
 async def test_the_copy_has_an_end_and_the_original_cannot_be_written(
     driver: str, workspace: Path, tmp_path: Path
 ) -> None:
-    """A program that fills its workspace gets ENOSPC; where the workspace itself is mounted it gets EROFS or EACCES."""
+    """A program that fills its workspace gets ENOSPC; where the workspace itself is mounted it gets EROFS or EACCES.
+
+    What was written then is in no patch, which would put it in the place of what is whole; the control is.
+    """
     code = """
 import errno, os
+open("first.txt", "w").write("whole")
 try:
     with open("flood", "wb") as file:
         for _ in range(64):
@@ -374,3 +378,6 @@ for attempt in (lambda: open("/guest/workspace/notes.txt", "w"), lambda: os.remo
     assert set(rest) <= {"EROFS", "EACCES"}
     assert len(rest) == 2
     assert fingerprint(workspace) == before
+    assert called.fields["changes"]["created"] == ("first.txt",)
+    cut = "not in the patch: its end may be missing, the workspace was full when it was written"
+    assert f"'/workspace/flood': not collected, {cut}" in called.fields["notes"]

@@ -19,7 +19,8 @@ def check(data: bytes) -> None:
     if not data:
         return
     whole, cut = _read(data[1:], 0), _read(data[1:], data[0])
-    assert (whole.value, whole.blobs, whole.problems) == (cut.value, cut.blobs, cut.problems)
+    assert (whole.value, whole.blobs, whole.shown) == (cut.value, cut.blobs, cut.shown)
+    assert whole.problems == cut.problems
     assert len(json.dumps(whole.value, ensure_ascii=False, allow_nan=False).encode()) <= 8 * MAX_VALUE
     assert len(whole.blobs) <= MAX_BLOBS
     assert sum(len(blob.data) for blob in whole.blobs) <= MAX_BLOB_BYTES

@@ -214,7 +214,9 @@ import plotly.io
     assert "[value]\n7" in shown
     assert "browser" not in read(portal, app, f"{made}plotly.io.show")
     chart = "class Figure: pass\nFigure.__module__ = 'plotly.graph_objs._figure'\nFigure()"
-    assert "(There is no browser here" in read(portal, app, chart)
+    text = read(portal, app, chart)
+    assert "(There is no browser here" in text
+    assert text.endswith("[value]\n<plotly Figure>")  # and not all its numbers
     assert "browser" not in read(portal, app, f"# it is in /output\n{chart}")
     assert "browser" not in read(portal, app, f"{chart};")
 

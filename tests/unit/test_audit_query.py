@@ -135,6 +135,7 @@ def test_every_call_is_found_newest_first_with_its_outcome(log: Path) -> None:
         ({"principals": ("token:ci",)}, ["c_file", "c_web"]),
         ({"principals": ("token:ci",), "tools": ("run_python",)}, ["c_web"]),
         ({"clients": ("Cursor",)}, ["c_exit"]),
+        ({"clients": ("over http", "Cursor")}, ["c_exit"]),
         ({"outcomes": ("denied", "ask")}, ["c_deny", "c_ask"]),
         ({"outcomes": ("running",)}, ["c_runs"]),
         ({"tools": ("nobody_has_it",)}, []),

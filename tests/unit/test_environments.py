@@ -284,10 +284,12 @@ async def test_what_is_preloaded_is_in_the_environment(settings: Settings, prelo
     named(settings, "own")
     with (settings.profiles_dir / "run_python.toml").open("a") as file:
         file.write(f'start = "warm"\npreload = [{preload}]\n')
-    done = asked(settings, "profiles", "check")
-    assert done.exit_code == (2 if lacks else 0)
-    words = f"names {lacks}, which the environment own does not have. Name modules that it has, or leave the key out."
-    assert (f"python.preload: {words}" in done.output.replace("\n", "")) == bool(lacks)
+    words = f"names {lacks}, which the environment own does not have"
+    for command in (("check",), ("explain", "run_python"), ("explain", "run_python", "--json")):
+        done = asked(settings, "profiles", *command)
+        assert done.exit_code == (2 if lacks else 0)
+        assert (words in done.output.replace("\n", "")) == bool(lacks)
+        assert ("Name modules that it has, or leave the key out." in done.output.replace("\n", "")) == bool(lacks)
 
 
 @pytest.mark.usefixtures("short", "index")

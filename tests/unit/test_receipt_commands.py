@@ -36,6 +36,7 @@ def test_the_control_a_receipt_is_shown_and_verified(state: Path, tmp_path: Path
     assert (by_call.exit_code, by_call.output) == (0, by_file.output)
     for words in (CALL_ID, "by local:1", "Network: all of it.", "docs.python.org:443", "artifact:0.txt", "in.csv"):
         assert words in by_call.output
+    assert max(map(len, by_call.output.splitlines()[:-1])) <= 100
     verify: list[str | Path] = ["receipt", "verify", tmp_path / "r.json", "--key", tmp_path / "key.pem"]
     alone = run(*verify)
     assert alone.exit_code == 0

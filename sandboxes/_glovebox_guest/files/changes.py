@@ -10,6 +10,7 @@ import os
 import stat
 
 from _glovebox_guest.files import git
+from _glovebox_guest.files.output import full_since
 from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, digest_of, walk
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ MAX_SKIPPED = 25
 MAX_NAME = 255
 """Bytes of a name that is carried."""
 _TOO_LARGE = "larger than what is left of the output limit"
+_CUT = "its end may be missing, the workspace was full when it was written"
 _CONTEXT = 3
 _MAX_EDITS = 300
 """Lines by which two texts may differ for the shortest hunks to be looked for; beyond, one hunk replaces all."""
@@ -52,6 +54,7 @@ class Comparison:
         self._room = room
         self._steps = _STEPS
         self._layout: dict[str, set[str]] = {}
+        self._full_since: int | None = None
         self._deletions = bytearray()
         self._rest = bytearray()
         self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
@@ -79,6 +82,7 @@ class Comparison:
                 os.chmod(os.path.join(self._target, name), 0o700)
                 if name.count("/") >= MAX_DEPTH:
                     self._skip(name, f"more than {MAX_DEPTH} folders deep")
+        self._full_since = full_since(self._target, found.values())
         # What lay there before counts although the program has taken it away: a patch may not carry that.
         self._layout = git.layout((*self._original.names, *found))
         for name, status in found.items():
@@ -106,6 +110,8 @@ class Comparison:
         after = b""
         runs = False
         if regular and status is not None:
+            if self._full_since is not None and status.st_size and status.st_mtime_ns >= self._full_since:
+                raise Unfit(_CUT)  # applied, it would replace what is whole
             if not status.st_mode & stat.S_IRUSR:
                 os.chmod(path, 0o600)
             if status.st_size > self._room:

@@ -86,14 +86,14 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
     pictures: list[Picture] = []
     uncounted = 0
     files = total = 0
-    full_since = _full_since(root)
+    since = full_since(root, _entries(root))
     unseen: list[str] = []
     for name, unfit in _walk(root, unseen):
         reason = unfit
         if not reason and files == max_files:
             reason = f"more than {max_files} files"
         if not reason:
-            size, reason = _send(loop, root, name, max_bytes - total, pictures, full_since=full_since)
+            size, reason = _send(loop, root, name, max_bytes - total, pictures, full_since=since)
             files += not reason
             total += size
         if reason and len(skipped) < MAX_SKIPPED:
@@ -123,20 +123,25 @@ def _opened(root: str, name: str) -> int:
     return os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _full_since(root: str) -> int | None:
-    """Where there is no room left, the time of the last change that took some: what was written then may be cut."""
+def full_since(root: str, entries: Iterable[os.stat_result]) -> int | None:
+    """Where there is no room left, the time of the last change that took some: what was written then may be cut.
+
+    Args:
+        root: the place that may be full.
+        entries: what is in it; looked at where it is full alone.
+    """
     space = os.statvfs(root)
     if space.f_bavail or not space.f_blocks:
         return None
-    last = 0
+    return max((each.st_mtime_ns for each in entries if stat.S_ISREG(each.st_mode) and each.st_size), default=0)
+
+
+def _entries(root: str) -> Iterator[os.stat_result]:
     for name, _ in _walk(root, []):
         try:
-            found = os.lstat(os.path.join(root, name))
+            yield os.lstat(os.path.join(root, name))
         except OSError:
             continue
-        if stat.S_ISREG(found.st_mode) and found.st_size:
-            last = max(last, found.st_mtime_ns)
-    return last
 
 
 def _send(

@@ -169,6 +169,8 @@ def _execute(code: str, namespace: dict[str, Any]) -> Any:
 
 
 def _shown(value: Any) -> tuple[str, bool]:
+    if _is_plotly(value):
+        return f"<plotly {type(value).__name__}>", False  # its repr is all its numbers
     # Lines of text, a table in Markdown for instance, are read as such.
     text = value if type(value) is str and "\n" in value else repr(value)
     return text[:MAX_VALUE], len(text) > MAX_VALUE
@@ -298,6 +300,11 @@ def _note_pip(command: object) -> None:
 
     if words := hints.pip(command):
         _noted.add(f"pip {' '.join(words)}")
+
+
+def _is_plotly(value: Any) -> bool:
+    """Whether it is a figure of plotly's, and not one of its parts."""
+    return str(type(value).__module__).startswith("plotly.") and type(value).__name__ in {"Figure", "FigureWidget"}
 
 
 def _note_chart(value: Any, code: str) -> None:

@@ -40,7 +40,14 @@ def profiles_show(settings: Settings, tool: str, as_json: bool) -> None:
 @directories
 def profiles_explain(settings: Settings, tool: str, as_json: bool) -> None:
     """What a tool may read, write, reach and spend, in plain words."""
-    sys.exit(_with_profiles(settings, lambda found, commands: commands.explain_tool(found, tool, out, as_json=as_json)))
+    from glovebox_server.upkeep.environments import objections  # noqa: PLC0415 - see the module's header
+
+    def explain(found: Any, commands: Any) -> int:
+        check = partial(objections, settings)
+        code: int = commands.explain_tool(found, tool, out, check_environments=check, as_json=as_json)
+        return code
+
+    sys.exit(_with_profiles(settings, explain))
 
 
 @profiles.command("check")

@@ -36,23 +36,24 @@ class Terminal(Console):
             yield segment if control else Segment(printable(text, LAYOUT), style)
 
 
-def print_table(console: Console, table: "Table", *, folded: bool = True) -> None:
+def print_table(console: Console, table: "Table", *, folded: bool = True, wide: int = _WIDE) -> None:
     """Print a table, its cells folded to the width of a terminal; into a pipe one line for each row, as grep reads it.
 
     Args:
         console: where to.
         table: no cell of it is read as markup.
         folded: False where a cell is to be copied, so that it must not be broken on a terminal either.
+        wide: columns into a pipe, where a row is one that people read and may take several lines.
     """
     if console.is_terminal and folded:
         console.print(table, markup=False)
         return
-    wide = console.options.update(width=_WIDE, markup=False)
-    table.width = Measurement.get(console, wide, table).maximum
+    options = console.options.update(width=wide, markup=False)
+    table.width = Measurement.get(console, options, table).maximum
     if console.is_terminal:
         console.print(table, markup=False)
         return
-    for line in console.render_lines(table, wide):
+    for line in console.render_lines(table, options):
         console.print(Text("".join(segment.text for segment in line).rstrip()), soft_wrap=True)
 
 

@@ -151,8 +151,9 @@ def _answer(view: _View, filters: Filters, limit: int) -> Answer:
             damaged += 1
             continue
         seen.add(place.first)
-        if filters.text is None or calls.holds(
-            view.log.records_of(call.call_id, place.first, place.last), filters.text
+        if filters.came(call) and (
+            filters.text is None
+            or calls.holds(view.log.records_of(call.call_id, place.first, place.last), filters.text)
         ):
             if len(found) == limit:
                 return Answer(calls=tuple(found), more=True, damaged=damaged)

@@ -31,6 +31,7 @@ _END = re.compile(
     rb',"time":"[0-9T:.Z-]{27}"}\n\Z'
 )
 _END_BYTES = 560
+OVER = "over "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,11 @@ class Call:
     elapsed_ms: float | None = None
     error: str | None = None
     """Class of Glovebox's own failure."""
+
+    @property
+    def through(self) -> str:
+        """The program it came from, as it names itself; of one without a name the transport, as ``over cli``."""
+        return self.client or f"{OVER}{self.transport}"
 
 
 def label(line: bytes) -> tuple[str, str] | None:

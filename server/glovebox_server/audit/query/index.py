@@ -47,6 +47,7 @@ class Filters:
     tools: tuple[str, ...] = ()
     principals: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
+    """As a call says it; of none empty, or as ``Call.through`` has it."""
     outcomes: tuple[str, ...] = ()
     """Of ``outcomes.OUTCOMES``."""
     since: datetime | None = None
@@ -61,11 +62,19 @@ class Filters:
         return (
             (not self.tools or call.tool in self.tools)
             and (not self.principals or call.principal in self.principals)
-            and (not self.clients or (call.client or "") in self.clients)
+            and (not self.clients or (call.client or "") in self.named())
             and (not self.outcomes or call.outcome in self.outcomes)
             and (self.since is None or time >= self.since)
             and (self.until is None or time < self.until)
         )
+
+    def named(self) -> set[str]:
+        """Clients as the index has them, which knows no transports."""
+        return {"" if each.startswith(calls.OVER) else each for each in self.clients} | set(self.clients)
+
+    def came(self, call: calls.Call) -> bool:
+        """Whether a call that fits came from one of the clients, too."""
+        return not self.clients or bool({call.client or "", call.through} & set(self.clients))
 
 
 class Index:
@@ -176,7 +185,7 @@ class Index:
         for column, wanted in (
             ("tool", filters.tools),
             ("principal", filters.principals),
-            ("client", filters.clients),
+            ("client", tuple(filters.named())),
             ("outcome", filters.outcomes),
         ):
             if wanted:

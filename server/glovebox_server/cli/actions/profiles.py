@@ -33,6 +33,8 @@ from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
 
+CheckEnvironments = Callable[[Sequence[tuple[Path, Profile]]], list[ProfileError]]
+"""Says what is wrong with the environments that profiles name, and with what they preload of them."""
 _STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
 
 
@@ -80,17 +82,29 @@ def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = F
     return OK
 
 
-def explain_tool(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = False) -> int:
-    """Print in plain words what one tool may do.
+def explain_tool(
+    profiles: ProfileSet,
+    tool: str,
+    console: Console,
+    *,
+    check_environments: CheckEnvironments | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print in plain words what one tool may do, and what of it cannot be had here.
 
     Raises:
         ProfileError: there is no profile for it.
     """
     profile = _find(profiles, tool)
+    errors = check_environments([(profiles.source(tool), profile)]) if check_environments else []
     if as_json:
-        return _json(console, {"tool": tool, "sections": [asdict(section) for section in explain(profile)]})
-    _say(console, render(profile))
-    return OK
+        sections = [asdict(section) for section in explain(profile)]
+        _json(console, {"tool": tool, "sections": sections, "errors": [_described(each) for each in errors]})
+    else:
+        _say(console, render(profile))
+        for each in errors:
+            _say(console, str(each), "red")
+    return USAGE if errors else OK
 
 
 def check(
@@ -98,7 +112,7 @@ def check(
     console: Console,
     *,
     check_example: CheckExample | None,
-    check_environments: Callable[[Sequence[tuple[Path, Profile]]], list[ProfileError]] | None = None,
+    check_environments: CheckEnvironments | None = None,
     tools: Collection[str] | None = None,
     as_json: bool = False,
 ) -> int:

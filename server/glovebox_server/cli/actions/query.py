@@ -76,7 +76,7 @@ def _table(calls: tuple[Call, ...]) -> Table:
         spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
         cells = (each.call_id, Text(_outcome(each), style=_STYLES.get(each.outcome, "red")), each.tool, each.principal)
         time_ = each.time[:19].replace("T", " ")
-        table.add_row(time_, *(_text(cell) for cell in cells), _text(each.client or f"over {each.transport}"), spent)
+        table.add_row(time_, *(_text(cell) for cell in cells), _text(each.through), spent)
     return table
 
 

@@ -21,6 +21,9 @@ from glovebox_server.receipts.statement import Statement
 from glovebox_server.receipts.verify import VerifiedReceipt, of_call
 from glovebox_server.receipts.verify import verify as verify_receipt
 
+_COLUMNS = 100
+"""Of what is shown of a receipt, into a pipe as well: some cells hold a whole list."""
+
 
 class _NoReceipt(NotAReceipt):
     """A call has none; the message is a sentence."""
@@ -161,7 +164,7 @@ def _show(console: Console, said: Statement) -> None:
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
-    print_table(console, table)
+    print_table(console, table, wide=_COLUMNS)
     _show_fields(console, said)
 
 
@@ -169,14 +172,15 @@ def _show_fields(console: Console, said: Statement) -> None:
     if said.predicate.isolation is None or not said.predicate.isolation.fields:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("isolation", "planned", "inside", "outside", "verdict"):
+    table.add_column("isolation", overflow="fold", min_width=36)  # the longest of them
+    for title in ("planned", "inside", "outside", "verdict"):
         table.add_column(title, overflow="fold")
     for each in said.predicate.isolation.fields:
         values = (each.planned, each.inside, each.outside)
         style = {"ok": "green", "differs": "red"}.get(each.verdict, "yellow")
         cells = ("" if value is None else _cell(value) for value in values)
         table.add_row(each.field, *(Text(printable(cell)) for cell in cells), Text(each.verdict, style=style))
-    print_table(console, table)
+    print_table(console, table, wide=_COLUMNS)
 
 
 def _cell(value: object) -> str:
