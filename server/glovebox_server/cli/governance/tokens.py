@@ -54,7 +54,7 @@ def token_create(
 @json_option
 @directories
 def token_list(settings: Settings, as_json: bool) -> None:
-    """Each with its role, workflow, when it was made, ends, and was last used."""
+    """Each with its role, workflow, making, last use and end."""
     from glovebox_server.cli.actions.governance import tokens  # noqa: PLC0415 - see the header of ``main``
 
     sys.exit(tokens.show(settings, out, as_json=as_json))
