@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.property.test_workspace_changes import ROOM, write
 from tests.unit.test_patch_repositories import run
@@ -343,6 +343,7 @@ def test_a_name_in_quotes_is_read_as_bytes() -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@example([CHANGED.encode(), b"\\\n"], 1)
 @given(
     st.lists(
         st.one_of(

@@ -31,7 +31,7 @@ _HEAD: Final = re.compile(
     rb"(?:--- (?P<old>.+)\n\+\+\+ (?P<new>.+)\n|(?P<packed>GIT binary patch)\n|Binary files [ -~\x80-\xff]+ differ\n)?"
 )
 _HUNK: Final = re.compile(rb"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@(?: .*)?")
-_BODY: Final = re.compile(rb"(?:[-+ \\][^\n]*\n)+")
+_BODY: Final = re.compile(rb"(?:(?:[-+ ]|\\ )[^\n]*\n)+")
 _PART: Final = re.compile(rb"(?:literal|delta) \d{1,10}")
 _PACKED: Final = re.compile(rb"(?:[A-Za-z][0-9A-Za-z!#-&(-+\-;-@^-`{-~]{5,65}\n)+")  # fmt: skip  # git's base 85
 _NAME: Final = re.compile(rb'[^"\\]+|"(?:[^"\\]|\\["\\]|\\[0-3][0-7]{2})+"')
