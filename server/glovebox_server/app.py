@@ -32,10 +32,12 @@ from glovebox_server.broker.broker import Broker
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.prewarm import check_preloads, prepare_sandboxes
 from glovebox_server.broker.records import sandbox_started
+from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.governance import server_key
 from glovebox_server.governance.governance import Governance
 from glovebox_server.governance.policy import governed
+from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
 from glovebox_server.governance.stops.stops import Stops
 from glovebox_server.receipts.keys import Signer
@@ -76,16 +78,19 @@ class App:
     ended: list[str]
     """Whoever ends the server puts the reason here, for its last record."""
 
-    async def manifest(self) -> "Manifest":
+    def rights_of(self, principal: Principal) -> Rights:
+        """What a caller may do."""
+        return self.broker.governance.rights_of(principal)
+
+    async def manifest(self, rights: Rights) -> "Manifest":
         """What a caller can know before a call; asks every driver."""
         from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - brings the SDK, which a call from a script does without
 
         return await capabilities.manifest(
             tools=self.tools,
-            profiles=self.profiles,
+            rights=rights,
             environments=self.environments,
             drivers=self.broker.sandboxes.drivers,
-            workspace=self.workspace.path,
             version=self.version,
         )
 
@@ -217,7 +222,7 @@ async def opened(
         )
         try:
             if prewarm:
-                tasks.start_soon(prepare_sandboxes, profiles, sandboxes, served.path)
+                tasks.start_soon(prepare_sandboxes, in_force.every, sandboxes)
             yield app
         finally:
             tasks.cancel_scope.cancel()

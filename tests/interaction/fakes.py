@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 from pydantic import Field
 
-from glovebox_profiles.model import Profile
+from glovebox_profiles.load.loader import ProfileSet
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits
@@ -23,6 +23,7 @@ from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
 from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
@@ -197,12 +198,16 @@ class FakeApp:
     settings: Places
     artifacts: ArtifactStore
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    profiles: ProfileSet = field(default_factory=lambda: ProfileSet({}, {}))
     environments: Mapping[str, Environment] = field(default_factory=dict)
     runs: Runs = field(default_factory=lambda: Runs(b"k" * 32))
     version: str = "0.0.0"
 
-    async def manifest(self) -> Manifest:
+    def rights_of(self, _principal: Principal) -> Rights:
+        """Everybody may do the same."""
+        return Rights(profiles=self.profiles, workspace=None)
+
+    async def manifest(self, _rights: Rights) -> Manifest:
         """A host where nothing can be had."""
         return Manifest(
             format=FORMAT,
@@ -212,6 +217,8 @@ class FakeApp:
             features=(),
             workspace=ServedWorkspace(served=False, refused=""),
             tools=(),
+            role="",
+            policy_digest="",
             profiles_digest=DIGEST,
             tools_digest=DIGEST,
             protocol=Protocol(versions=(), transports=(), result_bytes=0),

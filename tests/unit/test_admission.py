@@ -41,11 +41,11 @@ class Hall:
         self.refused: Counter[str] = Counter()
         self._made = 0
 
-    async def come(self, principal: str, calls: int) -> None:
+    async def come(self, principal: str, calls: int, turns: int | None = None) -> None:
         """Make so many calls, each another one, and let them get as far as they get."""
         for _ in range(calls):
             self._made += 1
-            self.tasks.start_soon(self._one, principal, self._made)
+            self.tasks.start_soon(self._one, principal, self._made, turns)
         await anyio.wait_all_tasks_blocked()
 
     async def end(self, principal: str) -> None:
@@ -54,10 +54,10 @@ class Hall:
         which[1].set()
         await anyio.wait_all_tasks_blocked()
 
-    async def _one(self, principal: str, number: int) -> None:
+    async def _one(self, principal: str, number: int, turns: int | None) -> None:
         me = principal, anyio.Event()
         try:
-            async with self.gate.enter(principal, "run_python", {"n": number}):
+            async with self.gate.enter(principal, "run_python", {"n": number}, turns):
                 self.running.append(me)
                 await me[1].wait()
                 self.running.remove(me)
@@ -87,6 +87,23 @@ async def test_one_principal_leaves_turns_for_others() -> None:
         for _ in range(6):
             await hall.end("alice")
         assert hall.taken == {"alice": 5, "bob": 4, "carol": 4, "dave": 2}
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_role_with_fewer_turns_has_no_more_of_them_at_work() -> None:
+    """Its further calls wait, and take no turn meanwhile; the control is one whose role says nothing."""
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(Admission(shared=True), tasks)
+        await hall.come("alice", 5, turns=2)
+        await hall.come("bob", 5)
+        assert hall.taken == {"alice": 2, "bob": 5}
+        await hall.end("alice")
+        assert hall.taken == {"alice": 2, "bob": 5}
+        for _ in range(4):
+            await hall.end("alice")
+        assert hall.taken == {"bob": 5}
+        await hall.come("alice", 3, turns=2)
+        assert hall.taken["alice"] == 2
         tasks.cancel_scope.cancel()
 
 

@@ -260,6 +260,20 @@ async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path) -> No
         await keep(store, "b", b"12345", principal=BOB)
 
 
+async def test_a_role_may_have_less_room_than_the_store_gives_and_never_more(tmp_path: Path) -> None:
+    """Refused at the role's room, with its number; a role with more than the share changes nothing."""
+    async with a_store(tmp_path / "q", total=40, parts=ARTIFACT_PARTS) as store:
+        for room, reason in ((4, "may hold 4 bytes"), (400, "may hold 10 bytes")):
+            async with store.collect(a_call(), limits(), room) as collection:
+                await receive(collection, "a", b"12345678901")
+                with pytest.raises(Refused, match=reason) as full:
+                    await collection.publish()
+                assert full.value.rule == "artifacts.full"
+        async with store.collect(a_call(), limits(), 4) as collection:
+            await receive(collection, "a", b"1234")
+            assert await collection.publish()
+
+
 async def test_one_principal_cannot_take_every_place_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

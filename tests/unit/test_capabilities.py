@@ -23,6 +23,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.runtime import environments
 from glovebox_server import app as apps
 from glovebox_server.cli.main import main
+from glovebox_server.governance.rights import Rights
 from glovebox_server.mcp import catalogue
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.manifest import Manifest
@@ -117,10 +118,9 @@ async def test_a_host_where_nothing_works_says_so_for_each_tool(tmp_path: Path) 
     profiles = _loaded(tmp_path, fetch_url=asking, run_python=allowed)
     found = await capabilities.manifest(
         tools=TOOLS,
-        profiles=profiles,
+        rights=Rights(profiles=profiles, workspace=tmp_path),
         environments={tool: environments.load(DEFAULT, tmp_path) for tool in profiles},
         drivers=Nothing(),
-        workspace=tmp_path,
         version="0",
     )
     tools = {each.name: each for each in found.tools}

@@ -149,6 +149,7 @@ class Collection:
         worker: Worker,
         call: ToolCall,
         limits: Limits,
+        room: int | None,
         clock: Callable[[], datetime],
         ttl: timedelta,
     ) -> None:
@@ -156,6 +157,7 @@ class Collection:
         self._disk = disk
         self._call = call
         self._limits = limits
+        self._room = room
         self._clock = clock
         self._ttl = ttl
         self._names = CallNames()
@@ -236,7 +238,7 @@ class Collection:
         """
         artifacts = self.artifacts
         if artifacts:
-            publish = partial(self._disk.publish, artifacts, self._clock())
+            publish = partial(self._disk.publish, artifacts, self._clock(), self._room)
             with CancelScope(shield=True):  # else they could be visible and yet counted as not published
                 try:
                     await self.worker.run("publishing output files", publish)

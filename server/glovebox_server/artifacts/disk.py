@@ -127,16 +127,21 @@ class Disk:
         for sha256 in digests:
             _drop_unused(self._blobs / sha256)
 
-    def publish(self, artifacts: tuple[Artifact, ...], now: datetime) -> None:
+    def publish(self, artifacts: tuple[Artifact, ...], now: datetime, room: int | None = None) -> None:
         """Make sealed files visible, all or none.
+
+        Args:
+            artifacts: of one owner.
+            now: the time.
+            room: bytes that the owner may have, where that is less than one part.
 
         Raises:
             Refused: Rule ``artifacts.full``; they do not fit beside what has not expired yet.
         """
         with self._exclusive():
-            if self._crowded(artifacts):
+            if self._crowded(artifacts, room):
                 self._clean(now)
-            if problem := self._crowded(artifacts):
+            if problem := self._crowded(artifacts, room):
                 hint = "Write fewer or smaller files to /output, or try again when older artifacts have expired."
                 raise Refused("artifacts.full", problem, hint)
             done: list[str] = []
@@ -226,7 +231,7 @@ class Disk:
                 (self._items / name).rename(away / "item")
             shutil.rmtree(away, ignore_errors=True)
 
-    def _crowded(self, artifacts: tuple[Artifact, ...]) -> str | None:
+    def _crowded(self, artifacts: tuple[Artifact, ...], room: int | None) -> str | None:
         # Every artifact counts in full, although equal content is stored once: otherwise the room that is left would
         # tell one principal what another has stored.
         visible = self._visible()
@@ -238,6 +243,7 @@ class Disk:
         if sum(artifact.bytes for artifact in visible) + new > self._max_bytes_total:
             return f"The artifact store is full: {new} more bytes do not fit into its {self._max_bytes_total}."
         most, most_bytes = MAX_ARTIFACTS // self._parts, self._max_bytes_total // self._parts
+        most_bytes = most_bytes if room is None else min(most_bytes, room)
         if len(theirs) + len(artifacts) > most:
             return f"You may have {most} artifacts at one time, and {len(artifacts)} more are too many."
         if sum(artifact.bytes for artifact in theirs) + new > most_bytes:

@@ -147,15 +147,16 @@ class ArtifactStore:
             await self._worker.run("closing the artifact store", self._disk.stop)
 
     @asynccontextmanager
-    async def collect(self, call: ToolCall, limits: Limits) -> AsyncIterator[Collection]:
+    async def collect(self, call: ToolCall, limits: Limits, room: int | None = None) -> AsyncIterator[Collection]:
         """Receive one call's files. What was not published on leaving is removed.
 
         Args:
             call: Its principal owns the artifacts.
             limits: ``output_bytes`` and ``output_files`` bound them, whatever the sandbox did.
+            room: Bytes of all its artifacts together, where its role has less than the store gives everybody.
         """
         collection = Collection(
-            disk=self._disk, worker=self._worker, call=call, limits=limits, clock=self._clock, ttl=self._ttl
+            disk=self._disk, worker=self._worker, call=call, limits=limits, room=room, clock=self._clock, ttl=self._ttl
         )
         try:
             yield collection

@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -62,10 +63,19 @@ class Admission:
         self._turns = FairLimiter(running, shared=shared)
         self._per_principal = per_principal
         self._calls: defaultdict[str, set[_UnderWay]] = defaultdict(set)
+        self._own: WeakValueDictionary[tuple[str, int], anyio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def enter(self, principal: str, tool: str, arguments: Mapping[str, Any]) -> AsyncIterator[None]:
+    async def enter(
+        self, principal: str, tool: str, arguments: Mapping[str, Any], turns: int | None = None
+    ) -> AsyncIterator[None]:
         """Hold one place for a call, waiting for a fair turn; those of one principal come in order of arrival.
+
+        Args:
+            principal: who calls.
+            tool: what is called.
+            arguments: as they were validated.
+            turns: calls that this principal may have at work, where its role has fewer than the server gives.
 
         Raises:
             Refused: the caller has too many calls under way, keeps repeating one that is still running, or no turn
@@ -76,16 +86,18 @@ class Admission:
         self._check(call, mine)
         mine.add(call)
         try:
-            with anyio.move_on_after(WAIT_SECONDS) as wait:
-                await self._turns.acquire(principal)
-            if wait.cancelled_caught:
-                reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
-                raise Refused("busy.waiting", reason, "Nothing was started; call again later.")
-            try:
+            async with AsyncExitStack() as held:
+                with anyio.move_on_after(WAIT_SECONDS) as wait:
+                    if turns is not None:
+                        own = self._own.setdefault((principal, turns), anyio.Semaphore(turns))
+                        await held.enter_async_context(own)
+                    await self._turns.acquire(principal)
+                    held.callback(self._turns.release, principal)
+                if wait.cancelled_caught:
+                    reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
+                    raise Refused("busy.waiting", reason, "Nothing was started; call again later.")
                 with self._under_way():
                     yield
-            finally:
-                self._turns.release(principal)
         finally:
             mine.discard(call)
 

@@ -1,7 +1,7 @@
 """Raw arguments to validated ones, with errors a model can act on. No I/O and no MCP: the command line uses it too."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,14 +16,19 @@ MAX_PROBLEMS = 8
 MAX_FIELD = 64
 
 
-def tool_named(tools: Mapping[str, Tool], name: str) -> Tool:
+def tool_named(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | None = None) -> Tool:
     """The tool of that name.
+
+    Args:
+        tools: all there are.
+        name: as the caller gave it.
+        offered: those that the caller is told of; else all.
 
     Raises:
         UnknownTool: there is none.
     """
     if name not in tools:
-        raise UnknownTool(name, tuple(sorted(tools)))
+        raise UnknownTool(name, tuple(sorted(tools if offered is None else offered)))
     return tools[name]
 
 

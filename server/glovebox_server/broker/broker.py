@@ -93,7 +93,8 @@ class Broker:
             ArtifactsUnavailable: the disk failed under an artifact.
             AuditUnavailable: a record could not be made durable; what it announces did not happen.
         """
-        found = tool_named(self.tools, tool)
+        rights = self.governance.rights_of(principal)
+        found = tool_named(self.tools, tool, rights.offered(self.tools))
         valid = validated(found, arguments)
         call = ToolCall(
             id=call_id or new_call_id(),
@@ -107,7 +108,7 @@ class Broker:
         answered: Answer | None = None
         while True:
             async with AsyncExitStack() as turn:
-                entered = turn.enter_async_context(self.admission.enter(principal.id, tool, valid))
+                entered = turn.enter_async_context(self.admission.enter(principal.id, tool, valid, rights.turns))
                 # Stopped while it waited: it is decided without a turn, which is that it is refused.
                 await self.governance.unless_stopped(call, entered)
                 call = replace(call, received=datetime.now(UTC))
@@ -151,7 +152,11 @@ class Broker:
         digest = rights.profiles.digest_for(call.tool) if profile else ""
         objection = self.governance.objection(call, rights)
         decision = decide(tool, call.arguments, profile, digest, workspace=served, objection=objection)
-        return replace(decision, role=rights.role, policy_digest=rights.policy_digest) if rights.role else decision
+        return (
+            replace(decision, role=rights.role, policy_digest=rights.policy_digest)
+            if rights.policy_digest
+            else decision
+        )
 
     async def _run(
         self,
@@ -173,7 +178,7 @@ class Broker:
                 key=call.principal.id,
             )
             async with (
-                self.artifacts.collect(call, wanted.spec.limits) as collection,
+                self.artifacts.collect(call, wanted.spec.limits, rights.artifact_bytes) as collection,
                 Collector(collection, recorder, call) as collector,
             ):
                 listener.progress("Getting a sandbox")

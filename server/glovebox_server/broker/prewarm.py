@@ -1,6 +1,6 @@
 """Prepares sandboxes before the first call, after checking that what profiles preload can be imported."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +14,14 @@ from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSp
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.session.run import attest
+from glovebox_server.governance.rights import Rights
 
 IMPORTS_AFTER_SECONDS = 1.0
 """After the start of a server: importing takes a processor for half a second, and the first call needs it more."""
+
+
+MAX_PREPARED = 8
+"""Kinds of sandboxes that are prepared before anybody called: each takes memory, and a processor for half a second."""
 
 
 async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state: Path) -> None:
@@ -63,14 +68,25 @@ async def _attest(driver: Driver, plan: Plan) -> None:
         await attest(sandbox, plan)
 
 
-async def prepare_sandboxes(profiles: ProfileSet, sandboxes: SandboxProvider, workspace: Path | None) -> None:
-    """Have sandboxes of profiles that preload ready: at once without the modules, which is quick, then with them."""
+async def prepare_sandboxes(every: Sequence[Rights], sandboxes: SandboxProvider) -> None:
+    """Have sandboxes of profiles that preload ready: at once without the modules, which is quick, then with them.
+
+    Args:
+        every: what each role leaves of the profiles. Of many roles, the first are prepared for; sandboxes of the others
+            are once a call has come.
+        sandboxes: which prepares them.
+    """
+    wanted: list[tuple[tuple[str, ...], SandboxSpec]] = []
+    for rights in every:
+        for profile in rights.profiles.values():
+            one = profile.isolation, to_spec(profile, workspace=rights.workspace)
+            if profile.python.preload and one not in wanted:
+                wanted.append(one)
 
     async def prepare(change: Callable[[SandboxSpec], SandboxSpec]) -> None:
-        for profile in profiles.values():
-            if profile.python.preload:
-                with suppress(UnsupportedSpec):  # its calls will hear of it
-                    await sandboxes.prepare(profile.isolation, change(to_spec(profile, workspace=workspace)))
+        for isolation, spec in wanted[:MAX_PREPARED]:
+            with suppress(UnsupportedSpec):  # its calls will hear of it
+                await sandboxes.prepare(isolation, change(spec))
 
     await prepare(SandboxSpec.without_preload)
     await anyio.sleep(IMPORTS_AFTER_SECONDS)

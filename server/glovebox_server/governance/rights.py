@@ -3,7 +3,7 @@
 The roles are ``glovebox_profiles.policy``'s. Without a policy everybody has the same rights: what the profiles say.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -48,6 +48,11 @@ class Rights:
     denial: Refusal | None = None
     """Why it may call nothing at all; None where it has a role."""
 
+    @property
+    def key(self) -> tuple[str | None, str]:
+        """The same for all callers who may do the same; there are as many as roles, and those of workflows."""
+        return self.role, self.profiles.digest
+
     def refusal(self, tool: str) -> Refusal | None:
         """Why the role does not have this tool; None where it has."""
         if self.denial is not None or self.role is None or tool in self.profiles:
@@ -57,6 +62,10 @@ class Rights:
             reason=f"Your role, {self.role}, does not have {tool}.",
             hint=f"It has {', '.join(self.profiles) or 'none'}. The operator can add others in policy.toml.",
         )
+
+    def offered(self, tools: Iterable[str]) -> tuple[str, ...]:
+        """Of these tools, those that the caller is shown."""
+        return tuple(tools if self.role is None else (tool for tool in tools if tool in self.profiles))
 
 
 RightsOf = Callable[[Principal], Rights]
@@ -93,7 +102,7 @@ class Roles:
     def all(self) -> Iterator[Rights]:
         """What each role leaves, alone and with that of each workflow."""
         workflows = [None, *dict.fromkeys(self._policy.workflows.values())]
-        for role, other in product(self._policy.roles, workflows):
+        for other, role in product(workflows, self._policy.roles):
             yield self._of_roles(tuple(dict.fromkeys((role, other) if other else (role,))))
 
     def _found(self, principal: str, granted: tuple[str, ...], workflow: str | None) -> Rights:

@@ -37,6 +37,21 @@ def listed(
     ]
 
 
+def of_profiles(profiles: Mapping[str, Profile], environments: Mapping[str, Environment]) -> Mapping[str, Environment]:
+    """Return what each profile's programs can import: a role may have narrowed it to the default.
+
+    Args:
+        profiles: narrowed or not.
+        environments: of each tool before, by its name.
+    """
+    default = load(DEFAULT, SHIPPED)
+    return {
+        tool: environments[tool] if environments[tool].name == profile.python.environment else default
+        for tool, profile in profiles.items()
+        if tool in environments
+    }
+
+
 def _packages(environment: Environment | None) -> str:
     text = ", ".join((environment or load(DEFAULT, SHIPPED)).modules)
     return text if len(text) <= MAX_PACKAGES else f"{text[:MAX_PACKAGES].rpartition(', ')[0]}, …"

@@ -12,7 +12,6 @@ from mcp_types.version import SUPPORTED_PROTOCOL_VERSIONS
 
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.features import FEATURES
-from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile, digest_of
 from glovebox_sandboxes.conformance import call as calls
 from glovebox_sandboxes.conformance import case as cases
@@ -21,6 +20,7 @@ from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.drivers.registry import NAMES, Drivers
 from glovebox_sandboxes.runtime.environments import Environment
+from glovebox_server.governance.rights import Rights
 from glovebox_server.mcp import catalogue
 from glovebox_server.mcp.rendering import MAX_MESSAGE_BYTES
 from glovebox_server.redaction import without_paths
@@ -135,6 +135,8 @@ class Manifest:
     network_modes: Mapping[str, str]
     features: tuple[Lacking, ...]
     workspace: ServedWorkspace
+    role: str
+    policy_digest: str
     tools: tuple[ToolFacts, ...]
     profiles_digest: str
     tools_digest: str
@@ -149,25 +151,26 @@ class Manifest:
 async def manifest(
     *,
     tools: Mapping[str, Tool],
-    profiles: ProfileSet,
+    rights: Rights,
     environments: Mapping[str, Environment],
     drivers: Drivers,
-    workspace: Path | None,
     version: str,
 ) -> Manifest:
     """Find out what a caller can have, by asking every driver and choosing for every tool as a call would.
 
     Args:
-        tools: on offer.
-        profiles: in force.
+        tools: there are.
+        rights: the caller's. Its workspace is not named.
         environments: of the tools.
         drivers: of this server; those that were not needed yet are probed now.
-        workspace: the operator's directory, None where none is served; it is not named.
         version: of Glovebox.
     """
+    profiles, workspace = rights.profiles, rights.workspace
+    environments = catalogue.of_profiles(profiles, environments)
+    offered = [tools[name] for name in rights.offered(tools)]
     found = [(await drivers.get(name)).capabilities for name in NAMES]
     experimental = {each.value for each in FEATURES if each.key == "isolation" and each.status == "experimental"}
-    listed = {entry.name: entry for entry in catalogue.listed(tools.values(), profiles, environments)}
+    listed = {entry.name: entry for entry in catalogue.listed(offered, profiles, environments)}
     facts = []
     for name, entry in listed.items():
         profile = profiles.get(name)
@@ -191,6 +194,8 @@ async def manifest(
         features=tuple(Lacking(**_fields(each, Lacking)) for each in FEATURES),
         workspace=ServedWorkspace(served=workspace is not None, refused="" if workspace else str(NOT_SERVED)),
         tools=tuple(ToolFacts(**each) for each in facts),
+        role=rights.role or "",
+        policy_digest=rights.policy_digest or "",
         profiles_digest=profiles.digest,
         tools_digest=catalogue.digest(listed.values()),
         protocol=Protocol(

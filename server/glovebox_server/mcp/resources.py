@@ -32,6 +32,7 @@ from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.governance.rights import Rights
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
@@ -121,7 +122,10 @@ class Stores(Protocol):
     def artifacts(self) -> ArtifactStore:
         """Files out of sandboxes."""
 
-    async def manifest(self) -> Manifest:
+    def rights_of(self, principal: Principal) -> Rights:
+        """What a caller may do."""
+
+    async def manifest(self, rights: Rights) -> Manifest:
         """What a caller can know before a call; asks the drivers."""
 
 
@@ -155,8 +159,7 @@ class Resources:
         self._readers = FairLimiter(READERS, shared=True)
         self._artifacts = FairLimiter(ARTIFACT_READERS, shared=True)
         self._making = anyio.Lock()
-        self._manifest = ""
-        self._made_anew_at = 0.0
+        self._manifests: dict[tuple[str | None, str], tuple[str, float]] = {}
         self._listeners: dict[str, int] = {}
 
     async def read(self, principal: Principal, uri: str) -> types.ReadResourceResult:
@@ -168,7 +171,7 @@ class Resources:
         """
         try:
             if uri == capabilities.URI:
-                return types.ReadResourceResult(contents=[_json_contents(uri, await self._capabilities())])
+                return types.ReadResourceResult(contents=[_json_contents(uri, await self._capabilities(principal))])
             if uri.startswith("audit://"):
                 return await self._read_call(principal, uri)
             if uri.startswith("receipt://"):
@@ -187,12 +190,15 @@ class Resources:
             except ArtifactsUnavailable:
                 return []
 
-    async def _capabilities(self) -> str:
+    async def _capabilities(self, principal: Principal) -> str:
+        """Made anew from time to time, for each role."""
+        rights = self._stores.rights_of(principal)
         async with self._making:
-            if anyio.current_time() >= self._made_anew_at:
-                self._manifest = json.dumps((await self._stores.manifest()).as_json())
-                self._made_anew_at = anyio.current_time() + MANIFEST_SECONDS
-            return self._manifest
+            text, made_anew_at = self._manifests.get(rights.key, ("", 0.0))
+            if not text or anyio.current_time() >= made_anew_at:
+                text = json.dumps((await self._stores.manifest(rights)).as_json())
+                self._manifests[rights.key] = text, anyio.current_time() + MANIFEST_SECONDS
+            return text
 
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
         address, asked, query = uri.partition("?")

@@ -18,7 +18,6 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from glovebox_profiles.model import Profile
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
@@ -89,10 +88,6 @@ class App(Stores, Protocol):
         """The tools on offer, by name."""
 
     @property
-    def profiles(self) -> Mapping[str, Profile]:
-        """What each of them may do, by its name."""
-
-    @property
     def environments(self) -> Mapping[str, Environment]:
         """What each tool's programs can import."""
 
@@ -125,8 +120,7 @@ class McpServer:
         self._levels: defaultdict[str, OrderedDict[str | None, types.LoggingLevel]] = defaultdict(OrderedDict)
         self._connection = app.runs.new()
         """The run of whoever calls over stdio: this server has one connection then."""
-        self._tools = catalogue.listed(app.tools.values(), app.profiles, app.environments)
-        self._digest = catalogue.digest(self._tools)
+        self._offers: dict[tuple[str | None, str], tuple[list[types.Tool], str]] = {}
         self.server: Server[Any] = Server(
             "glovebox",
             version=app.version,
@@ -154,9 +148,16 @@ class McpServer:
         """End every call and every listen stream under way; each still gets an answer. Idempotent."""
         self._stopping.set()
 
-    async def _list_tools(self, _ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         _first_page(params)
-        return types.ListToolsResult(tools=self._tools, _meta={DIGEST_META_KEY: self._digest})
+        rights = self._app.rights_of(self._identify(ctx))
+        if rights.key not in self._offers:
+            tools = [self._app.tools[name] for name in rights.offered(self._app.tools)]
+            environments = catalogue.of_profiles(rights.profiles, self._app.environments)
+            listed = catalogue.listed(tools, rights.profiles, environments)
+            self._offers[rights.key] = listed, catalogue.digest(listed)
+        listed, digest = self._offers[rights.key]
+        return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         principal, call_id, session = self._identify(ctx), new_call_id(), session_of(ctx)

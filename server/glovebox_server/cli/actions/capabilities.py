@@ -10,8 +10,10 @@ from glovebox_sandboxes.contract.base import mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
+from glovebox_server.calls import Principal
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK
+from glovebox_server.governance.policy import governed
 from glovebox_server.mcp.manifest import Manifest, manifest
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -35,13 +37,13 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
 
 async def _find(settings: Settings) -> Manifest:
     profiles = load_profiles(settings)
+    roles = governed(settings, profiles, workspace.find(settings, "cli"), TOOLS)
     async with registry.opened(settings.data_dir, f"capabilities{os.getpid()}") as available:
         return await manifest(
             tools=TOOLS,
-            profiles=profiles,
+            rights=roles.rights_of(Principal(id=f"local:{os.getuid()}", transport="cli")),
             environments=environments.required(settings, profiles),
             drivers=available,
-            workspace=workspace.find(settings, "cli").path,
             version=VERSION,
         )
 

@@ -78,7 +78,7 @@ def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = F
     if as_json:
         described = {"digest": profiles.digest_for(tool), "source": str(profiles.source(tool))}
         return _json(console, {**described, "profile": effective(profile)})
-    _say(console, f"# from {profiles.source(tool)}\n# {profiles.digest_for(tool)}\n{to_toml(profile)}")
+    say(console, f"# from {profiles.source(tool)}\n# {profiles.digest_for(tool)}\n{to_toml(profile)}")
     return OK
 
 
@@ -99,11 +99,11 @@ def explain_tool(
     errors = check_environments([(profiles.source(tool), profile)]) if check_environments else []
     if as_json:
         sections = [asdict(section) for section in explain(profile)]
-        _json(console, {"tool": tool, "sections": sections, "errors": [_described(each) for each in errors]})
+        _json(console, {"tool": tool, "sections": sections, "errors": [described(each) for each in errors]})
     else:
-        _say(console, render(profile))
+        say(console, render(profile))
         for each in errors:
-            _say(console, str(each), "red")
+            say(console, str(each), "red")
     return USAGE if errors else OK
 
 
@@ -142,19 +142,19 @@ def check(
     errors += check_environments(found) if check_environments else []
     if as_json:
         paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
-        _json(console, {**paths_of, "errors": [_described(each) for each in errors]})
+        _json(console, {**paths_of, "errors": [described(each) for each in errors]})
         return USAGE if errors else OK
     lost = {each.path for each in errors}
     for path in others:
         if path not in lost:
-            _say(
+            say(
                 console,
                 f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself",
                 "dim",
             )
     for each in errors:
-        _say(console, str(each), "red")
-    _say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
+        say(console, str(each), "red")
+    say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
     return USAGE if errors else OK
 
 
@@ -174,10 +174,10 @@ def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, a
         _json(console, {"widening": widened, "tools": tools})
         return FAILED if widened else OK
     for tool, found in changes.items():
-        _say(console, tool, "bold")
+        say(console, tool, "bold")
         for change in found:
-            _say(console, f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
-    _say(console, "Something widens." if widened else "Nothing widens.")
+            say_change(console, change)
+    say(console, "Something widens." if widened else "Nothing widens.")
     return FAILED if widened else OK
 
 
@@ -244,7 +244,8 @@ def _find(profiles: ProfileSet, tool: str) -> Profile:
     raise ProfileError(tool, None, "", "there is no profile for this tool, so every call of it is refused", hint)
 
 
-def _described(error: ProfileError) -> dict[str, Any]:
+def described(error: ProfileError) -> dict[str, Any]:
+    """An error as data."""
     return {
         "path": str(error.path), "line": error.line, "key": error.key, "problem": error.reason, "hint": error.fix
     }  # fmt: skip
@@ -255,5 +256,11 @@ def _json(console: Console, value: dict[str, Any]) -> int:
     return OK
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
+def say_change(console: Console, change: Change) -> None:
+    """Print one change: its direction, key and sentence."""
+    say(console, f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print text as it is, never as the terminal's markup."""
     console.print(Text(text, style=style), soft_wrap=True)

@@ -1,0 +1,130 @@
+"""What ``glovebox policy`` prints, and its exit codes: 0 fine, 1 a widening, 2 an error in the policy or a name."""
+
+import difflib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.policy import diff as comparing
+from glovebox_profiles.policy import explain as explaining
+from glovebox_profiles.policy.load import read
+from glovebox_profiles.policy.model import Policy, digest
+from glovebox_profiles.policy.rights import combined, roles_in_force
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.plural import counted
+from glovebox_server import workspace
+from glovebox_server.app import load_profiles
+from glovebox_server.cli.actions.profiles import described, say, say_change
+from glovebox_server.cli.terminal import print_json
+from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.governance.policy import load, policy_file
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+
+
+def check(settings: Settings, path: Path | None, out: Console, *, as_json: bool) -> int:
+    """Load a policy and decide its examples; print the line and the problem where it fails.
+
+    Raises:
+        ProfileError: there is none, or a profile is wrong.
+    """
+    path = path or _file(settings)
+    profiles = load_profiles(settings)
+    try:
+        found = load(path, profiles, TOOLS)
+    except ProfileError as error:
+        if not as_json:
+            raise
+        print_json(out.file, {"path": str(path), "errors": [described(error)]})
+        return USAGE
+    if as_json:
+        told = {"roles": list(found.roles), "examples": len(found.example), "errors": []}
+        print_json(out.file, {"path": str(path), "digest": digest(found), **told})
+        return OK
+    amounts = f"{counted(len(found.roles), 'role')}, {counted(len(found.example), 'example')}"
+    say(out, f"{path}: {amounts}, no error.\n{digest(found)}")
+    return OK
+
+
+def explain(
+    settings: Settings,
+    out: Console,
+    *,
+    principal: str,
+    workflow: str | None,
+    roles: tuple[str, ...],
+    scopes: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Print in plain words what one principal may do.
+
+    Raises:
+        ProfileError: there is no policy, or it is wrong, or it has no such workflow, role or scope.
+    """
+    path = _file(settings)
+    profiles = load_profiles(settings)
+    policy = load(path, profiles, TOOLS)
+    _known(path, "workflow", (workflow,) if workflow else (), policy.workflows)
+    _known(path, "role", roles, policy.roles)
+    _known(path, "scope", scopes, policy.scopes)
+    names = roles_in_force(policy, principal, (*roles, *(policy.scopes[each] for each in scopes)), workflow)
+    if isinstance(names, Refusal):
+        if as_json:
+            print_json(out.file, {"principal": principal, "roles": [], "refused": asdict(names), "sections": []})
+            return OK
+        say(out, f"{principal} may call nothing ({names.rule}): {names}")
+        return OK
+    rights = combined(policy, names, profiles)
+    served = workspace.find(settings, "http" if principal.startswith(("token:", "oauth:")) else "stdio")
+    where = str(served.path) if served.path else "none, unless the server is started with one"
+    sections = explaining.explain(rights, profiles, principal=principal, served=where)
+    if as_json:
+        told = {"principal": principal, "roles": list(names), "refused": None}
+        print_json(out.file, {**told, "sections": [asdict(each) for each in sections]})
+        return OK
+    say(out, explaining.render(sections))
+    return OK
+
+
+def diff(settings: Settings, a: Path, b: Path, out: Console, *, as_json: bool) -> int:
+    """Print what changes from ``a`` to ``b``; 1 if anything widens.
+
+    Raises:
+        ProfileError: one does not load.
+    """
+    before, after = _read(a), _read(b)
+    changes = comparing.diff(before, after, load_profiles(settings))
+    widened = any(each.direction == "widening" for each in changes)
+    if as_json:
+        print_json(out.file, {"widening": widened, "changes": [asdict(each) for each in changes]})
+        return FAILED if widened else OK
+    for each in changes:
+        say_change(out, each)
+    say(out, "Something widens." if widened else "Nothing widens.")
+    return FAILED if widened else OK
+
+
+def _read(path: Path) -> Policy:
+    if path.is_dir():
+        raise ProfileError(path, None, "", "is a directory", "Name a policy.")
+    return read(path)
+
+
+def _file(settings: Settings) -> Path:
+    path = policy_file(settings)
+    if path is None:
+        place = settings.profiles_dir.absolute().parent / "policy.toml"
+        fix = f"Write {place}, or name one with --policy; see docs/operate/policy.md."
+        raise ProfileError(place, None, "", "there is no policy, so everybody has what the profiles say", fix)
+    return path
+
+
+def _known(path: Path, what: str, given: tuple[str, ...], names: Any) -> None:
+    for each in given:
+        if each not in names:
+            close = difflib.get_close_matches(each, names, n=1)
+            fix = f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(names) or 'none'}."
+            raise ProfileError(path, None, "", f'there is no {what} "{each}"', fix)
