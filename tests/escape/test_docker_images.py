@@ -15,7 +15,7 @@ from tests.fixtures.docker_sandboxes import client, program, spec
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.docker.image import content
-from glovebox_sandboxes.drivers.docker.image.build import build
+from glovebox_sandboxes.drivers.docker.image.build import build, remove
 from glovebox_sandboxes.runtime import environments, locks, runtime
 
 pytestmark = pytest.mark.driver("docker")
@@ -189,6 +189,11 @@ async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch
             assert (found.stdout.text, differences) == ("1\n", ())
             without, _, _ = await program(driver, "import one")
         assert "one is in the environment one" in without.stderr.text
+        lock = environment.locked()
+        assert await remove(lock) == [content.tag(lock), content.runtime_tag(content.tag(), lock)]
+        assert await remove(lock) == []
+        with client() as api:
+            assert api.inspect_image(content.tag())  # the control: the default's, from which it was made
     finally:
         with client() as api:
             for name in (content.tag(environment.locked()), content.runtime_tag(content.tag(), environment.locked())):

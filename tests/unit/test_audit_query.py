@@ -449,6 +449,9 @@ def test_the_command_prints_a_table_or_json(log: Path) -> None:
     told = json.loads(out)
     assert (code, told["more"], told["damaged"]) == (0, False, 0)
     assert (told["calls"][0]["call_id"], told["calls"][0]["exit_code"]) == ("c_exit", 3)
+    code, out, _ = run("audit", "query", "--client", "over stdio", "--limit", "99", "--json", "--state-dir", state)
+    over = [each["call_id"] for each in json.loads(out)["calls"]]
+    assert (code, "c_ok" in over, "c_exit" in over) == (0, True, False)
     assert "there are more (--limit)" in run("audit", "query", "--limit", "1", "--state-dir", state)[2]
     assert run("audit", "query", "--tool", "none", "--state-dir", state)[:2] == (0, "No call fits.\n")
     assert (

@@ -309,7 +309,7 @@ async def test_what_a_profile_names_is_not_removed_by_mistake(settings: Settings
     with guest_gc.held([built.root.parent]):
         command = ("environment", "remove", "own", "--force", "--json")
         done = await anyio.to_thread.run_sync(asked, settings, *command)
-        assert json.loads(done.stdout) == {"removed": "own", "bytes": 0}
+        assert json.loads(done.stdout) == {"removed": "own", "bytes": 0, "images": []}
         assert built.root.exists()
     await runtime.build(settings.data_dir, lambda _: None, environment)
     freed = json.loads((await anyio.to_thread.run_sync(asked, settings, *command)).stdout)["bytes"]

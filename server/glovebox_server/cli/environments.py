@@ -37,10 +37,11 @@ def environment_update(settings: Settings, name: str, as_json: bool) -> None:
 @environment.command("remove")
 @click.argument("name", shell_complete=complete_environment)
 @click.option("--force", is_flag=True, help="Also where a profile names it; then no server starts with that profile.")
+@click.option("--docker", is_flag=True, help="Also the Docker Engine's images of it, which others may use too.")
 @json_option
 @directories
-def environment_remove(settings: Settings, name: str, force: bool, as_json: bool) -> None:
+def environment_remove(settings: Settings, name: str, force: bool, docker: bool, as_json: bool) -> None:
     """Remove what is built of an environment; its file and lock stay."""
     from glovebox_server.cli.actions import environments  # noqa: PLC0415 - see the header of ``main``
 
-    sys.exit(environments.remove(settings, out, name=name, force=force, as_json=as_json))
+    sys.exit(environments.remove(settings, out, name=name, force=force, docker=docker, as_json=as_json))

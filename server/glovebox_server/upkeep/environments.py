@@ -13,7 +13,7 @@ from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem, Record
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 
@@ -156,10 +156,8 @@ def size(path: Path) -> int:
     return total
 
 
-def remove(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> int:
-    """Remove what is built of an environment; how many bytes that freed. Its file and lock stay.
-
-    A server that runs goes on using it; then `glovebox clean` removes it once that has ended.
+def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> Record:
+    """What is built of an environment, which may be removed.
 
     Raises:
         EnvironmentProblem: it is not built, it is the default, or a profile names it and ``force`` does not say so.
@@ -167,13 +165,26 @@ def remove(settings: Settings, profiles: Mapping[str, Profile], name: str, *, fo
     what = f"Removing the environment {name}"
     if name == DEFAULT:
         raise EnvironmentProblem(what, "every server needs it", "Leave it.")
-    data = settings.data_dir.resolve()
-    record = environments.recorded(data).get(name)
+    record = environments.recorded(settings.data_dir).get(name)
     if record is None:
         raise EnvironmentProblem(what, "it is not built here", "See `glovebox environment list`.")
     if (tools := _tools(name, profiles)) and not force:
         fix = "Change that, or add --force: then no server starts with it."
         raise EnvironmentProblem(what, f"the profile of {', '.join(tools)} names it", fix)
+    return record
+
+
+def remove(settings: Settings, name: str, record: Record) -> int:
+    """Remove what is built of an environment; how many bytes that freed. Its file and lock stay.
+
+    A server that runs goes on using it; then `glovebox clean` removes it once that has ended.
+
+    Args:
+        settings: where things are.
+        name: the environment's.
+        record: as ``removable`` gave it.
+    """
+    data = settings.data_dir.resolve()
     environments.forget(data, name)
     place = runtime.place(data, record.lock)
     if place in {each.root.parent for each in runtime.every(data).values()} or not guest_gc.unused(place):

@@ -125,13 +125,20 @@ def update(settings: Settings, out: Console, err: Console, *, name: str, as_json
     return OK
 
 
-def remove(settings: Settings, out: Console, *, name: str, force: bool, as_json: bool) -> int:
+def remove(settings: Settings, out: Console, *, name: str, force: bool, docker: bool, as_json: bool) -> int:
     """Remove what is built; see ``glovebox environment remove``."""
-    freed = keeping.remove(settings, apps.load_profiles(settings), name, force=force)
+    record = keeping.removable(settings, apps.load_profiles(settings), name, force=force)
+    images: list[str] = []
+    if docker:
+        from glovebox_sandboxes.drivers.docker.image import build  # noqa: PLC0415 - needs the Engine
+
+        images = anyio.run(build.remove, record.lock)
+    freed = keeping.remove(settings, name, record)
     if as_json:
-        print_json(out.file, {"removed": name, "bytes": freed})
+        print_json(out.file, {"removed": name, "bytes": freed, "images": images})
         return OK
-    out.print(Text(printable(f"{name} is removed, {freed / _MIB:.0f} MiB freed; its file and lock stay.")))
+    more = f", with {counted(len(images), 'image')} of Docker's" if docker else ""
+    out.print(Text(printable(f"{name} is removed{more}, {freed / _MIB:.0f} MiB freed; its file and lock stay.")))
     return OK
 
 

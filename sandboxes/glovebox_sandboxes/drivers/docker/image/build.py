@@ -54,22 +54,50 @@ async def build(
     """
     lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
     tag = content.tag(lock) if lock else content.tag()
-    with translated(_ATTEMPT):
-        api = await anyio.to_thread.run_sync(
-            lambda: docker.APIClient(base_url=host_from_environment(), version="auto", timeout=BUILD_SECONDS)
-        )
-        with api:
-            found = await anyio.to_thread.run_sync(_find, api, tag)
-            if found is None:
-                runtime = await _runtime(api, base, lock, file, tell)
-                tell(f"Building {tag}")
-                with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
-                    guest = Path(scratch) / "guest"
-                    guest.mkdir()
-                    guest_tree.write(guest)
-                    recipe = _Recipe("guest.Dockerfile", tag, {"RUNTIME": runtime}, guest)
-                    found = await anyio.to_thread.run_sync(_build, api, recipe)
-            return str(found["Id"])
+    with translated(_ATTEMPT), await anyio.to_thread.run_sync(_connected) as api:
+        found = await anyio.to_thread.run_sync(_find, api, tag)
+        if found is None:
+            runtime = await _runtime(api, base, lock, file, tell)
+            tell(f"Building {tag}")
+            with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
+                guest = Path(scratch) / "guest"
+                guest.mkdir()
+                guest_tree.write(guest)
+                recipe = _Recipe("guest.Dockerfile", tag, {"RUNTIME": runtime}, guest)
+                found = await anyio.to_thread.run_sync(_build, api, recipe)
+        return str(found["Id"])
+
+
+async def remove(lock: str) -> list[str]:
+    """Remove an environment's images, those with another version's guest too; returns their names.
+
+    Args:
+        lock: digest of the environment's lock.
+
+    Raises:
+        SandboxUnavailable: the Engine cannot be had, or a sandbox uses one of them.
+    """
+    with translated("Removing images"), await anyio.to_thread.run_sync(_connected) as api:
+        return await anyio.to_thread.run_sync(_remove, api, content.tag(lock))
+
+
+def _connected() -> Client:
+    return docker.APIClient(base_url=host_from_environment(), version="auto", timeout=BUILD_SECONDS)
+
+
+def _remove(api: Client, tag: str) -> list[str]:
+    ours = _layer(api, tag)
+    tags = (name for each in api.images() for name in each["RepoTags"] or () if "glovebox/" in name)
+    names = sorted(name for name in tags if ours and _layer(api, name) == ours)
+    for name in names:  # glovebox/python, and then what it was made from
+        api.remove_image(name)
+    return names
+
+
+def _layer(api: Client, name: str) -> str:
+    """An image's first layer: of ours all but the guest; empty where there is none."""
+    found = _find(api, name)
+    return str(next(iter(found["RootFS"].get("Layers") or ()), "")) if found else ""
 
 
 async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], None]) -> str:
