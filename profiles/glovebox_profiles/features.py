@@ -98,13 +98,6 @@ FEATURES: Final = (
         for driver in DRIVERS
         if driver.experimental
     ),
-    Feature(
-        key="approval",
-        value="ask",
-        status="unsupported",
-        reason="this server cannot ask a person yet, so each call is refused",
-        instead='The operator can set approval = "none" in the profile.',
-    ),
 )
 """In the order of the profile's keys."""
 

@@ -19,7 +19,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_sandboxes.runtime.environments import Environment
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
@@ -35,6 +35,7 @@ from glovebox_server.broker.records import sandbox_started
 from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.governance import server_key
+from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.governance import Governance
 from glovebox_server.governance.policy import governed
 from glovebox_server.governance.rights import Rights
@@ -177,6 +178,7 @@ async def opened(
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
         Stops.opened(settings.state_dir, audit) as stops,
+        Approvals.opened(settings.state_dir, audit, TOOLS, partial(_packages, environments)) as approvals,
         store,
         registry.opened(settings.data_dir, server_id) as available,
         pools.opened(partial(_record, audit), sandbox_started, shared=shared) as pool,
@@ -202,7 +204,7 @@ async def opened(
         tasks.start_soon(_sweep, store)
         broker = Broker(
             tools=TOOLS,
-            governance=Governance(rights_of=in_force.rights_of, stops=stops),
+            governance=Governance(rights_of=in_force.rights_of, stops=stops, approvals=approvals),
             admission=Admission(pool.call, shared=shared),
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
@@ -252,6 +254,16 @@ def retention(settings: Settings) -> Retention:
 def rotation(settings: Settings, signer: Signs) -> Rotation:
     """How the audit log rotates."""
     return Rotation(signer=signer, retention=retention(settings))
+
+
+def _packages(environments: Mapping[str, Environment], tool: str) -> str:
+    """Digest of what a tool's programs import from; empty for a tool that runs none."""
+    if not TOOLS[tool].imports:
+        return ""
+    try:
+        return environments[tool].locked()
+    except EnvironmentProblem:
+        return environments[tool].fits
 
 
 async def _sweep(store: ArtifactStore) -> None:

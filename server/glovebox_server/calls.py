@@ -133,6 +133,9 @@ class Listener(Protocol):
     def ended_by(self) -> str:
         """Asked when the call is cancelled: ``client``, ``stream closed``, ``token removed`` or ``server stopping``."""
 
+    def waits(self) -> bool:
+        """Whether its caller hears progress, so that it knows what it waits for: else it is told to call again."""
+
     async def ask(self, question: "Question") -> "Answer | None":
         """Ask the person at the client, and wait for the answer; None where this client cannot be asked."""
 
@@ -145,9 +148,14 @@ _RANDOM_DIGITS = 16
 
 
 def new_call_id() -> str:
-    """Return ``c_``, ten characters of Unix time in milliseconds and sixteen (80 bits) of randomness."""
+    """Return a new id of a call."""
+    return new_id("c")
+
+
+def new_id(kind: str) -> str:
+    """Return the kind, ``_``, ten characters of Unix time in milliseconds and sixteen (80 bits) of randomness."""
     now = _encode(time.time_ns() // 1_000_000, _TIME_DIGITS)
-    return f"c_{now}{_encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)}"
+    return f"{kind}_{now}{_encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)}"
 
 
 def _encode(number: int, digits: int) -> str:

@@ -34,7 +34,8 @@ from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 from glovebox_server.tools.base import Tool
 
 if TYPE_CHECKING:
-    from glovebox_server.governance.approvals.question import Answer, Question
+    from glovebox_server.governance.approvals.question import Question
+    from glovebox_server.governance.approvals.states import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +106,21 @@ class Broker:
             arguments=valid,
             received=datetime.now(UTC),
         )
-        answered: Answer | None = None
+        settled: State | None = None
         while True:
             async with AsyncExitStack() as turn:
                 entered = turn.enter_async_context(self.admission.enter(principal.id, tool, valid, rights.turns))
                 # Stopped while it waited: it is decided without a turn, which is that it is refused.
                 await self.governance.unless_stopped(call, entered)
                 call = replace(call, received=datetime.now(UTC))
-                came = await self._call(call, found, listener, answered)
+                came = await self._call(call, found, listener, settled)
             if isinstance(came, CallResult):
                 return came
             # Who waits for a person holds neither a turn nor a sandbox; the call is decided anew with the answer.
-            answered = await self.governance.unless_stopped(call, self.governance.settle(came, listener))
+            settled = await self.governance.unless_stopped(call, self.governance.settle(came, listener))
 
     async def _call(
-        self, call: ToolCall, tool: Tool, listener: Listener, answered: "Answer | None"
+        self, call: ToolCall, tool: Tool, listener: Listener, settled: "State | None"
     ) -> "CallResult | Question":
         """Decide, and record what was decided; or return what somebody is to be asked first."""
         rights = self.governance.rights_of(call.principal)
@@ -130,7 +131,7 @@ class Broker:
             reservation = None
             if profile is not None and decision.effect != "deny":
                 proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=inputs)
-                verdict, reservation = await held.enter_async_context(self.governance.admitted(proposal, answered))
+                verdict, reservation = await held.enter_async_context(self.governance.admitted(proposal, settled))
                 if not isinstance(verdict, Decision):
                     return verdict
                 decision = verdict

@@ -8,7 +8,6 @@ from typing import Any
 
 from glovebox_profiles.egress import decide_url, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget
-from glovebox_profiles.features import named
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal
@@ -89,9 +88,8 @@ def _objection(
             recorded = f"No rule allows what was asked of {_place(method, url)} ({egress.rule})."
             return _deny("network.allow", egress.reason, egress.hint, recorded)
     if profile.approval == "ask":
-        asking = named("approval", "ask")
-        reason = f"This tool's profile wants a person to approve each call; {asking.reason}."
-        return "ask", Refusal(rule="approval.ask", reason=reason, hint=asking.instead), ""
+        reason = "This tool's profile wants a person to approve each call."
+        return "ask", Refusal(rule="approval.ask", reason=reason, hint="Ask the user, then call again."), ""
     return None
 
 

@@ -20,7 +20,7 @@ _lines_option = click.option("--json", "as_json", is_flag=True, help="Print the 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class _Moment(click.ParamType[datetime]):
+class Moment(click.ParamType[datetime]):
     """A time, or how long ago."""
 
     name = "time"
@@ -77,8 +77,8 @@ def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
 @click.option("--principal", "principals", multiple=True, help="Calls of this caller, as token:ci or local:1000.")
 @click.option("--client", "clients", multiple=True, help="Calls of this program, as it is shown; '' for none.")
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
-@click.option("--since", type=_Moment(), help="Not before this time (UTC where it names no zone), or so long ago: 2h.")
-@click.option("--until", type=_Moment(), help="Before this time.")
+@click.option("--since", type=Moment(), help="Not before this time (UTC where it names no zone), or so long ago: 2h.")
+@click.option("--until", type=Moment(), help="Before this time.")
 @click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."

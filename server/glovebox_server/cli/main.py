@@ -15,6 +15,7 @@ from glovebox_server.cli import COMPLETE
 from glovebox_server.cli.artifacts import artifact
 from glovebox_server.cli.audit import audit
 from glovebox_server.cli.environments import environment
+from glovebox_server.cli.governance.approvals import approvals
 from glovebox_server.cli.governance.policy import policy
 from glovebox_server.cli.governance.stops import resume, stop, stops
 from glovebox_server.cli.governance.tokens import token
@@ -42,7 +43,7 @@ def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
 
-for _group in (profiles, policy, environment, audit, receipt, artifact, stops, token):
+for _group in (profiles, policy, environment, audit, receipt, artifact, stops, approvals, token):
     main.add_command(_group)
 for _command in (stop, resume):
     main.add_command(_command)

@@ -17,11 +17,13 @@ from glovebox_server.audit.events import CallFinished
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
 from glovebox_server.egress.traffic import Traffic
+from glovebox_server.errors import StoreUnusable
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped, Stops
 
 if TYPE_CHECKING:  # the parts import this one for ``Proposal``
-    from glovebox_server.governance.approvals.question import Answer, Question
+    from glovebox_server.governance.approvals.question import Question
+    from glovebox_server.governance.approvals.states import State
 
 _T = TypeVar("_T")
 
@@ -64,19 +66,19 @@ class Budgets(Protocol):
 class Approvals(Protocol):
     """What people said to calls that ask for it."""
 
-    async def consult(self, proposal: Proposal, answered: "Answer | None") -> "Decision | Question":
-        """What becomes of a call that policy asks about.
+    async def consult(self, proposal: Proposal, settled: "State | None") -> "Decision | Question":
+        """What becomes of a call that its profile allows or asks about.
 
         Args:
-            proposal: the call; its decision is ``ask``.
-            answered: what came of its question, once one was put.
+            proposal: the call.
+            settled: where its question stood when the wait for an answer ended; None where none was put.
 
         Returns:
             That it may run, or that it may not; or what is to be asked first.
         """
 
-    async def settle(self, question: "Question", listener: Listener) -> "Answer":
-        """Put the question, and wait for the answer as long as its caller can wait."""
+    async def settle(self, question: "Question", listener: Listener) -> "State":
+        """Put the question, and wait for the answer as long as its caller can wait; where it stands then."""
 
 
 class Watch(Protocol):
@@ -106,26 +108,30 @@ class Governance:
 
     @asynccontextmanager
     async def admitted(
-        self, proposal: Proposal, answered: "Answer | None"
+        self, proposal: Proposal, settled: "State | None"
     ) -> AsyncIterator["tuple[Decision | Question, Reservation | None]"]:
         """What becomes of a call that its profile allows or asks about, and what it may spend within the block."""
-        decision = proposal.decision
-        if decision.effect == "ask" and self.approvals is not None:
-            consulted = await self.approvals.consult(proposal, answered)
-            if not isinstance(consulted, Decision):
-                yield consulted, None
-                return
-            decision = consulted
-        if decision.effect != "allow" or self.budgets is None:
-            yield decision, None
-            return
-        async with self.budgets.reserved(replace(proposal, decision=decision)) as reserved:
+        # Reserved first: a call that nothing is left for must not use up what somebody said.
+        async with self._reserved(proposal) as reserved:
             if isinstance(reserved, Refusal):
-                yield denied(decision, reserved), None
-            else:
-                yield decision, reserved
+                yield denied(proposal.decision, reserved), None
+                return
+            verdict = await self._consulted(proposal, settled)
+            runs = isinstance(verdict, Decision) and verdict.effect == "allow"
+            yield verdict, reserved if runs else None
 
-    async def settle(self, question: "Question", listener: Listener) -> "Answer":
+    def _reserved(self, proposal: Proposal) -> "AbstractAsyncContextManager[Reservation | Refusal | None]":
+        return nullcontext() if self.budgets is None else self.budgets.reserved(proposal)
+
+    async def _consulted(self, proposal: Proposal, settled: "State | None") -> "Decision | Question":
+        if self.approvals is None or not (proposal.decision.effect == "ask" or proposal.rights.approvals):
+            return proposal.decision
+        try:
+            return await self.approvals.consult(proposal, settled)
+        except StoreUnusable as problem:
+            return denied(proposal.decision, problem.refusal)
+
+    async def settle(self, question: "Question", listener: Listener) -> "State":
         """Put a question that ``admitted`` gave back, and wait for its answer."""
         if self.approvals is None:
             raise AssertionError(question)

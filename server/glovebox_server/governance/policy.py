@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from glovebox_profiles.errors import ProfileError
@@ -13,9 +14,12 @@ from glovebox_profiles.policy.load import PAGE, Known
 from glovebox_profiles.policy.model import Example, Policy, digest
 from glovebox_server import workspace
 from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.inputs import Inputs
 from glovebox_server.broker.policy import decide
-from glovebox_server.calls import Principal
+from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import InvalidArguments
+from glovebox_server.governance.approvals.facts import asked_about
+from glovebox_server.governance.governance import Proposal
 from glovebox_server.governance.rights import Rights, RightsOf, Roles
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
@@ -24,6 +28,8 @@ from glovebox_server.workspace import Workspace
 
 WATCH_RULES = ("canary", "denials", "new-reach", "questions", "secrets")
 """Ids of the watch rules that a policy may name."""
+_NEVER = datetime.fromtimestamp(0, UTC)
+"""When an example is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +103,15 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
             arguments = validated(tool, example.call.arguments)
         except InvalidArguments:
             return "deny", "arguments"
-        decision = decide(
-            tool,
-            arguments,
-            rights.profiles.get(tool.name),
-            workspace=rights.workspace is not None,
-            objection=rights.refusal(tool.name),
-        )
-        return decision.effect, decision.rule
+        profile, objection = rights.profiles.get(tool.name), rights.refusal(tool.name)
+        served = rights.workspace is not None
+        decision = decide(tool, arguments, profile, workspace=served, objection=objection)
+        if profile is None or decision.effect == "deny":
+            return decision.effect, decision.rule
+        call = ToolCall(id="", principal=caller, session=None, tool=tool.name, arguments=arguments, received=_NEVER)
+        proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=Inputs())
+        asks = asked_about(proposal, tool)
+        return ("ask", asks.rules[0]) if asks else (decision.effect, decision.rule)
 
     return check
 

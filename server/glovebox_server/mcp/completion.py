@@ -51,6 +51,10 @@ class _Unheard:
         """Whoever asked gave up, or typed on."""
         return "client"
 
+    def waits(self) -> bool:
+        """A person types meanwhile."""
+        return False
+
     async def ask(self, _question: Question) -> None:
         """Nobody is asked because of a completion."""
 

@@ -103,6 +103,10 @@ class Reporter:
         self._skipped += len(whole) - len(self._printed)
         self._wake.set()
 
+    def waits(self) -> bool:
+        """Whether the client asked to hear progress."""
+        return (self._ctx.meta or {}).get("progress_token") is not None
+
     async def ask(self, _question: Question) -> None:
         """Not yet: no client is asked."""
 
@@ -145,7 +149,7 @@ async def listening(
     reporter = Reporter(ctx, endings)
     told = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        if (ctx.meta or {}).get("progress_token") is not None:
+        if reporter.waits():
             tasks.start_soon(reporter.run)
         if hears_audit(ctx, level):
             async with audit.subscribe(call_id=call_id) as records:
@@ -176,7 +180,8 @@ async def _tell_until_end(
 def is_last(record: Record) -> bool:
     """Say whether no record of this call follows."""
     event = EVENTS.get(record.kind)
-    return (event is not None and event.ends_call) or record.data.get("effect") == "deny"
+    refused = record.kind == CallDecided.kind and record.data.get("effect") != "allow"
+    return refused or (event is not None and event.ends_call)
 
 
 def declares_audit(ctx: Context) -> bool:

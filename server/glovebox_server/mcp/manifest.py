@@ -214,9 +214,6 @@ async def _chosen(
         return None, "There is no profile for it, so it may do nothing."
     if "workspace" in tool.needs and workspace is None:
         return None, str(NOT_SERVED)
-    asking = next((each for each in FEATURES if (each.key, each.value) == ("approval", profile.approval)), None)
-    if asking is not None:
-        return None, asking.words
     try:
         driver, _ = await drivers.choose(profile.isolation, to_spec(profile, workspace=workspace))
     except UnsupportedSpec as problem:

@@ -217,6 +217,10 @@ class _Listener:
         """The case is the client."""
         return "client"
 
+    def waits(self) -> bool:
+        """Nobody answers here."""
+        return False
+
     async def ask(self, _question: Question) -> None:
         """Nobody is there to be asked."""
 

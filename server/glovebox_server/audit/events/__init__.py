@@ -9,6 +9,15 @@ from dataclasses import fields
 from typing import Any
 
 from glovebox_server.audit import chain
+from glovebox_server.audit.events.approvals import (
+    ApprovalAnswered,
+    ApprovalEvent,
+    ApprovalRefused,
+    ApprovalRequested,
+    ApprovalWithdrawn,
+    GrantMade,
+    GrantRevoked,
+)
 from glovebox_server.audit.events.base import (
     NOT_YET,
     WHOSE,
@@ -53,6 +62,11 @@ __all__ = [
     "EVENTS",
     "NOT_YET",
     "WHOSE",
+    "ApprovalAnswered",
+    "ApprovalEvent",
+    "ApprovalRefused",
+    "ApprovalRequested",
+    "ApprovalWithdrawn",
     "ArtifactCollected",
     "ArtifactRefused",
     "CallCancelled",
@@ -64,6 +78,8 @@ __all__ = [
     "EgressDecided",
     "Event",
     "GapRecorded",
+    "GrantMade",
+    "GrantRevoked",
     "Input",
     "LossCause",
     "Output",
@@ -104,6 +120,12 @@ EVENTS: Mapping[str, type[Event]] = {
         CallFailed,
         CallLost,
         ReceiptSigned,
+        ApprovalRequested,
+        ApprovalAnswered,
+        ApprovalWithdrawn,
+        ApprovalRefused,
+        GrantMade,
+        GrantRevoked,
         GapRecorded,
         SegmentSealed,
         SegmentBegun,

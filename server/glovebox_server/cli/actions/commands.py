@@ -46,6 +46,10 @@ class _Told:
     def ended_by(self) -> str:
         return "client"
 
+    def waits(self) -> bool:
+        """Whether a person sees what is waited for, and can answer on another terminal."""
+        return self._console.is_terminal
+
     async def ask(self, _question: Question) -> None:
         """Not here: the person is asked by `glovebox approvals`."""
 

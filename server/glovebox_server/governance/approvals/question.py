@@ -69,7 +69,7 @@ class Subject:
     @property
     def digest(self) -> str:
         """``sha256:…`` over all of it as canonical JSON (RFC 8785)."""
-        return "sha256:" + hashlib.sha256(rfc8785.dumps(asdict(self))).hexdigest()
+        return digest_of(rfc8785.dumps(asdict(self)).decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,8 @@ class Question:
     """When it was first asked."""
     expires: datetime
     """From then on no answer counts, and a yes is good for nothing."""
+    asked_by: str = ""
+    """The call that asked first."""
     last_approved: str | None = None
     """Arguments, as canonical JSON, of the caller's last approved call of this tool; None before the first."""
 
@@ -132,3 +134,8 @@ def canonical(arguments: Mapping[str, Any]) -> str:
         ValueError: they hold what canonical JSON cannot, such as half of a surrogate pair: nobody can be shown that.
     """
     return rfc8785.dumps(dict(arguments)).decode()
+
+
+def digest_of(text: str) -> str:
+    """Return ``sha256:…`` of a text in UTF-8."""
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

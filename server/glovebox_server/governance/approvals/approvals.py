@@ -1,0 +1,332 @@
+"""What a server does about calls that somebody has to approve: find the yes, or ask and wait. Read ``consult`` first.
+
+A yes is used up in the same transaction that finds it, before the call runs: of many that race for it, one gets it.
+"""
+
+import sqlite3
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import rfc8785
+
+from glovebox_profiles.model import effective
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.audit.events import Event
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.calls import Decision, Listener, new_id
+from glovebox_server.errors import Refused
+from glovebox_server.governance.approvals import answering, store
+from glovebox_server.governance.approvals.facts import asked_about, remembered, rules_of, subject
+from glovebox_server.governance.approvals.question import Answer, Question, Subject, canonical
+from glovebox_server.governance.approvals.rules import Asking
+from glovebox_server.governance.approvals.states import State
+from glovebox_server.governance.approvals.store import Moment, Standing
+from glovebox_server.governance.database import Database
+from glovebox_server.governance.governance import Proposal, denied
+from glovebox_server.tools.base import Tool
+
+WAIT_SECONDS: Final = 45.0
+"""Longest wait for an answer: as long as for a turn, so that a client still reads what came of it."""
+POLL_SECONDS: Final = 0.2
+"""Between two looks at the store, which other processes write to: all waiting calls of a server share them."""
+MAX_REFUSED: Final = 64
+"""Refused answers on record within ``REFUSED_SECONDS``: a client that forges them must not fill the disk."""
+REFUSED_SECONDS: Final = 3600.0
+
+_UNSHOWABLE: Final = Refusal(
+    rule="approval.arguments",
+    reason="Somebody has to approve this call, and its arguments hold what nobody can be shown: half characters.",
+    hint="Write such characters as escapes in the program.",
+)
+_MANY: Final = Refusal(
+    rule="approval.many",
+    reason=f"Somebody has to approve this call, and {store.MAX_PENDING} questions of yours are not answered yet.",
+    hint="Wait until they are, then call again.",
+)
+_OVER: Final[Mapping[State, str]] = {
+    "pending": "approval.pending",
+    "allowed": "approval.used",
+    "used": "approval.used",
+    "denied": "approval.denied",
+    "expired": "approval.expired",
+    "withdrawn": "approval.withdrawn",
+}
+_WORDS: Final[Mapping[str, tuple[str, str]]] = {
+    "approval.denied": ("{who} said no", "Do not ask again for the same; ask the user what they want instead."),
+    "approval.expired": ("nobody answered in time", "Call again to have it asked anew."),
+    "approval.withdrawn": ("the question was taken back", "Ask the user before calling again."),
+    "approval.used": ("the yes was for one call, and another call has used it", "Call again to have it asked anew."),
+}
+"""By rule: how it ended, and what to do."""
+
+_T = TypeVar("_T")
+
+
+class Approvals:
+    """The approvals of one server. Several servers on one state directory share their questions."""
+
+    def __init__(
+        self,
+        database: Callable[[], Database],
+        audit: AuditLog,
+        tools: Mapping[str, Tool],
+        environment: Callable[[str], str],
+        *,
+        clock: Callable[[], Moment] = store.now,
+    ) -> None:
+        """Take the parts; ``opened`` is the public way.
+
+        Args:
+            database: opens the store, once a call needs it.
+            audit: where requests and answers are recorded.
+            tools: by name.
+            environment: digest of what a tool's programs import from; may read files.
+            clock: this moment; tests bring their own.
+        """
+        self._open = database
+        self._database: Database | None = None
+        self._opening = anyio.Lock()
+        self._audit = audit
+        self._tools = tools
+        self._environment = environment
+        self._clock = clock
+        self._looking = anyio.Lock()
+        self._looked, self._undecided = float("-inf"), frozenset[str]()
+        self._refused: deque[float] = deque()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, state_dir: Path, audit: AuditLog, tools: Mapping[str, Tool], environment: Callable[[str], str]
+    ) -> AsyncIterator[Self]:
+        """The approvals of a state directory, for the block. Its store is opened by the first call that needs it."""
+        with ExitStack() as files:
+            yield cls(lambda: files.enter_context(store.opened(state_dir)), audit, tools, environment)
+
+    async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
+        """What becomes of a call that its profile allows, or asks about.
+
+        Args:
+            proposal: the call.
+            settled: where its question stood when the wait for it ended; None where none was put.
+
+        Returns:
+            That it may run, or that it may not; or what somebody is to be asked first.
+
+        Raises:
+            StoreUnusable: what was said cannot be read.
+        """
+        if not rules_of(proposal):
+            return proposal.decision
+        try:
+            canonical(proposal.call.arguments)
+        except ValueError:
+            return denied(proposal.decision, _UNSHOWABLE)
+        return await self._write(lambda db: self._consulted(db, proposal, settled))
+
+    async def settle(self, question: Question, listener: Listener) -> State:
+        """Ask the person at the client, if their answer counts, and wait for an answer from there or elsewhere.
+
+        Whoever cannot wait gets ``pending`` at once: its caller is told to try again.
+
+        Raises:
+            StoreUnusable: what was said cannot be read.
+        """
+        listener.progress(f"Waiting for somebody to approve it: {question.id}")
+        problem: Exception | None = None
+
+        async def ask(scope: anyio.CancelScope) -> None:
+            nonlocal problem
+            try:
+                given = await listener.ask(question)
+                if given is not None:
+                    await self.answer(question.id, given)
+                elif not listener.waits():
+                    scope.cancel()
+            except Refused:  # somebody else was quicker
+                pass
+            except Exception as raised:  # noqa: BLE001 - a value, because a task group would wrap it
+                problem = raised
+                scope.cancel()
+
+        try:
+            with anyio.move_on_after(WAIT_SECONDS):
+                async with anyio.create_task_group() as tasks:
+                    if question.asked.by != "operator" and not question.asked.another_principal:
+                        tasks.start_soon(ask, tasks.cancel_scope)
+                    elif not listener.waits():
+                        tasks.cancel_scope.cancel()
+                    await self._until_decided(question.id)
+                    tasks.cancel_scope.cancel()
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
+            raise
+        if problem is not None:
+            raise problem
+        found = await self.standing(question.id)
+        return found.state if found else "expired"
+
+    async def answer(self, identifier: str, given: Answer) -> Standing:
+        """Take an answer; returns where the question stands then.
+
+        Raises:
+            Refused: it does not count; that is on record, and the question stays as it was.
+            StoreUnusable: it cannot be kept.
+        """
+        try:
+            return await self._write(lambda db: answering.answer(db, identifier, given, self._clock(), self._record))
+        except Refused as objection:
+            now = self._clock().at
+            while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
+                self._refused.popleft()
+            if len(self._refused) < MAX_REFUSED:
+                self._refused.append(now)
+                known = None if objection.rule == "approval.unknown" else identifier
+                await self._audit.append(answering.refused(known, given, objection))
+            raise
+
+    async def withdraw(self, identifier: str, by: str) -> Standing:
+        """Take a question, or a yes that is good, back; returns where it stood.
+
+        Raises:
+            Refused: there is none of that id, or it is over.
+            StoreUnusable: it cannot be kept.
+        """
+        return await self._write(lambda db: answering.withdraw(db, identifier, by, self._clock(), self._record))
+
+    async def standing(self, identifier: str) -> Standing | None:
+        """Where a question stands; None where there is none of that id."""
+
+        def look(db: sqlite3.Connection) -> Standing | None:
+            at = self._clock()
+            store.expire(db, at)
+            return store.standing(db, identifier, at)
+
+        return await self._write(look)
+
+    def _consulted(self, db: sqlite3.Connection, proposal: Proposal, settled: State | None) -> Decision | Question:
+        """``consult``, in one transaction."""
+        at, call = self._clock(), proposal.call
+        tool = self._tools[call.tool]
+        asks = asked_about(proposal, tool, lambda *wanted: store.unknown(db, *wanted))
+        if asks is None:
+            return replace(proposal.decision, effect="allow")
+        about = subject(proposal, asks.rules, self._environment(call.tool))
+        store.expire(db, at)
+        found = store.same(db, about.digest, at)
+        if found is None or not store.use(db, found, call.id, at):
+            return self._not_yet(db, proposal, asks, at, about=about, found=found, settled=settled)
+        for each in remembered(proposal, tool):
+            store.learn(db, each.kind, each.owner, each.values, at)
+        return replace(
+            proposal.decision,
+            effect="allow",
+            rule=asks.rules[0],
+            reason="Somebody approved it.",
+            hint="",
+            approval=found.question.id,
+        )
+
+    def _not_yet(
+        self,
+        db: sqlite3.Connection,
+        proposal: Proposal,
+        asks: Asking,
+        at: Moment,
+        *,
+        about: Subject,
+        found: Standing | None,
+        settled: State | None,
+    ) -> Decision | Question:
+        """What becomes of a call without a yes: a no holds, a question is put once, and waited for once."""
+        if found is not None and found.state == "denied":
+            return _refused(proposal, "approval.denied", found, asks)
+        if settled is not None:
+            return _refused(proposal, _OVER["pending" if found else settled], found, asks)
+        if found is not None:
+            store.join(db, found.question.id)
+            return found.question
+        if store.pending(db, about.principal) >= store.MAX_PENDING:
+            return denied(proposal.decision, _MANY)
+        question = self._question(db, proposal, asks, at, about)
+        answering.ask(db, question, at, self._record)
+        return question
+
+    def _question(
+        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: Moment, about: Subject
+    ) -> Question:
+        call, made = proposal.call, datetime.fromtimestamp(at.wall, UTC)
+        return Question(
+            id=new_id("a"),
+            digest=about.digest,
+            subject=about,
+            asked=asks.asked,
+            why=asks.why,
+            client=call.principal.client,
+            workflow=call.principal.workflow,
+            profile=rfc8785.dumps(effective(proposal.profile)).decode(),
+            made=made,
+            expires=made + timedelta(minutes=asks.asked.minutes),
+            asked_by=call.id,
+            last_approved=store.last_approved(db, about.principal, about.tool),
+        )
+
+    async def _until_decided(self, identifier: str) -> None:
+        """Return once nobody has to be waited for any more."""
+        began = anyio.current_time()
+        while True:
+            async with self._looking:
+                now = anyio.current_time()
+                if now - self._looked >= POLL_SECONDS or self._looked < began:
+                    database = await self._store()
+                    self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
+                    self._looked = now
+            if identifier not in self._undecided:
+                return
+            await anyio.sleep(POLL_SECONDS)
+
+    async def _store(self) -> Database:
+        async with self._opening:
+            if self._database is None:
+                self._database = await anyio.to_thread.run_sync(self._open)
+        return self._database
+
+    async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        database = await self._store()
+        # Shielded: a record that is in the log must not be undone in the store.
+        with anyio.CancelScope(shield=True):
+            return await database.transact(work)
+        raise AssertionError  # a shielded scope that nobody cancels: told to the type checker
+
+    def _record(self, event: Event) -> None:
+        anyio.from_thread.run(self._audit.append, event)
+
+
+def _refused(proposal: Proposal, rule: str, found: Standing | None, asks: Asking) -> Decision:
+    """Why the call does not run, and what to do; a question that is open is named."""
+    if rule == "approval.pending":
+        identifier = found.question.id if found else ""
+        by = asks.asked.by
+        whose = "the person at your client" if by == "client" else f"`glovebox approvals allow {identifier}`"
+        return replace(
+            proposal.decision,
+            effect="ask",
+            rule=rule,
+            reason=f"{asks.why} Nobody has answered question {identifier} yet.",
+            hint=f"Tell the user. Retry the same call, unchanged, once it is allowed by {whose}.",
+            approval=identifier or None,
+        )
+    how, hint = _WORDS[rule]
+    no = [each.by for each in found.answers if not each.allow] if found else []
+    reason = f"{asks.why} It was not allowed: {how.format(who=no[0] if no else 'somebody')}."
+    refused = denied(proposal.decision, Refusal(rule=rule, reason=reason, hint=hint))
+    return replace(refused, approval=found.question.id if found else None)

@@ -1,0 +1,29 @@
+"""The states of a question, and the table of what leads from one to the next. Pure: no I/O, no clock."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+State = Literal["pending", "allowed", "denied", "expired", "used", "withdrawn"]
+"""Where a question stands: nobody has decided yet; a yes that is good; a no, which holds until its time is over; its
+time is over; a yes that a call has used; taken back."""
+Step = Literal["allow", "deny", "expire", "use", "use_in_run", "withdraw"]
+"""What can happen to a question: enough principals said yes; one said no; its time came; a call ran on it, once or as
+one of its run; it was taken back, by its caller before an answer or by an operator after it."""
+
+TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
+    ("pending", "allow"): "allowed",
+    ("pending", "deny"): "denied",
+    ("pending", "expire"): "expired",
+    ("pending", "withdraw"): "withdrawn",
+    ("allowed", "use"): "used",
+    ("allowed", "use_in_run"): "allowed",
+    ("allowed", "expire"): "expired",
+    ("allowed", "withdraw"): "withdrawn",
+    ("denied", "expire"): "expired",
+}
+"""Every step there is. What is not here does not happen: a used yes is never good again, a no becomes no yes."""
+
+
+def after(state: State, step: Step) -> State | None:
+    """The state that a step leads to; None where it cannot happen."""
+    return TRANSITIONS.get((state, step))

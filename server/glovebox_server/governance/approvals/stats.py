@@ -1,0 +1,69 @@
+"""How often people are asked, and how they answer, from the records of the audit log. Pure: no I/O."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median, quantiles
+
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import ApprovalAnswered, ApprovalRequested, CallDecided
+
+_MANY = 2
+"""Times that it takes for a percentile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What one stretch of the log says."""
+
+    calls: int
+    """Calls that were decided, a call that asked and was tried again more than once."""
+    asked: int
+    """Questions that were put."""
+    answered: int
+    """Those of them that were decided."""
+    allowed: int
+    """Those of them that were allowed."""
+    prompts_per_100_calls: float
+    """Questions for each hundred calls."""
+    approval_rate: float | None
+    """Share of yes; near 1 over many questions, nobody reads them. None where nobody answered."""
+    median_seconds: float | None
+    """Time from a question to its decision; the middle one."""
+    p95_seconds: float | None
+    """The same; one in twenty took longer."""
+    by_rule: dict[str, int]
+    """Questions by the rules that asked."""
+
+
+def counted(records: Iterable[Record], since: datetime) -> Stats:
+    """Count what was recorded since a moment, in the order of the log."""
+    calls, asked, allowed = 0, dict[str, datetime](), 0
+    times, rules = list[float](), dict[str, int]()
+    for record in records:
+        time = datetime.fromisoformat(record.time)
+        if time < since:
+            continue
+        if record.kind == CallDecided.kind:
+            calls += 1
+        elif record.kind == ApprovalRequested.kind:
+            asked[record.data["approval"]] = time
+            for rule in record.data["rules"]:
+                rules[rule] = rules.get(rule, 0) + 1
+        elif record.kind == ApprovalAnswered.kind and record.data["approval"] in asked:
+            if record.data["state"] == "pending":
+                continue
+            allowed += record.data["state"] == "allowed"
+            times.append((time - asked[record.data["approval"]]).total_seconds())
+    answered = len(times)
+    return Stats(
+        calls=calls,
+        asked=len(asked),
+        answered=answered,
+        allowed=allowed,
+        prompts_per_100_calls=round(100 * len(asked) / calls, 2) if calls else 0.0,
+        approval_rate=round(allowed / answered, 3) if answered else None,
+        median_seconds=round(median(times), 3) if times else None,
+        p95_seconds=round(quantiles(times, n=20)[-1], 3) if len(times) >= _MANY else None,
+        by_rule=dict(sorted(rules.items(), key=lambda each: -each[1])),
+    )

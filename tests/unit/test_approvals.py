@@ -1,0 +1,433 @@
+"""Approvals of one state directory: what a yes lets through, and everything that it does not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.fixtures.approving import ASKING, Desk, Person, a_desk, again, proposal
+
+from glovebox_profiles.model import Files, Limits, Network, Profile
+from glovebox_profiles.policy.model import Approval
+from glovebox_server.audit.events import Input
+from glovebox_server.audit.verify import verify
+from glovebox_server.calls import Decision
+from glovebox_server.errors import Refused
+from glovebox_server.governance.approvals import approvals as module
+from glovebox_server.governance.approvals import store
+from glovebox_server.governance.approvals.question import Question
+from glovebox_server.governance.governance import Proposal
+
+
+async def test_a_yes_lets_one_retry_through_and_is_used_up(tmp_path: Path) -> None:
+    """The record joins the question, the answer and the call; the log that holds them is whole."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        pending = await desk.decided(again(made), settled="pending")
+        assert (pending.effect, pending.rule, pending.approval) == ("ask", "approval.pending", question.id)
+        assert await desk.answer(question) == "allowed"
+        ran = await desk.decided(again(made))
+        assert (ran.effect, ran.approval, ran.rule) == ("allow", question.id, "approval.ask")
+        assert (await desk.asked(again(made))).id != question.id
+        assert desk.kinds()[:2] == ["approval.requested", "approval.answered"]
+        asked, answered = (each.data for each in desk.records()[:2])
+        assert asked["digest"] == answered["digest"] == question.digest
+        assert asked["approval"] == answered["approval"] == question.id
+        assert asked["asked_by"] == made.call.id
+    assert verify(tmp_path / "s" / "audit").ok
+
+
+def _narrower(limits: Limits) -> Profile:
+    return ASKING.model_copy(update={"limits": limits})
+
+
+ARTIFACT = Input(name="a.txt", uri="artifact://" + "0" * 32, sha256="a" * 64, bytes=1)
+
+PROGRAMS = (
+    "print(2)", "print(1) ", " print(1)", "print(1)\n", "print(1)\r\n", "print(1)#", "print(1);import os", "print(１)",
+    "print(1)\u200b", "print(1)\u202e", "\ufeffprint(1)", "print(1)\x00", "prin\u0442(1)", "print(1.0)",
+    "print(1)\u00a0",
+    "", "print(1)" * 2, "PRINT(1)", r"print(1)\u200b", "print(1)\\",
+)  # fmt: skip
+"""Programs that are not ``print(1)``, some of which look like it."""
+
+
+def _program(code: str) -> Callable[[Path], Proposal]:
+    return lambda _: proposal(code)
+
+
+STRETCHES: dict[str, Callable[[Path], Proposal]] = {
+    **{f"program {number}": _program(code) for number, code in enumerate(PROGRAMS)},
+    "argument added": lambda _: proposal(timeout_seconds=1.0),
+    "argument null": lambda _: proposal(timeout_seconds=None),
+    "argument reordered into code": lambda _: proposal('print(1)","timeout_seconds":1'),
+    "profile with more time": lambda _: proposal(profile=_narrower(Limits(wall_seconds=30))),
+    "profile with less time than before": lambda _: proposal(profile=_narrower(Limits(cpu_seconds=2))),
+    "profile with the workspace": lambda _: proposal(
+        profile=ASKING.model_copy(update={"files": Files(workspace="read")})
+    ),
+    "profile of another sandbox": lambda _: proposal(profile=ASKING.model_copy(update={"isolation": ("docker",)})),
+    "principal": lambda _: proposal(principal="token:other"),
+    "principal that begins the same": lambda _: proposal(principal="local:10000"),
+    "principal in another case": lambda _: proposal(principal="LOCAL:1000"),
+    "run": lambda _: proposal(run="r_2"),
+    "no run": lambda _: proposal(run=""),
+    "run in the principal": lambda _: proposal(principal="local:1000\nr_1", run=""),
+    "policy": lambda _: proposal(policy="sha256:other"),
+    "policy where there was none": lambda _: proposal(policy="sha256:0"),
+    "rule besides": lambda _: proposal(rules=(Approval(name="second"),)),
+    "rule instead": lambda _: proposal(
+        profile=ASKING.model_copy(update={"approval": "none"}), rules=(Approval(name="second"),)
+    ),
+    "input": lambda _: proposal(inputs=(ARTIFACT,)),
+    "workspace": lambda place: proposal(profile=_reading(), workspace=_made(place / "w2")),
+    "workspace that was replaced": lambda place: proposal(profile=_reading(), workspace=_replaced(place / "w")),
+    "environment": lambda _: proposal(),
+}
+"""Forty ways to stretch a yes."""
+
+
+def _reading() -> Profile:
+    return ASKING.model_copy(update={"files": Files(workspace="read")})
+
+
+def _made(place: Path) -> Path:
+    place.mkdir(exist_ok=True)
+    return place
+
+
+def _replaced(place: Path) -> Path:
+    place.rename(place.with_name("gone"))
+    (place.with_name("other")).mkdir()
+    (place.with_name("other")).rename(place)
+    return place
+
+
+def test_there_are_forty_stretches() -> None:
+    """As many as are promised."""
+    assert len(STRETCHES) == 41
+
+
+@pytest.mark.parametrize("name", STRETCHES)
+async def test_a_yes_is_not_stretched_and_not_used_up_by_trying(name: str, tmp_path: Path) -> None:
+    """Another program, profile, principal, run, policy, workspace: none runs; the control is the same call after it."""
+    async with a_desk(tmp_path / "s") as desk:
+        place = _made(tmp_path / "w")
+        uses_workspace = name.startswith("workspace")
+        made = proposal(profile=_reading(), workspace=place) if uses_workspace else proposal()
+        question = await desk.asked(made)
+        assert await desk.answer(question) == "allowed"
+        if name == "environment":
+            desk.environment[0] = "sha256:others"
+        stretched = await desk.approvals.consult(STRETCHES[name](tmp_path), None)
+        assert isinstance(stretched, Question) or stretched.effect != "allow"
+        if name == "environment":
+            desk.environment[0] = "sha256:packages"
+        if name == "workspace that was replaced":
+            place.rmdir()
+            place.with_name("gone").rename(place)
+        legitimate = await desk.decided(again(made))
+        assert (legitimate.effect, legitimate.approval) == ("allow", question.id)
+
+
+async def test_of_64_racing_retries_one_runs(tmp_path: Path) -> None:
+    """On two servers at once: a yes is used up by the transaction that finds it."""
+    async with a_desk(tmp_path / "s") as desk, a_desk(tmp_path / "s", desk.clock, "s_2") as other:
+        made = proposal()
+        await desk.answer(await desk.asked(made))
+        ran: list[Decision] = []
+
+        async def retry(server: Desk) -> None:
+            found = await server.approvals.consult(again(made), None)
+            if isinstance(found, Decision) and found.effect == "allow":
+                ran.append(found)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(64):
+                tasks.start_soon(retry, (desk, other)[number % 2])
+        assert len(ran) == 1
+        # Those that came too late ask anew, and all of them the same.
+        assert desk.kinds().count("approval.requested") == 2
+
+
+async def test_a_yes_for_the_run_is_good_for_identical_calls_of_it_alone(tmp_path: Path) -> None:
+    """Where the rule permits it; the control is another program of the run, and the same one of another."""
+    rules = (Approval(name="programs", reach="run"),)
+    quiet = ASKING.model_copy(update={"approval": "none"})
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=quiet, rules=rules)
+        question = await desk.asked(made)
+        assert await desk.answer(question, reach="run") == "allowed"
+        for _ in range(3):
+            assert (await desk.decided(again(made))).approval == question.id
+        await desk.asked(proposal("print(2)", profile=quiet, rules=rules))
+        await desk.asked(proposal(profile=quiet, rules=rules, run="r_2"))
+
+
+async def test_a_yes_goes_no_further_than_its_rule_permits(tmp_path: Path) -> None:
+    """``reach = "call"`` is not answered for the run; the question stays open for a yes that fits."""
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal())
+        with pytest.raises(Refused) as caught:
+            await desk.answer(question, reach="run")
+        assert caught.value.rule == "approval.reach"
+        assert await desk.answer(question) == "allowed"
+
+
+async def test_a_no_holds_for_the_same_call_until_its_time_is_over(tmp_path: Path) -> None:
+    """So a model that asks again and again gets nobody to say yes in the end."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        assert await desk.answer(question, allow=False) == "denied"
+        refused = await desk.decided(again(made))
+        assert (refused.effect, refused.rule, refused.approval) == ("deny", "approval.denied", question.id)
+        assert desk.kinds().count("approval.requested") == 1
+        desk.clock.pass_(601)
+        assert (await desk.asked(again(made))).id != question.id
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"digest": "sha256:" + "0" * 64}, "approval.mismatch"),
+        ({"channel": "client"}, "approval.channel"),
+        ({"by": "local:1000"}, "approval.own"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_refused_on_record_and_uses_nothing_up(
+    wrong: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    """Mismatched, by the wrong way, or the caller's own; the control is the legitimate one after it."""
+    rules = (Approval(name="four-eyes", by="operator", another_principal=True),)
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
+        question = await desk.asked(made)
+        with pytest.raises(Refused) as caught:
+            await desk.answer(question, **wrong)
+        assert caught.value.rule == rule
+        last = desk.records()[-1]
+        assert (last.kind, last.data["rule"]) == ("approval.refused", rule)
+        assert await desk.answer(question) == "allowed"
+        with pytest.raises(Refused) as replayed:
+            await desk.answer(question)
+        assert replayed.value.rule == "approval.over"
+        assert (await desk.decided(again(made))).effect == "allow"
+
+
+async def test_an_answer_to_no_question_is_refused_and_what_was_sent_is_not_recorded(tmp_path: Path) -> None:
+    """A forged id; and a flood of them leaves a bounded number of records."""
+    async with a_desk(tmp_path / "s") as desk:
+        question = replace(await desk.asked(proposal()), id="a_forged\x1b[2J")
+        for _ in range(module.MAX_REFUSED + 5):
+            with pytest.raises(Refused) as caught:
+                await desk.answer(question)
+            assert caught.value.rule == "approval.unknown"
+        assert desk.kinds().count("approval.refused") == module.MAX_REFUSED
+        assert "forged" not in str(desk.records())
+
+
+async def test_a_quorum_wants_different_principals(tmp_path: Path) -> None:
+    """One who says yes twice is one; the second principal's decides."""
+    rules = (Approval(name="two", quorum=2),)
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
+        question = await desk.asked(made)
+        assert await desk.answer(question, by="local:1") == "pending"
+        with pytest.raises(Refused) as caught:
+            await desk.answer(question, by="local:1")
+        assert caught.value.rule == "approval.twice"
+        assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
+        assert await desk.answer(question, by="local:2") == "allowed"
+        assert (await desk.decided(again(made))).effect == "allow"
+
+
+async def test_one_no_outweighs_a_quorum_that_is_not_complete(tmp_path: Path) -> None:
+    """Also of one who has said yes before."""
+    rules = (Approval(name="two", quorum=2),)
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules))
+        await desk.answer(question, by="local:1")
+        assert await desk.answer(question, by="local:1", allow=False) == "denied"
+
+
+async def test_identical_questions_join_and_a_ninth_is_refused(tmp_path: Path) -> None:
+    """At most eight wait for one principal; another's are its own."""
+    async with a_desk(tmp_path / "s") as desk:
+        questions = [await desk.asked(proposal(f"print({number})")) for number in range(store.MAX_PENDING)]
+        assert (await desk.asked(proposal("print(0)"))).id == questions[0].id
+        assert (await desk.decided(proposal("print(9)"))).rule == "approval.many"
+        await desk.asked(proposal("print(9)", principal="token:b"))
+        await desk.answer(questions[0])
+        await desk.asked(proposal("print(9)"))
+
+
+@pytest.mark.parametrize("state", ["pending", "allowed"])
+async def test_time_ends_a_question_and_a_yes(state: str, tmp_path: Path) -> None:
+    """Neither is good for longer than its rule says; a second earlier it still is."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        if state == "allowed":
+            await desk.answer(question)
+        desk.clock.pass_(599)
+        standing = await desk.approvals.standing(question.id)
+        assert standing is not None
+        assert standing.state == state
+        desk.clock.pass_(2)
+        if state == "pending":
+            with pytest.raises(Refused) as caught:
+                await desk.answer(question)
+            assert caught.value.rule == "approval.over"
+        assert (await desk.asked(again(made))).id != question.id
+
+
+@pytest.mark.parametrize("jump", [-86_400, 86_400])
+async def test_a_wall_clock_that_jumps_ends_nothing_and_keeps_nothing_alive(jump: float, tmp_path: Path) -> None:
+    """Time is the boot clock's, which nobody sets."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        await desk.answer(question)
+        desk.clock.wall += jump
+        desk.clock.pass_(599)
+        assert (await desk.decided(again(made))).approval == question.id
+        second = await desk.asked(again(made))
+        await desk.answer(second)
+        desk.clock.wall -= jump
+        desk.clock.at += 601
+        assert (await desk.asked(again(made))).id != second.id
+
+
+async def test_a_reboot_ends_every_yes(tmp_path: Path) -> None:
+    """The boot clock began anew, so nobody knows how long it was."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        await desk.answer(question)
+        desk.clock.boot, desk.clock.at = "boot-2", 1.0
+        assert (await desk.asked(again(made))).id != question.id
+
+
+async def test_a_yes_that_was_taken_back_is_good_for_nothing(tmp_path: Path) -> None:
+    """On record; nor can it be taken back twice."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        await desk.answer(question)
+        await desk.approvals.withdraw(question.id, "local:0")
+        assert desk.kinds()[-1] == "approval.withdrawn"
+        assert (await desk.asked(again(made))).id != question.id
+        with pytest.raises(Refused):
+            await desk.approvals.withdraw(question.id, "local:0")
+
+
+async def test_the_person_at_the_client_is_asked_and_answers(tmp_path: Path) -> None:
+    """An elicited answer is the caller's own; yes and no both end the wait at once."""
+    async with a_desk(tmp_path / "s") as desk:
+        for says, state in ((True, "allowed"), (False, "denied")):
+            person = Person(says)
+            made = proposal(f"print({says})")
+            question = await desk.asked(made)
+            assert await desk.approvals.settle(question, person) == state
+            assert person.asked == [question]
+            effect = (await desk.decided(again(made), settled=state)).effect
+            assert effect == ("allow" if says else "deny")
+
+
+@pytest.mark.parametrize("rule", [Approval(name="o", by="operator"), Approval(name="a", another_principal=True)])
+async def test_where_only_others_may_answer_the_client_is_not_asked(rule: Approval, tmp_path: Path) -> None:
+    """A host that answers by itself is never given the chance."""
+    async with a_desk(tmp_path / "s") as desk:
+        person = Person(says=True)
+        question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=(rule,)))
+        assert await desk.approvals.settle(question, person) == "pending"
+        assert person.asked == []
+
+
+async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_path: Path) -> None:
+    """Within two looks at the store; the one that cannot wait is told at once that nobody has answered."""
+    async with a_desk(tmp_path / "s") as desk, a_desk(tmp_path / "s", desk.clock, "s_2") as other:
+        question = await desk.asked(proposal())
+        assert await desk.approvals.settle(question, Person()) == "pending"
+        states: list[str] = []
+
+        async def wait() -> None:
+            states.append(await desk.approvals.settle(question, Person(waits=True)))
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+                await other.answer(question)
+        assert states == ["allowed"]
+
+
+async def test_a_question_whose_only_caller_left_is_withdrawn(tmp_path: Path) -> None:
+    """The control is one that another call has joined: that one stays."""
+    async with a_desk(tmp_path / "s") as desk:
+        for joined, state in ((False, "withdrawn"), (True, "pending")):
+            made = proposal(f"print({joined})")
+            question = await desk.asked(made)
+            if joined:
+                await desk.asked(again(made))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(desk.approvals.settle, question, Person(waits=True))
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+            standing = await desk.approvals.standing(question.id)
+            assert standing is not None
+            assert standing.state == state
+
+
+async def test_what_an_approver_would_not_see_as_it_is_is_not_asked_about(tmp_path: Path) -> None:
+    """Half a surrogate pair has no canonical form; its escape has one, and is another program."""
+    async with a_desk(tmp_path / "s") as desk:
+        assert (await desk.decided(proposal("print('\ud800')"))).rule == "approval.arguments"
+        await desk.asked(proposal(r"print('\ud800')"))
+
+
+async def test_a_rule_that_does_not_ask_costs_no_question(tmp_path: Path) -> None:
+    """A program is asked about once; the same one passes until its profile or policy changes."""
+    quiet = ASKING.model_copy(update={"approval": "none"})
+    rules = (Approval(name="programs", when="new_program"),)
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=quiet, rules=rules)
+        await desk.answer(await desk.asked(made))
+        first = await desk.decided(again(made))
+        second = await desk.decided(again(made))
+        assert (first.approval is not None, second.effect, second.approval) == (True, "allow", None)
+        assert (await desk.decided(proposal(profile=quiet, rules=rules, run="r_9"))).effect == "allow"
+        await desk.asked(proposal("print(2)", profile=quiet, rules=rules))
+        await desk.asked(proposal(profile=quiet, rules=rules, policy="sha256:other"))
+        question = await desk.asked(proposal(profile=quiet, rules=rules, principal="token:b"))
+        assert question.subject.rules == ("approval.programs",)
+
+
+async def test_hosts_of_a_run_are_asked_about_once(tmp_path: Path) -> None:
+    """For a program all that its profile allows; another run is asked about again."""
+    network = Network.model_validate({"mode": "egress", "allow": ({"host": "pypi.org"},)})
+    quiet = ASKING.model_copy(update={"approval": "none", "network": network})
+    rules = (Approval(name="hosts", when="new_host"),)
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal(profile=quiet, rules=rules))
+        assert "pypi.org:443" in question.why
+        await desk.answer(question)
+        assert (await desk.decided(proposal(profile=quiet, rules=rules))).effect == "allow"
+        assert (await desk.decided(proposal("print(2)", profile=quiet, rules=rules))).effect == "allow"
+        await desk.asked(proposal("print(2)", profile=quiet, rules=rules, run="r_2"))
+
+
+async def test_the_last_approved_program_comes_with_the_question(tmp_path: Path) -> None:
+    """For the difference that an approver sees; none before the first."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal("print(1)")
+        first = await desk.asked(made)
+        assert first.last_approved is None
+        await desk.answer(first)
+        await desk.decided(again(made))
+        assert (await desk.asked(proposal("print(2)"))).last_approved == '{"code":"print(1)"}'
+        assert (await desk.asked(proposal("print(2)", principal="token:b"))).last_approved is None
