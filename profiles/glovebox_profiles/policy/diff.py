@@ -45,20 +45,23 @@ def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator
     """Who has which role: judged by what the role is in each version's own words."""
 
     def change(key: str, before: str | None, after: str | None, direction: Direction | None = None) -> Iterator[Change]:
-        if before != after:
+        if before != after or direction:
             judged = direction or _reassigned(a, b, before, after, profiles)
-            yield _change(key, before, after, judged, f"{_role_words(before)} → {_role_words(after)}.")
+            words = f"{_role_words(before)} → {_role_words(after)}"
+            alone = "; what its token gives counts alone now" if direction and key.startswith("principals") else ""
+            yield _change(key, before, after, judged, f"{words}{alone}.")
 
     yield from change("default", a.default, b.default)
     for name in {**a.principals, **b.principals}:
         before, after = role_named(a, name), role_named(b, name)
         # A role of its own narrows the one that its token gives, which without it counts alone.
-        doubt: Direction | None = "widening" if before and not after and not name.startswith("local:") else None
+        more = name.startswith("token:") or (name.startswith("oauth:") and bool(b.scopes))
+        doubt: Direction | None = "widening" if before and not after and more else None
         yield from change(f'principals."{name}"', before or a.default, after or b.default, doubt)
     for name in {**a.scopes, **b.scopes}:
         before, after = a.scopes.get(name), b.scopes.get(name)
         # Of the roles that a token's scopes give the first counts, and another one may be the first now.
-        doubt = "widening" if (before is None or after is None) and b.scopes else None
+        doubt = "widening" if before != after and None in {before, after} and b.scopes else None
         yield from change(f'scopes."{name}"', before, after or (None if b.scopes else b.default), doubt)
     for name in {**a.workflows, **b.workflows}:
         yield from change(f"workflows.{name}", a.workflows.get(name), b.workflows.get(name))
@@ -217,7 +220,15 @@ def _less(before: float | None, after: float | None) -> Direction:
 def _from_to(before: Any, after: Any) -> str:
     if before is None:
         return f"New: {_words(after)}"
-    return f"Gone: {_words(before)}" if after is None else f"{_words(before)} → {_words(after)}"
+    if after is None:
+        return f"Gone: {_words(before)}"
+    a, b = _json(before), _json(after)
+    changed = (f"{key} {_plain(a[key])} → {_plain(b[key])}" for key in a if a[key] != b[key])
+    return f"{', '.join(changed)}."
+
+
+def _plain(value: Any) -> str:
+    return "not given" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _words(given: Any) -> str:

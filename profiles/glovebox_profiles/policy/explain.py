@@ -31,10 +31,11 @@ _BY: Mapping[By, str] = {
     "either": "the person at the caller's client or an operator, whoever is first",
 }
 _WHEN = {
-    "always": "every call",
-    "new_program": "a call with a program that differs from all approved before",
-    "new_host": "a call that would reach a host the run has not reached before",
-    "leaves": "a call of which an artifact would leave quarantine",
+    "always": "every call{of}",
+    "new_program": "a call{of} with a program that differs from all approved before",
+    "new_host": "a call{of} that would reach a host the run has not reached before",
+    "leaves": "a call{of} by which an artifact would leave quarantine",
+    "longer_than": "a call{of} that may take longer than {seconds}",
 }
 _WHAT = {
     "host": "a public host that the profile does not allow",
@@ -78,12 +79,12 @@ def budget_words(budget: Budget) -> str:
 
 def approval_words(approval: Approval) -> str:
     """Write when somebody is asked, who, and how far the yes reaches."""
-    what = _WHEN.get(approval.when) or f"a call that may take longer than {counted(approval.seconds or 0, 'second')}"
     of = f" of {approval.tool}" if approval.tool else ""
+    what = _WHEN[approval.when].format(of=of, seconds=counted(approval.seconds or 0, "second"))
     many = f"; {approval.quorum} different principals must agree" if approval.quorum > 1 else ""
     reach = "for identical calls of the run" if approval.reach == "run" else "for this call alone"
     lasts = counted(approval.expires_minutes, "minute")
-    return f"{approval.name}: {what}{of}. Asked is {_BY[approval.by]}{many}. A yes is {reach}, and stands for {lasts}."
+    return f"{approval.name}: {what}. Asked is {_BY[approval.by]}{many}. A yes is {reach}, and stands for {lasts}."
 
 
 def lift_words(lift: Lift) -> str:

@@ -70,6 +70,10 @@ class Policy(_Part):
     """Digest of the profile in force."""
     rule: str
     """Id of the rule that decided."""
+    role: str | None = None
+    """The caller's role, where the operator has a policy."""
+    policy: str | None = None
+    """Digest of that policy."""
 
 
 class IsolationField(_Part):

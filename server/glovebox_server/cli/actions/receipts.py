@@ -141,6 +141,7 @@ def _show(console: Console, said: Statement) -> None:
         ("arguments", told.call.arguments),
         ("code", told.call.code or "none"),
         ("profile", f"{told.policy.profile}, rule {told.policy.rule}"),
+        *([("role", f"{told.policy.role}, policy {told.policy.policy}")] if told.policy.role is not None else []),
         *(("input", f"{each.name}, {each.bytes} bytes, {each.digest}") for each in told.inputs),
     ]
     if told.isolation is None:

@@ -65,6 +65,9 @@ def explain(
         ProfileError: there is no policy, or it is wrong, or it has no such workflow, role or scope.
     """
     path = _file(settings)
+    if not principal.startswith(("local:", "token:", "oauth:")):
+        fix = "Write it as in the audit log: local:1000, token:NAME or oauth:ISSUER#SUBJECT."
+        raise ProfileError(path, None, "", f'"{principal}" is no principal', fix)
     profiles = load_profiles(settings)
     policy = load(path, profiles, TOOLS)
     _known(path, "workflow", (workflow,) if workflow else (), policy.workflows)

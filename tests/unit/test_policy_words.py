@@ -1,0 +1,177 @@
+"""What ``glovebox policy`` says: explanations and comparisons in plain words, their exit codes and their JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.fixtures.policy_texts import EVERYTHING, policy
+
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.policy.diff import diff
+from glovebox_profiles.policy.explain import explain, render
+from glovebox_profiles.policy.rights import combined
+from glovebox_server.cli.main import main
+
+PROFILES = load([SHIPPED], check_example=None)
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def run(*arguments: object) -> Result:
+    """One command."""
+    return CliRunner().invoke(main, ["policy", *map(str, arguments)])
+
+
+def written(place: Path, text: str, name: str = "policy.toml") -> Path:
+    """A policy in a file that nobody else can write, of which the folder exists."""
+    path = place / name
+    text = text.replace("/srv/support", str(place))
+    path.write_text(text.replace('expect = "ask"\nrule = "approval.programs"', 'expect = "deny"\nrule = "role.tools"'))
+    return path
+
+
+READABLE = EVERYTHING.replace(
+    'tool = "run_python", arguments = { code = "1" }', 'tool = "fetch_url", arguments = { url = "https://a.org" }'
+)
+
+
+MORE = """\
+[[roles.releaser.approval]]
+name = "four-eyes"
+when = "longer_than"
+seconds = 10
+by = "operator"
+another_principal = true
+quorum = 2
+reach = "run"
+[[roles.releaser.budget]]
+name = "a-run"
+per = "run"
+every = "run"
+disclosed_bytes = "1 MiB"
+cpu_seconds = 90
+failures = 1
+"""
+
+
+def test_an_explanation_says_everything_that_a_role_does() -> None:
+    """Tools, workspace, limits, budgets, who is asked, what may be lifted: the golden text."""
+    text = READABLE + MORE
+    given = policy(text)
+    told = []
+    for names in (("analyst",), ("analyst", "releaser")):
+        rights = combined(given, names, PROFILES)
+        told.append(render(explain(rights, PROFILES, principal="token:support", served="the server's")))
+    assert "\n\n---\n\n".join(told) + "\n" == (GOLDEN / "policy-explained.txt").read_text()
+
+
+CHANGES = (
+    ("turns = 4", "turns = 5"),
+    ("artifacts_mib = 256", "artifacts_mib = 128"),
+    ('"/srv/support"', '"/srv/support/eu"'),
+    ('tools = ["run_python"]', 'tools = ["run_python", "fetch_url"]'),
+    ("wall_seconds = 20", "wall_seconds = 25"),
+    ('memory = "256 MiB"', 'memory = "128 MiB"'),
+    ("calls = 100", "calls = 99\nfailures = 3"),
+    ("quorum = 1", "quorum = 2"),
+    ('when = "always"', 'when = "new_program"'),
+    ('what = "host"\nby = "operator"', 'what = "host"\nby = "either"'),
+    ("connections = 60", "connections = 61"),
+    ('default = "analyst"\n', ""),
+    ('"token:support" = "analyst"', '"token:support" = "releaser"'),
+    ('"oauth:https://id.example#*" = "analyst"\n', ""),
+    ('release = "releaser"', 'release = "analyst"'),
+    ('"glovebox:analyst" = "analyst"', '"glovebox:analyst" = "analyst"\n"glovebox:release" = "releaser"'),
+    ('denials = "slow"', 'denials = "stop"'),
+    (
+        "[[roles.analyst.rate]]",
+        '[[roles.analyst.budget]]\nname = "more"\nper = "run"\nevery = "run"\ncalls = 1\n[[roles.analyst.rate]]',
+    ),
+    ('[roles.releaser]\ntools = ["run_python"]', '[roles.releaser]\ntools = ["run_python"]\n[roles.other]'),
+    ('expect = "ask"', 'expect = "deny"'),
+)
+"""Each alone, in the order of the golden file."""
+
+
+def test_each_change_is_judged_and_said() -> None:
+    """Both ways, one change at a time: the golden text. What narrows one way widens the other."""
+    told = []
+    for old, new in CHANGES:
+        changed = EVERYTHING.replace(old, new, 1)
+        told.append(f"# {old!r} -> {new!r}")
+        for before, after in ((EVERYTHING, changed), (changed, EVERYTHING)):
+            found = diff(policy(before), policy(after), PROFILES)
+            told += [f"{each.direction:<9} {each.key}: {each.sentence}" for each in found] or ["nothing"]
+            told.append("")
+    assert "\n".join(told) == (GOLDEN / "policy-compared.txt").read_text()
+
+
+def test_a_policy_that_is_right_is_checked_with_its_digest(tmp_path: Path) -> None:
+    """As text and as JSON; what is wrong has line, key and nearest, and exit code 2."""
+    path = written(tmp_path, READABLE)
+    found = run("check", "--policy", path)
+    assert (found.exit_code, found.stdout.splitlines()[0]) == (0, f"{path}: 2 roles, 1 example, no error.")
+    told = json.loads(run("check", path, "--json").stdout)
+    assert (told["roles"], told["examples"], told["errors"]) == (["analyst", "releaser"], 1, [])
+    assert told["digest"] in found.stdout
+    wrong = written(tmp_path, READABLE.replace('default = "analyst"', 'default = "analist"'), "wrong.toml")
+    found = run("check", wrong)
+    assert found.exit_code == 2
+    assert found.stderr.startswith(f'{wrong}:2: default: there is no role "analist". The nearest is "analyst".')
+    found = run("check", wrong, "--json")
+    assert found.exit_code == 2
+    assert json.loads(found.stdout)["errors"][0]["line"] == 2
+
+
+def test_a_principal_is_explained_by_its_roles(tmp_path: Path) -> None:
+    """With its workflow, its token's role and its scopes; who has no role is told so."""
+    path = written(tmp_path, READABLE.replace('default = "analyst"\n', ""))
+    assert "is in the role analyst.\n" in run("explain", "token:support", "--policy", path).stdout
+    told = json.loads(run("explain", "token:support", "--workflow", "release", "--json", "--policy", path).stdout)
+    assert told["roles"] == ["analyst", "releaser"]
+    assert told["sections"][0]["title"] == "In which role"
+    told = json.loads(run("explain", "token:x", "--role", "releaser", "--json", "--policy", path).stdout)
+    assert told["roles"] == ["releaser"]
+    told = json.loads(run("explain", "token:x", "--scope", "glovebox:analyst", "--json", "--policy", path).stdout)
+    assert told["roles"] == ["analyst"]
+    found = run("explain", "token:x", "--policy", path)
+    assert found.stdout.startswith(
+        "token:x may call nothing (policy.principal): The operator's policy gives you no role"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("token:a", "--workflow", "relase"), 'there is no workflow "relase". The nearest is "release".'),
+        (("token:a", "--role", "analist"), 'there is no role "analist". The nearest is "analyst".'),
+        (("token:a", "--scope", "x"), 'there is no scope "x". There are: glovebox:analyst.'),
+        (("tokn:a",), '"tokn:a" is no principal'),
+    ],
+)
+def test_a_name_that_is_not_there_is_an_error(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    """Otherwise somebody would read what another may do."""
+    found = run("explain", *arguments, "--policy", written(tmp_path, READABLE))
+    assert found.exit_code == 2
+    assert says in found.stderr
+
+
+def test_without_a_policy_there_is_nothing_to_explain(tmp_path: Path) -> None:
+    """Said with the place where one would be read."""
+    found = run("explain", "token:a", "--profiles-dir", tmp_path / "profiles")
+    assert found.exit_code == 2
+    assert "everybody has what the profiles say" in found.stderr
+    assert str(tmp_path / "policy.toml") in found.stderr
+
+
+def test_a_widening_ends_with_1(tmp_path: Path) -> None:
+    """And a narrowing with 0, as text and as JSON."""
+    a = written(tmp_path, READABLE, "a.toml")
+    b = written(tmp_path, READABLE.replace("turns = 4", "turns = 5"), "b.toml")
+    found = run("diff", a, b)
+    assert (found.exit_code, found.stdout.splitlines()[-1]) == (1, "Something widens.")
+    assert "widening   roles.analyst.turns  Calls at a time: 4 → 5." in found.stdout
+    found = run("diff", b, a, "--json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["widening"] is False
+    assert run("diff", a, tmp_path).exit_code == 2
