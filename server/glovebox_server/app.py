@@ -1,7 +1,7 @@
 """The composition root: everything a server needs, put together once, taken down in order."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.governance import server_key
 from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.governance import Governance
-from glovebox_server.governance.policy import governed
+from glovebox_server.governance.policy import Governed, governed
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
 from glovebox_server.governance.stops.stops import Stops
@@ -50,6 +50,8 @@ from glovebox_server.upkeep.environments import required
 from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
+    from glovebox_server.governance.budgets.budgets import Budgets
+    from glovebox_server.governance.budgets.spending import Left
     from glovebox_server.mcp.manifest import Manifest
 
 ARTIFACT_PARTS = 4
@@ -82,6 +84,17 @@ class App:
     def rights_of(self, principal: Principal) -> Rights:
         """What a caller may do."""
         return self.broker.governance.rights_of(principal)
+
+    async def left(self, principal: Principal, run: str | None) -> "Sequence[Left]":
+        """What is left of a caller's budgets; nothing where it has none.
+
+        Raises:
+            StoreUnusable: it cannot be read.
+        """
+        governance = self.broker.governance
+        if governance.budgets is None:
+            return ()
+        return await governance.budgets.left(principal, run, governance.rights_of(principal))
 
     async def manifest(self, rights: Rights) -> "Manifest":
         """What a caller can know before a call; asks every driver."""
@@ -157,6 +170,7 @@ async def opened(
         KeyUnusable: others could read the key that signs receipts.
         ServerKeyUnusable: or the one that binds what clients are handed.
         StopsUnusable: others could change what is stopped.
+        StoreUnusable: what governs calls cannot be kept.
     """
     profiles = load_profiles(settings)
     environments = required(settings, profiles)
@@ -180,6 +194,7 @@ async def opened(
         Stops.opened(settings.state_dir, audit) as stops,
         Approvals.opened(settings.state_dir, audit, TOOLS, partial(_packages, environments)) as approvals,
         store,
+        _budgets(settings, in_force) as budgets,
         registry.opened(settings.data_dir, server_id) as available,
         pools.opened(partial(_record, audit), sandbox_started, shared=shared) as pool,
         _on_record(
@@ -204,7 +219,7 @@ async def opened(
         tasks.start_soon(_sweep, store)
         broker = Broker(
             tools=TOOLS,
-            governance=Governance(rights_of=in_force.rights_of, stops=stops, approvals=approvals),
+            governance=Governance(rights_of=in_force.rights_of, stops=stops, approvals=approvals, budgets=budgets),
             admission=Admission(pool.call, shared=shared),
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
@@ -228,6 +243,18 @@ async def opened(
             yield app
         finally:
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _budgets(settings: Settings, in_force: Governed) -> AsyncIterator["Budgets | None"]:
+    """The budgets, where any role has some."""
+    if not any(each.budgets or each.rates for each in in_force.every):
+        yield None
+        return
+    from glovebox_server.governance.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
+
+    with opened_budgets(settings.state_dir) as found:
+        yield found
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """An app with a real audit log and a broker that really waits and is cancelled; only sandboxes are missing."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,7 @@ from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
 from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
@@ -206,6 +207,10 @@ class FakeApp:
     def rights_of(self, _principal: Principal) -> Rights:
         """Everybody may do the same."""
         return Rights(profiles=self.profiles, workspace=None)
+
+    async def left(self, _principal: Principal, _run: str | None) -> Sequence[Left]:
+        """Nobody has budgets."""
+        return ()
 
     async def manifest(self, _rights: Rights) -> Manifest:
         """A host where nothing can be had."""

@@ -162,7 +162,7 @@ async def test_the_manifest_is_a_resource(era: Any, tmp_path: Path) -> None:
     """Listed and read by its address, in both protocol eras."""
     async with served(tmp_path, "stdio") as server, server.client("stdio", era) as client:
         listed = (await client.list_resources()).resources
-        assert [str(each.uri) for each in listed] == [capabilities.URI]
+        assert [str(each.uri) for each in listed] == [capabilities.URI, "glovebox://budget"]
         (content,) = (await client.read_resource(capabilities.URI)).contents
     assert isinstance(content, types.TextResourceContents)
     assert list(json.loads(content.text)) == [each.name for each in fields(Manifest)]

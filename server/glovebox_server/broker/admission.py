@@ -67,7 +67,7 @@ class Admission:
 
     @asynccontextmanager
     async def enter(
-        self, principal: str, tool: str, arguments: Mapping[str, Any], turns: int | None = None
+        self, principal: str, tool: str, arguments: Mapping[str, Any], turns: int | None = None, pause: float = 0.0
     ) -> AsyncIterator[None]:
         """Hold one place for a call, waiting for a fair turn; those of one principal come in order of arrival.
 
@@ -76,16 +76,19 @@ class Admission:
             tool: what is called.
             arguments: as they were validated.
             turns: calls that this principal may have at work, where its role has fewer than the server gives.
+            pause: seconds that it waits before it asks for a turn.
 
         Raises:
             Refused: the caller has too many calls under way, keeps repeating one that is still running, or no turn
                 came within ``WAIT_SECONDS``. Nothing was started.
         """
-        call = _UnderWay(fingerprint=_fingerprint(tool, arguments), since=anyio.current_time())
+        call = _UnderWay(fingerprint=fingerprint(tool, arguments), since=anyio.current_time())
         mine = self._calls[principal]
         self._check(call, mine)
         mine.add(call)
         try:
+            if pause:
+                await anyio.sleep(pause)
             async with AsyncExitStack() as held:
                 with anyio.move_on_after(WAIT_SECONDS) as wait:
                     if turns is not None:
@@ -111,6 +114,7 @@ class Admission:
             raise Refused("busy.retries", reason, _LATER)
 
 
-def _fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:
+def fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:
+    """The same for the same call: a digest of its tool and its arguments."""
     text = json.dumps([tool, dict(arguments)], sort_keys=True)
     return hashlib.sha256(text.encode()).digest()

@@ -107,15 +107,20 @@ class Broker:
             received=datetime.now(UTC),
         )
         settled: State | None = None
+        pause = self.governance.repeats.pause(call)
+        if pause:
+            listener.progress(f"Waiting {pause:g} s: this same call has just failed several times")
         while True:
             async with AsyncExitStack() as turn:
-                entered = turn.enter_async_context(self.admission.enter(principal.id, tool, valid, rights.turns))
+                place = self.admission.enter(principal.id, tool, valid, rights.turns, pause)
+                entered = turn.enter_async_context(place)
                 # Stopped while it waited: it is decided without a turn, which is that it is refused.
                 await self.governance.unless_stopped(call, entered)
                 call = replace(call, received=datetime.now(UTC))
                 came = await self._call(call, found, listener, settled)
             if isinstance(came, CallResult):
                 return came
+            pause = 0.0
             # Who waits for a person holds neither a turn nor a sandbox; the call is decided anew with the answer.
             settled = await self.governance.unless_stopped(call, self.governance.settle(came, listener))
 
@@ -208,6 +213,7 @@ class Broker:
             allowed.tool, call, outcome, delivered, decision=allowed.decision, plan=sandbox.plan, head=recorder.head,
             elapsed_ms=finished.elapsed_ms, receipt=receipt,
         )  # fmt: skip
+        self.governance.repeats.note(call, failed=result.failed)
         return reservation.spent(finished, result) if reservation else result
 
 

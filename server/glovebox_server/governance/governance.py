@@ -3,9 +3,9 @@
 In the order in which a call meets them: its caller's rights, stops, approvals, budgets; and watch rules at its end.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
@@ -18,6 +18,8 @@ from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import StoreUnusable
+from glovebox_server.governance.budgets.spending import Left
+from glovebox_server.governance.repeats import Repeats
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped, Stops
 
@@ -52,6 +54,9 @@ class Reservation(Protocol):
     async def connect(self, host: str) -> Refusal | None:
         """Count one connection; why there may be none just now."""
 
+    def release(self) -> None:
+        """Note that the call does not run: it spends nothing."""
+
     def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
         """Take what the call used and told; returns its result, with what is left where that is little."""
 
@@ -61,6 +66,13 @@ class Budgets(Protocol):
 
     def reserved(self, proposal: Proposal) -> AbstractAsyncContextManager[Reservation | Refusal]:
         """Reserve what the call may spend, for the block; the refusal where something is spent already."""
+
+    async def left(self, principal: Principal, run: str | None, rights: Rights) -> Sequence[Left]:
+        """What is left of everything that bounds a caller.
+
+        Raises:
+            StoreUnusable: it cannot be read.
+        """
 
 
 class Approvals(Protocol):
@@ -101,10 +113,12 @@ class Governance:
     budgets: Budgets | None = None
     approvals: Approvals | None = None
     watch: Watch | None = None
+    repeats: Repeats = field(default_factory=Repeats)
 
     def objection(self, call: ToolCall, rights: Rights) -> Refusal | None:
-        """Why the call may not even be looked at: it is stopped, or the caller's role does not have the tool."""
-        return (self.stops.refusal(call) if self.stops else None) or rights.refusal(call.tool)
+        """Why the call may not even be looked at: it is stopped, its role does not have the tool, it keeps failing."""
+        stopped = self.stops.refusal(call) if self.stops else None
+        return stopped or rights.refusal(call.tool) or self.repeats.refusal(call)
 
     @asynccontextmanager
     async def admitted(
@@ -118,6 +132,8 @@ class Governance:
                 return
             verdict = await self._consulted(proposal, settled)
             runs = isinstance(verdict, Decision) and verdict.effect == "allow"
+            if reserved is not None and not runs:
+                reserved.release()
             yield verdict, reserved if runs else None
 
     def _reserved(self, proposal: Proposal) -> "AbstractAsyncContextManager[Reservation | Refusal | None]":

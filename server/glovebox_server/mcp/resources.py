@@ -7,8 +7,9 @@ Also the two ways to hear of new audit records: ``resources/updated``, and our o
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,8 @@ from glovebox_server.audit.events import CallDecided, ReceiptSigned
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal
-from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
+from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.rights import Rights
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
@@ -72,6 +74,13 @@ CAPABILITIES = types.Resource(
     uri=capabilities.URI,
     name="capabilities",
     description="What can be had here, before any call: drivers, limits, network, tools, digests, what is refused.",
+    mime_type="application/json",
+)
+
+BUDGET = types.Resource(
+    uri="glovebox://budget",
+    name="budget",
+    description="What is left of your budgets, and when each refills.",
     mime_type="application/json",
 )
 
@@ -125,6 +134,9 @@ class Stores(Protocol):
     def rights_of(self, principal: Principal) -> Rights:
         """What a caller may do."""
 
+    async def left(self, principal: Principal, run: str | None, /) -> Sequence[Left]:
+        """What is left of a caller's budgets."""
+
     async def manifest(self, rights: Rights) -> Manifest:
         """What a caller can know before a call; asks the drivers."""
 
@@ -162,8 +174,13 @@ class Resources:
         self._manifests: dict[tuple[str | None, str], tuple[str, float]] = {}
         self._listeners: dict[str, int] = {}
 
-    async def read(self, principal: Principal, uri: str) -> types.ReadResourceResult:
+    async def read(self, principal: Principal, uri: str, run: str | None = None) -> types.ReadResourceResult:
         """Return the content behind ``uri``.
+
+        Args:
+            principal: who asks.
+            uri: of what.
+            run: the piece of work that it asks in, which can have budgets of its own.
 
         Raises:
             MCPError: ``-32602`` for what does not exist or is another's, in the same words; ``-32603`` where our own
@@ -172,6 +189,9 @@ class Resources:
         try:
             if uri == capabilities.URI:
                 return types.ReadResourceResult(contents=[_json_contents(uri, await self._capabilities(principal))])
+            if uri == BUDGET.uri:
+                left = [asdict(each) for each in await self._stores.left(principal, run)]
+                return types.ReadResourceResult(contents=[_json_contents(uri, json.dumps({"left": left}))])
             if uri.startswith("audit://"):
                 return await self._read_call(principal, uri)
             if uri.startswith("receipt://"):
@@ -179,6 +199,8 @@ class Resources:
             return await self._read_artifact(principal, uri)
         except Refused as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
+        except StoreUnusable as error:
+            raise MCPError(types.INTERNAL_ERROR, str(error.refusal)) from error
         except (ArtifactsUnavailable, AuditUnavailable) as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 

@@ -229,7 +229,7 @@ class McpServer:
     ) -> types.ListResourcesResult:
         _first_page(params)
         # Addresses of artifacts and calls are given to the caller with each result; a list would only repeat them.
-        return types.ListResourcesResult(resources=[resources.CAPABILITIES])
+        return types.ListResourcesResult(resources=[resources.CAPABILITIES, resources.BUDGET])
 
     async def _list_templates(
         self, _ctx: Context, params: types.PaginatedRequestParams | None
@@ -238,7 +238,12 @@ class McpServer:
         return types.ListResourceTemplatesResult(resource_templates=list(TEMPLATES))
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        return await self._resources.read(self._identify(ctx), params.uri)
+        principal = self._identify(ctx)
+        try:
+            run = self._run_of(ctx, principal, session_of(ctx))
+        except Refused as refused:
+            raise MCPError(types.INVALID_PARAMS, str(refused), {"rule": refused.rule}) from None
+        return await self._resources.read(principal, params.uri, run)
 
     async def _list_prompts(
         self, _ctx: Context, params: types.PaginatedRequestParams | None

@@ -46,6 +46,7 @@ class BudgetLeft(BaseModel):
     what: str = Field(description="calls, failures, seconds, bytes, connections or artifacts")
     per: str
     every: str
+    tool: str | None = Field(description="whose calls alone are counted")
     left: float
     of: float
     refills: str | None = Field(description="when; null where it does not within the run")

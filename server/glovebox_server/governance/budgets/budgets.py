@@ -19,7 +19,7 @@ from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host.owner import is_orphan, new_owner
 from glovebox_server.audit.events import CallFinished
-from glovebox_server.calls import CallResult, Image, Link, Text, ToolCall
+from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.governance import database
@@ -28,8 +28,8 @@ from glovebox_server.governance.budgets.spending import (
     Amounts,
     Granted,
     Left,
-    Line,
     Spender,
+    all_lines,
     amount,
     lines_of,
     little,
@@ -41,6 +41,7 @@ from glovebox_server.governance.budgets.store import Asked
 from glovebox_server.governance.budgets.windows import Clocks, read_clocks
 from glovebox_server.governance.database import Database
 from glovebox_server.governance.governance import Proposal
+from glovebox_server.governance.rights import Rights
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Reservation:
         self._began = anyio.current_time()
         self._traffic = Traffic()
         self._told: Amounts | None = None
+        self._released = False
 
     @property
     def connections(self) -> int | None:
@@ -96,8 +98,18 @@ class Reservation:
         structured = {**result.structured, "budget": [asdict(each) for each in low]}
         return replace(result, structured=structured, content=(*result.content, note))
 
+    def release(self) -> None:
+        """Note that the call does not run: it spends nothing."""
+        self._released = True
+
+    def failed(self) -> None:
+        """Note that its caller gets nothing of it but an error."""
+        self._told = {"failures": 1, "wall_seconds": self._wall(), "cpu_seconds": self._cpu()}
+
     def amounts(self) -> Amounts:
-        """What was spent: where the call ended without a result what was measured, else the most that it could be."""
+        """What was spent. Of a cancelled call, which may have told much before, what was measured or could be most."""
+        if self._released:
+            return {}
         traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
         if self._told is not None:
             return {**traffic, **self._told}
@@ -157,6 +169,9 @@ class Budgets:
         reservation = Reservation(self, proposal, asked, granted)
         try:
             yield reservation
+        except Exception:
+            reservation.failed()
+            raise
         finally:
             with anyio.CancelScope(shield=True):
                 await self._settle(asked, reservation.amounts())
@@ -178,12 +193,14 @@ class Budgets:
             return problem.refusal
         return refused and replace(refused, rule="egress.rate")
 
-    async def left(self, lines: Sequence[Line]) -> list[Left]:
-        """What is left of each.
+    async def left(self, principal: Principal, run: str | None, rights: Rights) -> list[Left]:
+        """What is left of everything that bounds a caller.
 
         Raises:
             StoreUnusable: the file cannot be read.
         """
+        spender = Spender(principal=principal.id, run=run or "", workflow=principal.workflow or "", tool="")
+        lines = all_lines(rights.budgets, rights.rates, spender, rights.profiles)
         return await self._database.query(lambda connection: store.left(connection, self._clocks(), lines))
 
     async def _transact(self, work: Callable[[sqlite3.Connection, Clocks], _T]) -> _T:

@@ -1,7 +1,7 @@
 """What calls spend, what budgets bound, and what is left. Pure. Amounts are whole numbers: sums are exact."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from glovebox_profiles.model import Profile
@@ -51,6 +51,8 @@ class Line:
     """Of the budget."""
     per: str
     every: Every
+    tool: str | None
+    """Whose calls alone are counted; None where all are."""
     key: str
     """The run, principal, workflow, or principal and tool. A run's has its principal: nobody spends for others."""
     limits: Amounts
@@ -65,6 +67,7 @@ class Left:
     """A name of ``SPENDING``."""
     per: str
     every: str
+    tool: str | None
     left: int | float
     """Never less than 0. What calls under way may still take is not in it."""
     of: int | float
@@ -91,6 +94,7 @@ def left_of(line: Line, left: Amounts, refills: str | None) -> list[Left]:
             what=name,
             per=line.per,
             every=line.every,
+            tool=line.tool,
             left=told(name, max(0, left[name])),
             of=told(name, limit),
             refills=refills,
@@ -112,6 +116,7 @@ def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[Line, ...]:
             name=budget.name,
             per=budget.per,
             every=budget.every,
+            tool=spender.tool if budget.per == "tool" else budget.tool,
             key=_key(budget.per, spender),
             limits={
                 name: amount(name, limit) for name in SPENDING if (limit := getattr(budget, name)) is not None
@@ -122,12 +127,20 @@ def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[Line, ...]:
     )  # fmt: skip
 
 
+def all_lines(
+    budgets: Iterable[Budget], rates: Iterable[Rate], spender: Spender, tools: Iterable[str]
+) -> tuple[Line, ...]:
+    """Everything that bounds a caller, whichever of these tools it calls."""
+    every = [line for tool in tools for line in lines_of(budgets, replace(spender, tool=tool))]
+    return (*{(line.name, line.key): line for line in every}.values(), *rates_of(rates, spender))
+
+
 def _key(per: str, spender: Spender) -> str:
     keys = {
-        "run": f"{spender.principal} {spender.run}",
+        "run": f"{spender.run} {spender.principal}",
         "principal": spender.principal,
         "workflow": spender.workflow,
-        "tool": f"{spender.principal} {spender.tool}",
+        "tool": f"{spender.tool} {spender.principal}",
     }
     return keys[per]
 
@@ -139,6 +152,7 @@ def rates_of(rates: Iterable[Rate], spender: Spender) -> tuple[Line, ...]:
             name=f"{rate.host} every {rate.every}",
             per="principal",
             every=rate.every,
+            tool=None,
             key=spender.principal,
             limits={"connections": rate.connections},
         )

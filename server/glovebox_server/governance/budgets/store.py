@@ -39,6 +39,10 @@ KEPT_DAYS: Final = 400
 MAX_USAGE: Final = 200_000
 """Rows of usage, about 30 MB: beyond it the oldest go."""
 
+MAX_RUNS: Final = 10_000
+"""Runs of one principal that one budget remembers: beyond it those that called longest ago go, so that nobody fills the
+file with runs. What the principal as a whole may spend is not touched by that."""
+
 _NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in SPENDING)
 _NAMES = ", ".join(SPENDING)
 _MARKS = ", ".join("?" * len(SPENDING))
@@ -57,6 +61,15 @@ SCHEMA: Final = (
     """,
 )
 
+# A run's key is its id, a space, and its principal; of the windows a run's alone begins at 0.
+_CROWDED = (
+    "SELECT budget, substr(key, instr(key, ' ') + 1) AS principal, count(*) AS runs FROM spent WHERE since = 0"
+    " GROUP BY 1, 2 HAVING runs > ?"
+)
+_FORGET = (
+    "DELETE FROM spent WHERE since = 0 AND budget = ? AND key IN (SELECT key FROM spent WHERE since = 0"
+    " AND budget = ? AND substr(key, instr(key, ' ') + 1) = ? ORDER BY until LIMIT ?)"
+)
 _TOTALS = ", ".join(f"sum({name})" for name in SPENDING)
 
 _SPEND = (
@@ -131,7 +144,7 @@ def spend(connection: sqlite3.Connection, clocks: Clocks, asked: Asked) -> Refus
 
 
 def settle(connection: sqlite3.Connection, clocks: Clocks, call_id: str, spender: Spender, spent: Amounts) -> None:
-    """Count what a call spent in place of what it had taken."""
+    """Count what a call spent in place of what it had taken; nothing, where it did not run."""
     found = connection.execute("SELECT body FROM reserved WHERE call = ?", (call_id,)).fetchone()
     if found is None:  # settled before
         return
@@ -140,7 +153,8 @@ def settle(connection: sqlite3.Connection, clocks: Clocks, call_id: str, spender
         # A window that is over may be gone, and then what was spent in it is of no interest.
         more = (spent.get(each, 0) - takes.get(each, 0) for each in SPENDING)
         connection.execute(_CORRECT, (*more, name, key, since))
-    _use(connection, clocks, spender, spent)
+    if spent:
+        _use(connection, clocks, spender, spent)
     _write_time(connection, clocks, _time(connection, clocks))
 
 
@@ -167,6 +181,9 @@ def tidy(connection: sqlite3.Connection, clocks: Clocks, is_gone: Callable[[str]
             lost.append(call)
         connection.execute("DELETE FROM reserved WHERE server = ?", (server,))
     connection.execute("DELETE FROM spent WHERE until <= ?", (time,))
+    crowded = connection.execute(_CROWDED, (MAX_RUNS,)).fetchall()
+    for budget, principal, runs in crowded:
+        connection.execute(_FORGET, (budget, budget, principal, runs - MAX_RUNS))
     day = LENGTH_MS["day"]
     hourly = clocks.wall - clocks.wall % day - HOURLY_DAYS * day
     connection.execute(_USAGE, (hourly,))
@@ -232,7 +249,8 @@ def _refills(line: Line, clocks: Clocks, time: int) -> str | None:
     """When, by the wall clock as it is now."""
     if line.every == "run":
         return None
-    moment = datetime.fromtimestamp((clocks.wall + window(line.every, time)[1] - time) / 1000, UTC)
+    # To the second: the two clocks differ by parts of one.
+    moment = datetime.fromtimestamp(round((clocks.wall + window(line.every, time)[1] - time) / 1000), UTC)
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

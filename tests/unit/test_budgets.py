@@ -1,0 +1,307 @@
+"""Budgets on the path of a call: what it may spend is taken before it starts, and what it did not is given back."""
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.fixtures.brokered import Heard
+from tests.fixtures.channels import OUTCOME, Guest
+from tests.unit.test_broker import ARGUMENTS, Scene, scene
+
+from glovebox_profiles.policy.model import Budget, Rate
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.broker.admission import RUNNING
+from glovebox_server.calls import CallResult, Principal, Text
+from glovebox_server.governance.budgets import budgets as budgeting
+from glovebox_server.governance.budgets.budgets import Budgets, Reservation
+from glovebox_server.governance.governance import Proposal
+from glovebox_server.tools.base import Result
+
+__all__ = ["scene"]
+
+ME = Principal(id="token:a", transport="http")
+
+
+@dataclass
+class Spending:
+    """A broker whose callers have budgets."""
+
+    scene: Scene
+    budgets: Budgets
+    state_dir: Path
+
+    async def call(self, principal: Principal = ME, run: str = "r_1", **arguments: Any) -> CallResult:
+        """One call of ``run_python``."""
+        given = {**ARGUMENTS, **arguments}
+        return await self.scene.broker.submit(principal, "run_python", given, Heard(), run=run)
+
+    async def left(self, principal: Principal = ME, run: str = "r_1") -> dict[str, float]:
+        """What a caller's resource says."""
+        rights = self.scene.broker.governance.rights_of(principal)
+        return {f"{each.budget} {each.what}": each.left for each in await self.budgets.left(principal, run, rights)}
+
+
+@asynccontextmanager
+async def spending(
+    scene: Scene, tmp_path: Path, *budgets: Budget, rates: tuple[Rate, ...] = ()
+) -> AsyncIterator[Spending]:
+    """The same broker with these."""
+    with budgeting.opened(tmp_path) as found:
+        rights = replace(scene.broker.governance.rights_of(ME), budgets=budgets, rates=rates)
+        governance = replace(scene.broker.governance, rights_of=lambda _: rights, budgets=found)
+        yield Spending(replace(scene, broker=replace(scene.broker, governance=governance)), found, tmp_path)
+
+
+def budget(name: str = "b", **of: Any) -> Budget:
+    """One of a principal, by the hour, unless told otherwise."""
+    return Budget(**{"name": name, "per": "principal", "every": "day", **of})
+
+
+def refused(result: CallResult) -> str | None:
+    """The rule that refused a call."""
+    found = result.structured.get("refused")
+    return found and str(found["rule"])
+
+
+async def test_a_spent_budget_refuses_on_record_and_starts_nothing(scene: Scene, tmp_path: Path) -> None:
+    """Of two tenants only the one that spent its own; a refusal spends nothing."""
+    async with spending(scene, tmp_path, budget(calls=2)) as spent:
+        results = [await spent.call() for _ in range(4)]
+        assert [refused(each) for each in results] == [None, None, "budget.b", "budget.b"]
+        assert scene.driver.opened == 2
+        decided = [each for each in scene.audit.events if each.kind == "call.decided"]
+        assert [(each.effect, each.rule) for each in decided][2:] == [("deny", "budget.b")] * 2
+        assert refused(await spent.call(Principal(id="token:b", transport="http"))) is None
+        assert await spent.left() == {"b calls": 0}
+
+
+async def test_what_is_left_is_told_when_it_is_little(scene: Scene, tmp_path: Path) -> None:
+    """As text and as data that fits the result's model; the control is the call before, of which a fifth is left."""
+    async with spending(scene, tmp_path, budget("calls-a-day", calls=5)) as spent:
+        results = [await spent.call() for _ in range(5)]
+    assert ["budget" in each.structured for each in results] == [False] * 4 + [True]
+    (low,) = results[4].structured["budget"]
+    assert (low["budget"], low["what"], low["left"], low["of"]) == ("calls-a-day", "calls", 0, 5)
+    assert low["refills"].endswith("T00:00:00Z")
+    assert results[4].content[-1] == Text(text="[left of your budgets: calls-a-day 0 of 5 calls]")
+    tool = scene.broker.tools["run_python"]
+    assert isinstance(tool.result.model_validate(results[4].structured), Result)
+
+
+async def test_what_a_call_spent_is_counted_and_the_rest_given_back(scene: Scene, tmp_path: Path) -> None:
+    """Its file, its words, and the seconds that it took rather than those it might have."""
+    every = budget(calls=9, failures=9, wall_seconds=900, disclosed_bytes=10**6, artifacts=99)
+    async with spending(scene, tmp_path, every) as spent:
+        before = await spent.left()
+        result = await spent.call()
+        after = await spent.left()
+    used = {name.removeprefix("b "): before[name] - after[name] for name in before}
+    assert (used["calls"], used["failures"], used["artifacts"]) == (1, 0, 1)
+    told = sum(len(each.text.encode()) for each in result.content if isinstance(each, Text))
+    assert used["disclosed_bytes"] == told
+    assert 0 <= used["wall_seconds"] < 1
+
+
+async def test_a_race_of_sixty_four_for_ten_runs_ten(scene: Scene, tmp_path: Path) -> None:
+    """At one time, in one server; the control is that all of them answer."""
+    results: list[CallResult] = []
+    async with spending(scene, tmp_path, budget(calls=10)) as spent:
+
+        async def one() -> None:
+            results.append(await spent.call())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(64):
+                tasks.start_soon(one)
+    assert sorted(refused(each) or "" for each in results) == [""] * 10 + ["budget.b"] * 54
+    assert scene.driver.opened == 10
+
+
+async def _fails(guest: Guest) -> None:
+    await guest.done({**OUTCOME, "status": 1})
+
+
+async def test_failures_are_counted_and_refused(scene: Scene, tmp_path: Path) -> None:
+    """Of two that may fail, two calls at one time are all that may be under way."""
+    scene.driver.script = _fails
+    async with spending(scene, tmp_path, budget(failures=2)) as spent:
+        assert [refused(await spent.call(code=str(n))) for n in range(3)] == [None, None, "budget.b"]
+
+
+async def test_a_failing_call_is_slowed_and_then_refused_and_a_good_one_is_not(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any budget: while it waits, it holds neither a turn nor a sandbox."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        assert scene.driver.live == 0
+        assert scene.broker.admission._turns._turns._left == RUNNING
+        pauses.append(seconds)
+
+    monkeypatch.setattr("glovebox_server.broker.admission.anyio.sleep", sleep)
+    scene.driver.script = _fails
+    results = [await scene.call() for _ in range(9)]
+    assert [refused(each) for each in results] == [None] * 8 + ["repeat.failing"]
+    assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
+    assert scene.driver.opened == 8
+    scene.driver.script = None
+    assert not any([(await scene.call(code="2")).failed for _ in range(12)])
+    assert len(pauses) == 5
+
+
+async def test_a_cancelled_call_counts_the_most_that_it_could_have_told(scene: Scene, tmp_path: Path) -> None:
+    """Else whoever cancels each call would read for nothing; the time is what it took."""
+    began = anyio.Event()
+
+    async def hang(guest: Guest) -> None:
+        began.set()
+        await anyio.sleep_forever()
+
+    scene.driver.script = hang
+    async with spending(scene, tmp_path, budget(calls=9, disclosed_bytes=10**9, wall_seconds=900)) as spent:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(spent.call)
+            await began.wait()
+            tasks.cancel_scope.cancel()
+        left = await spent.left()
+    profile = scene.broker.governance.rights_of(ME).profiles["run_python"]
+    assert left["b calls"] == 8
+    assert left["b disclosed_bytes"] == 10**9 - 2 * profile.limits.stream
+    assert left["b wall_seconds"] > 899
+
+
+async def test_a_call_that_could_not_start_tells_nothing(scene: Scene, tmp_path: Path) -> None:
+    """It counts as a call and as a failure."""
+    scene.driver.problem = RuntimeError("no sandbox")
+    async with spending(scene, tmp_path, budget(calls=9, failures=9, disclosed_bytes=10**9, artifacts=9)) as spent:
+        with pytest.raises(RuntimeError, match="no sandbox"):
+            await spent.call()
+        left = await spent.left()
+    assert left == {"b calls": 8, "b failures": 8, "b disclosed_bytes": 10**9, "b artifacts": 9}
+
+
+async def test_a_call_that_is_reserved_and_then_denied_spends_nothing(scene: Scene, tmp_path: Path) -> None:
+    """As when somebody is to be asked first; the control is one that runs."""
+    async with spending(scene, tmp_path, budget(calls=9)) as spent:
+        reserved = spent.budgets.reserved
+
+        @asynccontextmanager
+        async def released(proposal: Proposal) -> AsyncIterator[Reservation | Refusal]:
+            async with reserved(proposal) as found:
+                assert isinstance(found, Reservation)
+                found.release()
+                yield found
+
+        spent.budgets.reserved = released  # type: ignore[method-assign]
+        await spent.call()
+        assert await spent.left() == {"b calls": 9}
+        spent.budgets.reserved = reserved  # type: ignore[method-assign]
+        await spent.call()
+        assert await spent.left() == {"b calls": 8}
+
+
+async def test_a_store_that_fails_refuses_calls_with_the_fix_and_forgets_nothing(scene: Scene, tmp_path: Path) -> None:
+    """Full here; once there is room again, what was spent is still spent."""
+    async with spending(scene, tmp_path, budget(calls=9)) as spent:
+        assert refused(await spent.call()) is None
+        path = spent.budgets._database.path
+        aside = tmp_path / "aside"
+        path.rename(aside)
+        result = await spent.call()
+        assert refused(result) == "store"
+        assert "The operator must act." in result.structured["refused"]["hint"]
+        assert str(tmp_path) not in str(result.structured)
+        assert scene.driver.opened == 1
+        aside.rename(path)
+        assert refused(await spent.call()) is None
+        assert await spent.left() == {"b calls": 7}
+
+
+async def test_what_could_not_be_settled_is_settled_later(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller has its result; until then the most that it could spend stays spent."""
+    async with spending(scene, tmp_path, budget(wall_seconds=10_000)) as spent:
+        path, aside = spent.budgets._database.path, tmp_path / "aside"
+
+        async def loses(guest: Guest) -> None:
+            path.rename(aside)
+            await guest.done()
+
+        scene.driver.script = loses
+        assert not (await spent.call()).failed
+        assert "stays at the most it could" in caplog.text
+        aside.rename(path)
+        worst = scene.broker.governance.rights_of(ME).profiles["run_python"].limits.wall_seconds
+        assert await spent.left() == {"b wall_seconds": 10_000 - worst}
+        scene.driver.script = None
+        await spent.call()
+        assert (await spent.left())["b wall_seconds"] > 9_990
+
+
+async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Path) -> None:
+    """Whoever opens the file next finds them; those of a process that lives are left alone."""
+    async with spending(scene, tmp_path, budget(calls=9, wall_seconds=10_000)) as spent:
+        await spent.call()
+        path = spent.budgets._database.path
+        with sqlite3.connect(path) as connection:
+            owner = spent.budgets._server.split(":")
+            for number, started in enumerate([owner[3], "1"]):
+                mark = ":".join([*owner[:3], started, owner[4]])
+                body = '{"lines": [], "who": ["token:a", "", "run_python"]}'
+                connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (f"c_{number}", mark, body))
+            connection.execute("UPDATE clock SET tidied = 0")
+        await spent.call()
+        with sqlite3.connect(path) as connection:
+            assert connection.execute("SELECT call FROM reserved").fetchall() == [("c_0",)]
+            assert connection.execute("SELECT sum(calls), sum(lost) FROM usage").fetchone() == (3, 1)
+
+
+async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> None:
+    """Counted before each connection; other hosts have none."""
+    rates = (Rate(host="*.example.org", connections=2, every="minute"),)
+    async with spending(scene, tmp_path, rates=rates) as spent:
+        rights = spent.scene.broker.governance.rights_of(ME)
+        reservation = await _reservation(spent, rights)
+        answers = [await reservation.connect("a.example.org"), await reservation.connect("b.example.org")]
+        assert answers == [None, None]
+        third = await reservation.connect("a.example.org")
+        assert isinstance(third, Refusal)
+        assert third.rule == "egress.rate"
+        assert "*.example.org every minute 0 of 2 connections" in third.reason
+        assert await reservation.connect("example.com") is None
+        assert await spent.left() == {"*.example.org every minute connections": 0}
+
+
+async def _reservation(spent: Spending, rights: Any) -> Reservation:
+    """That of one call under way."""
+    seen: list[Reservation] = []
+    budgets = spent.budgets
+    whole = budgets.reserved
+
+    @asynccontextmanager
+    async def watched(proposal: Proposal) -> AsyncIterator[Reservation | Refusal]:
+        async with whole(proposal) as found:
+            assert isinstance(found, Reservation)
+            seen.append(found)
+            yield found
+
+    budgets.reserved = watched  # type: ignore[method-assign]
+    await spent.call()
+    return seen[0]
+
+
+async def test_nothing_is_opened_where_nobody_has_a_budget(scene: Scene, tmp_path: Path) -> None:
+    """The control is the file that a budget makes."""
+    assert scene.broker.governance.budgets is None
+    await scene.call()
+    assert not os.path.lexists(tmp_path / "governance")
+    async with spending(scene, tmp_path, budget(calls=1)):
+        assert os.path.lexists(tmp_path / "governance" / "budgets.sqlite")

@@ -1,0 +1,90 @@
+"""A call that keeps failing in the same way is slowed, then refused; one that succeeds is not."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.governance import repeats
+from glovebox_server.governance.repeats import MAX_FAILING, MOST, Repeats
+
+ME = Principal(id="token:a", transport="http")
+
+
+class Noted:
+    """Repeats on a clock of the test's."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.repeats = Repeats(lambda: self.now)
+
+    def call(self, code: str = "1", *, run: str | None = "r_1", principal: Principal = ME) -> ToolCall:
+        """One call."""
+        arguments = {"code": code}
+        return ToolCall(
+            id="c", principal=principal, session=None, tool="run_python", arguments=arguments,
+            received=datetime.now(UTC), run=run,
+        )  # fmt: skip
+
+    def pause(self, **given: Any) -> float:
+        """How long it would wait."""
+        return self.repeats.pause(self.call(**given))
+
+    def fail(self, times: int, **given: Any) -> None:
+        """It failed so many times."""
+        for _ in range(times):
+            self.repeats.note(self.call(**given), failed=True)
+
+
+def test_the_same_failing_call_waits_longer_each_time_and_is_then_refused() -> None:
+    """Three tries cost nothing; the control is another call, run and principal."""
+    noted, pauses = Noted(), []
+    for _ in range(MOST):
+        pauses.append(noted.pause())
+        assert noted.repeats.refusal(noted.call()) is None
+        noted.fail(1)
+    assert pauses == [0, 0, 0, 1, 2, 4, 4, 4]
+    refused = noted.repeats.refusal(noted.call())
+    assert refused is not None
+    assert refused.rule == "repeat.failing"
+    assert refused.reason == "This same call has failed 8 times in a row in this run."
+    assert "tried again in 60 s" in refused.hint
+    for other in ({"code": "2"}, {"run": "r_2"}, {"principal": Principal(id="token:b", transport="http")}):
+        assert noted.pause(**other) == 0
+        assert noted.repeats.refusal(noted.call(**other)) is None
+
+
+def test_after_a_minute_it_is_tried_once() -> None:
+    """And refused for another one where it fails again."""
+    noted = Noted()
+    noted.fail(MOST)
+    noted.now += repeats.REFUSED_SECONDS
+    assert noted.repeats.refusal(noted.call()) is None
+    assert noted.pause() == 0
+    noted.fail(1)
+    assert noted.repeats.refusal(noted.call()) is not None
+
+
+def test_one_success_or_ten_quiet_minutes_wipe_its_failures_out() -> None:
+    """And calls that succeed are never counted."""
+    noted = Noted()
+    for _ in range(100):
+        noted.repeats.note(noted.call(), failed=False)
+    assert noted.pause() == 0
+    noted.fail(MOST)
+    noted.repeats.note(noted.call(), failed=False)
+    assert noted.repeats.refusal(noted.call()) is None
+    noted.fail(MOST)
+    noted.now += repeats.FORGOTTEN_SECONDS + 1
+    assert noted.pause() == 0
+    noted.fail(1)
+    assert noted.pause() == 0
+
+
+def test_only_so_many_failing_calls_are_remembered() -> None:
+    """The one that failed longest ago goes first."""
+    noted = Noted()
+    noted.fail(5, code="old")
+    for number in range(MAX_FAILING):
+        noted.fail(1, code=str(number))
+    assert len(noted.repeats._failing) == MAX_FAILING
+    assert noted.pause(code="old") == 0
