@@ -1,0 +1,175 @@
+"""Two tenants on one HTTP server with a policy: each has its own tools, workspace and limits, from end to end."""
+
+import json
+import re
+import subprocess  # noqa: TID251 - the server is a process of its own, as in real life
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from tests.fixtures.callers import give_token
+from tests.interaction.served import until
+
+from glovebox_server.mcp.server import DIGEST_META_KEY
+
+pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+
+GLOVEBOX = str(Path(sys.executable).with_name("glovebox"))
+NAMES = ("support", "research", "stranger")
+POLICY = """\
+version = 1
+
+[roles.support]
+tools = ["list_workspace_files", "read_workspace_file"]
+workspace = "{support}"
+
+[roles.research]
+tools = ["run_python", "list_workspace_files", "read_workspace_file"]
+workspace = "{research}"
+artifacts_mib = 1
+
+[roles.research.narrow.run_python]
+limits = {{ wall_seconds = 3 }}
+
+[principals]
+"token:support" = "support"
+"token:research" = "research"
+
+[[example]]
+principal = "token:support"
+call = {{ tool = "run_python", arguments = {{ code = "1" }} }}
+expect = "deny"
+rule = "role.tools"
+"""
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    """Return the options for a server of two tenants, each with a folder."""
+    tmp_path.chmod(0o755)
+    for name in ("support", "research"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(f"of {name}")
+    places = {name: tmp_path / name for name in ("support", "research")}
+    (tmp_path / "policy.toml").write_text(POLICY.format(**places))
+    return ["--state-dir", str(tmp_path / "state"), "--policy", str(tmp_path / "policy.toml")]
+
+
+@contextmanager
+def served(options: list[str], directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Run a server; give its URL, and a token for each name."""
+    tokens = {name: give_token(directory / "state", name) for name in NAMES}
+    command, log = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options], directory / "log"
+    with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sink) as process:
+        try:
+            with anyio.from_thread.start_blocking_portal() as portal:
+                portal.call(until, lambda: re.search(rb"url=(\S+)", log.read_bytes()) is not None, 60.0)
+            found = re.search(r"url=(\S+)", log.read_text())
+            assert found is not None
+            yield found[1], tokens
+        finally:
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+
+
+@asynccontextmanager
+async def client_of(url: str, token: str, mode: str) -> AsyncIterator[Client]:
+    """One tenant's client."""
+    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=60) as http:
+        wire = streamable_http_client(f"{url}/mcp", http_client=http)
+        async with Client(wire, mode=mode) as client:
+            yield client
+
+
+async def capabilities(client: Client) -> dict[str, Any]:
+    """The manifest as this caller reads it."""
+    (content,) = (await client.read_resource("glovebox://capabilities")).contents
+    assert isinstance(content, types.TextResourceContents)
+    read: dict[str, Any] = json.loads(content.text)
+    return read
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_two_tenants_share_a_server_and_nothing_else(options: list[str], tmp_path: Path, mode: str) -> None:
+    """Each lists, sees and reads its own; what is the other's is refused or not there, for the reason that it is.
+
+    The control for each refusal is the other tenant, for whom the same works.
+    """
+    with served(options, tmp_path) as (url, tokens):
+        async with (
+            client_of(url, tokens["support"], mode) as support,
+            client_of(url, tokens["research"], mode) as research,
+            client_of(url, tokens["stranger"], mode) as stranger,
+        ):
+            clients = {"support": support, "research": research, "stranger": stranger}
+            listed = {name: await client.list_tools() for name, client in clients.items()}
+            names = {name: [tool.name for tool in found.tools] for name, found in listed.items()}
+            assert names["support"] == ["list_workspace_files", "read_workspace_file"]
+            assert names["research"] == ["list_workspace_files", "read_workspace_file", "run_python"]
+            assert names["stranger"] == []
+            python = next(tool for tool in listed["research"].tools if tool.name == "run_python")
+            assert python.input_schema["properties"]["timeout_seconds"]["maximum"] == 3
+
+            for name, client in clients.items():
+                facts = await capabilities(client)
+                assert facts["role"] == ("" if name == "stranger" else name)
+                assert [each["name"] for each in facts["tools"]] == names[name]
+                assert facts["tools_digest"] == (listed[name].meta or {})[DIGEST_META_KEY]
+                assert str(tmp_path) not in json.dumps(facts)
+                with pytest.raises(MCPError) as unknown:
+                    await client.call_tool("run_pythn", {"code": "1"})
+                assert unknown.value.error.data == {"tools": names[name]}
+
+            for own, other in (("support", "research"), ("research", "support")):
+                found = await clients[own].call_tool("read_workspace_file", {"path": f"{own}.txt"})
+                assert f"of {own}" in str(found.content)
+                missing = await clients[own].call_tool("read_workspace_file", {"path": f"{other}.txt"})
+                assert missing.is_error
+                assert "no such file" in str(missing.content)
+                completed = await clients[own].complete(
+                    types.PromptReference(name="analyse_file"), {"name": "path", "value": ""}
+                )
+                assert completed.completion.values == [f"{own}.txt"]
+
+            ran = await research.call_tool("run_python", {"code": "import os; sorted(os.listdir('/workspace'))"})
+            assert ran.structured_content["value"] == "['research.txt']"
+            refused = await support.call_tool("run_python", {"code": "1"})
+            assert refused.structured_content["refused"]["rule"] == "role.tools"
+            nobody = await stranger.call_tool("read_workspace_file", {"path": "support.txt"})
+            assert nobody.structured_content["refused"]["rule"] == "policy.principal"
+
+            long = await research.call_tool("run_python", {"code": "while True: pass"})
+            assert long.structured_content["ended"] == "timed_out"
+            code = "open('/output/a', 'wb').write(bytes(1 << 20)); open('/output/b', 'w').write('b')"
+            much = await research.call_tool("run_python", {"code": code})
+            assert "Your artifacts may hold 1048576 bytes together" in str(much.content)
+
+    records = [json.loads(line) for line in (tmp_path / "state/audit/audit.jsonl").read_text().splitlines()]
+    decided = [each["data"] for each in records if each["kind"] == "call.decided"]
+    roles = {each["principal"]: each["role"] for each in decided}
+    assert roles == {"token:support": "support", "token:research": "research", "token:stranger": ""}
+    assert len({each["policy_digest"] for each in decided}) == 1
+    signed = [each["data"] for each in records if each["kind"] == "receipt.signed"]
+    assert len(signed) == sum(each["effect"] == "allow" for each in decided)
+
+
+def test_a_policy_that_is_wrong_starts_nothing(options: list[str], tmp_path: Path) -> None:
+    """Exit code 2, with file, line, key and nearest, before the state directory has a log."""
+    path = tmp_path / "policy.toml"
+    path.write_text(path.read_text().replace('"token:support" = "support"', '"token:support" = "suport"'))
+    command = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    line = path.read_text().splitlines().index('"token:support" = "suport"') + 1
+    expected = f'{path}:{line}: principals.token:support: there is no role "suport". The nearest is "support".'
+    assert expected in done.stderr.replace("\n", " ")
+    assert not (tmp_path / "state" / "audit").exists()
