@@ -125,6 +125,51 @@ def test_a_large_folder_is_given_as_an_overview(workspace: Workspace) -> None:
     assert [entry["files"] for entry in workspace.run("list", pattern="data", limit=4)["entries"]] == [10] * 4
 
 
+def test_sizes_are_looked_up_only_of_what_is_shown(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a closed folder count, those that are not kept by name too; nobody waits for another folder's."""
+    for number in range(60):
+        workspace.write(f"{number % 10}/{number % 2}/{number:02}.bin", b"x" * number)
+    looked: list[str] = []
+    size = listing._size
+
+    def look(entry: "os.DirEntry[str]") -> int:
+        looked.append(entry.path)
+        return size(entry)
+
+    monkeypatch.setattr(listing, "_size", look)
+    for limit in (5, 6):
+        looked.clear()
+        entries = workspace.run("list", limit=limit)["entries"]
+        closed = {each["path"]: each["bytes"] for each in entries if "files" in each}
+        assert {path: closed[path] for path in ("0", "1", "2")} == {"0": 150, "1": 156, "2": 162}
+        assert len(looked) == len(set(looked))
+    assert not [path for path in looked if "/9/" in path], "it is not shown"
+
+
+def test_sizes_end_with_the_time_and_are_told_after_another_bound(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size that was not looked up is none; a walk that ended at its names still says how large what it saw is."""
+    for number in range(40):
+        workspace.write(f"data/{number:02}.bin", b"x")
+    gathered = listing._gathered
+
+    def slowly(walk: tree.Walk, limit: int) -> listing._Tree:
+        found = gathered(walk, limit)
+        walk._deadline = 0.0
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(listing, "_gathered", slowly)
+        value = workspace.run("list", limit=8)
+    (entry,) = (each for each in value["entries"] if each["path"] == "data")
+    assert (entry["files"], entry["bytes"]) == (40, None)
+    assert "stopped after 4 seconds" in value["truncated"]
+    monkeypatch.setattr(tree, "MAX_ENTRIES", 52)
+    (entry,) = (each for each in workspace.run("list", limit=8)["entries"] if each["path"] == "data")
+    assert entry["files"] == entry["bytes"] > 0
+
+
 def test_of_too_many_names_in_one_folder_the_folders_are_shown(workspace: Workspace) -> None:
     """In the order of the tree; and the answer says how many there are."""
     for number in range(30):

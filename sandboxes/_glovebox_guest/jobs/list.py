@@ -15,7 +15,7 @@ from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.tree import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
     from typing import Any, TypeAlias
 
     from _glovebox_guest.program.emit import Emit
@@ -40,21 +40,24 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     opened = top.opened(limit)
     entries: list[dict[str, Any]] = []
     room = 2 * wording.MAX_ANSWER
-    closed = 0
+    closed: dict[str, dict[str, Any]] = {}
     for path, entry in top.shown(limit, opened):
         described = _described(path, entry)
         folder = None if path in opened else top.folders.get(path)
         if folder is not None and folder.count:
-            described |= {"files": folder.files, "bytes": folder.bytes}
+            described["files"] = folder.files
         # The path stands in the text once more.
         room -= 2 * wording.cost(described["path"]) + _OVERHEAD
         if room < 0:
             break
-        closed += "files" in described
+        if "files" in described:
+            closed[path] = described
         entries.append(described)
+    for path, size in top.sizes(closed, walk).items():
+        closed[path]["bytes"] = size
     notes = [f"{len(entries)} of {top.total} shown"] if len(entries) < top.total else []
     if closed:
-        notes.append(f"{closed} folders closed, name one as pattern to look inside")
+        notes.append(f"{len(closed)} folders closed, name one as pattern to look inside")
     emit.value(
         {
             "entries": entries,
@@ -76,8 +79,10 @@ class _Folder:
         self.entries: list[Found] = []
         self.count = 0
         """Of entries that lie in it itself."""
-        self.files = self.bytes = 0
-        """Of files, also those below."""
+        self.files = 0
+        """Also below."""
+        self.bytes = 0
+        """Of files that lie in it itself and are not among the entries."""
 
 
 class _Tree:
@@ -119,6 +124,25 @@ class _Tree:
             if path in opened:
                 waiting += self.folders[path].entries[::-1]
 
+    def sizes(self, closed: Container[str], walk: Walk) -> dict[str, int]:
+        """Bytes of the files in each of these folders; nothing of those for which the walk's time is not enough.
+
+        Nobody is told of other folders, and looking sizes up takes longer than finding the files.
+        """
+        found: dict[str, int] = {}
+        within: dict[str, str] = {}
+        for path, folder in self.folders.items():
+            outer = path if path in closed else within.get(path.rpartition("/")[0])
+            if outer is None:
+                continue
+            if walk.late():
+                found.pop(outer, None)
+                break
+            within[path] = outer
+            files = (each for _, each in folder.entries if each.is_file(follow_symlinks=False))
+            found[outer] = found.get(outer, 0) + folder.bytes + sum(map(_size, files))
+        return found
+
 
 def _gathered(walk: Walk, limit: int) -> _Tree:
     tree = _Tree(walk.folder if walk.whole else "")
@@ -131,18 +155,17 @@ def _gathered(walk: Walk, limit: int) -> _Tree:
                 last, folder = parent, tree.folders[parent]
             if entry.is_file(follow_symlinks=False):
                 folder.files += 1
-                folder.bytes += _size(entry)
             elif entry.is_dir(follow_symlinks=False):
                 tree.folders[path] = _Folder()
         folder.count += 1
         # Of a folder that cannot be opened the names are not needed; of the first one some are shown in any case.
         if folder.count <= limit or (walk.whole and last == tree.top):
             folder.entries.append((path, entry))
+        elif walk.whole and entry.is_file(follow_symlinks=False):
+            folder.bytes += _size(entry)
     for path in reversed(tree.folders):
         if path != tree.top:
-            above, below = tree.folders[path.rpartition("/")[0]], tree.folders[path]
-            above.files += below.files
-            above.bytes += below.bytes
+            tree.folders[path.rpartition("/")[0]].files += tree.folders[path].files
     return tree
 
 

@@ -152,9 +152,14 @@ class Walk:
 
     def out_of_time(self) -> bool:
         """Whether the walk has to end now; ``stopped`` then says why."""
-        if self.stopped is None and monotonic() > self._deadline:
+        return self.late() or self.stopped is not None
+
+    def late(self) -> bool:
+        """Whether its time is over, whatever ended it; ``stopped`` then says so, unless it says another bound."""
+        late = monotonic() > self._deadline
+        if late and self.stopped is None:
             self.stopped = f"{self._seconds:g} seconds"
-        return self.stopped is not None
+        return late
 
     def _enters(self, name: str, depth: int) -> bool:
         if name in PASSED_OVER and name not in self._named:

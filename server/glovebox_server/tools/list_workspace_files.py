@@ -30,7 +30,7 @@ class Entry(Value):
     path: str
     type: Literal["file", "directory", "symlink", "special"]
     bytes: int | None
-    """Of a file; of a closed folder, all files below together."""
+    """Of a file; of a closed folder, all files below together, None where time was up."""
     modified: str | None
     """RFC 3339, UTC."""
     files: int | None = None
