@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version as installed_version
@@ -77,6 +77,8 @@ class App:
     audit: AuditLog
     artifacts: ArtifactStore
     runs: Runs
+    states_key: bytes = field(repr=False)
+    """Binds what clients carry between asking and answering."""
     version: str = VERSION
     ended: list[str]
     """Whoever ends the server puts the reason here, for its last record."""
@@ -188,7 +190,7 @@ async def opened(
         max_bytes_total=settings.artifact_total_mib * 2**20,
         parts=ARTIFACT_PARTS if shared else 1,
     )
-    signer = Signer.load(settings.state_dir)
+    signer, key = Signer.load(settings.state_dir), server_key.load(settings.state_dir)
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
         Stops.opened(settings.state_dir, audit) as stops,
@@ -234,7 +236,8 @@ async def opened(
             broker=broker,
             audit=audit,
             artifacts=store,
-            runs=Runs(server_key.derived(server_key.load(settings.state_dir), "runs")),
+            runs=Runs(server_key.derived(key, "runs")),
+            states_key=server_key.derived(key, "request states"),
             ended=ended,
         )
         try:

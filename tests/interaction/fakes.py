@@ -201,6 +201,7 @@ class FakeApp:
     tools: Mapping[str, Tool] = field(default_factory=lambda: {RUN.name: RUN})
     profiles: ProfileSet = field(default_factory=lambda: ProfileSet({}, {}))
     environments: Mapping[str, Environment] = field(default_factory=dict)
+    states_key: bytes = b"s" * 32
     runs: Runs = field(default_factory=lambda: Runs(b"k" * 32))
     version: str = "0.0.0"
 

@@ -59,10 +59,14 @@ def _http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def _client(transport: Transport, era: Era, options: list[str], directory: Path) -> AsyncIterator[Client]:
+async def connected(
+    transport: Transport, era: Era, options: list[str], directory: Path, **abilities: Any
+) -> AsyncIterator[Client]:
+    """A client of a server that was started for it; ``abilities`` are callbacks of the client's."""
     mode = "legacy" if era == "legacy" else "auto"
     if transport == "stdio":
-        async with Client(StdioServerParameters(command=GLOVEBOX, args=["serve", *options]), mode=mode) as client:
+        server = StdioServerParameters(command=GLOVEBOX, args=["serve", *options])
+        async with Client(server, mode=mode, **abilities) as client:
             yield client
         return
     with _http(options, directory) as (url, token):
@@ -70,7 +74,7 @@ async def _client(transport: Transport, era: Era, options: list[str], directory:
         async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
             wire = sse_client(f"{url}/sse", headers=headers)
             wire = wire if transport == "sse" else streamable_http_client(f"{url}/mcp", http_client=http)
-            async with Client(wire, mode=mode) as client:
+            async with Client(wire, mode=mode, **abilities) as client:
                 yield client
 
 
@@ -87,7 +91,7 @@ def _at_work() -> int:
 @pytest.mark.parametrize(("transport", "era"), PAIRS)
 async def test_a_whole_session(transport: Transport, era: Era, directories: list[str], tmp_path: Path) -> None:
     """Run, keep a file, use it in the next call, read the workspace, be refused, give up an endless loop."""
-    async with _client(transport, era, directories, tmp_path) as client:
+    async with connected(transport, era, directories, tmp_path) as client:
         ran = await client.call_tool("run_python", {"code": CODE})
         assert not ran.is_error
         assert ran.structured_content["value"] == "42"

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from mcp.shared.exceptions import MCPError
-from tests.interaction.test_real_server import GLOVEBOX, _client
+from tests.interaction.test_real_server import GLOVEBOX, connected
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -29,7 +29,7 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
     workspace.mkdir()
     tmp_path.chmod(0o755)
     options = ["--workspace", str(workspace), "--state-dir", str(state)]
-    async with _client("stdio", "modern", options, tmp_path) as client:
+    async with connected("stdio", "modern", options, tmp_path) as client:
         ran = await client.call_tool("run_python", {"code": CODE})
         assert ran.meta is not None
         named = ran.meta["dev.glovebox/call"]["receipt"]
@@ -63,7 +63,7 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "payload is not application/vnd.in-toto+json" in done.stdout.replace("\n", " ")
 
-    async with _client("http", "modern", options, tmp_path) as other:
+    async with connected("http", "modern", options, tmp_path) as other:
         for uri in (named["uri"], "receipt://c_" + "0" * 26, "receipt://../x"):
             with pytest.raises(MCPError, match="There is no such call of yours"):
                 await other.read_resource(uri)

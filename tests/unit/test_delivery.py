@@ -16,6 +16,7 @@ from tests.fixtures.audit_logs import decided
 from glovebox_server.audit import chain
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.subscription import Subscription
+from glovebox_server.governance.approvals.question import Question
 from glovebox_server.mcp import delivery, resources
 from glovebox_server.mcp.server import session_of
 
@@ -62,6 +63,10 @@ def test_what_we_define_is_spelled_in_one_way_on_the_wire() -> None:
     assert types.ResourceTemplate.model_fields["uri_template"].serialization_alias == "uriTemplate"
 
 
+async def nobody(_question: Question) -> None:
+    """A client that cannot be asked."""
+
+
 async def test_a_call_without_a_last_record_ends_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the soak: on a full disk a client that hears of records got a task group's error, not the reason."""
     monkeypatch.setattr(delivery, "hears_audit", lambda *_: True)
@@ -69,7 +74,7 @@ async def test_a_call_without_a_last_record_ends_in_its_own_words(monkeypatch: p
     context: Any = SimpleNamespace(meta={}, session=None)
     log: Any = Silent()
     outcome = ""
-    async with delivery.listening(context, log, "c_1", "info", {}):
+    async with delivery.listening(context, log, "c_1", "info", {}, ask=nobody):
         outcome = "Audit unavailable"
     assert outcome == "Audit unavailable"
 
@@ -85,7 +90,7 @@ async def test_only_records_of_a_call_that_has_some_are_waited_for(
     context: Any = SimpleNamespace(meta={}, session=None)
     log: Any = Silent()
     began = anyio.current_time()
-    async with delivery.listening(context, log, "c_1", "info", {}):
+    async with delivery.listening(context, log, "c_1", "info", {}, ask=nobody):
         pass
     assert (anyio.current_time() - began >= 0.2) == offered
 

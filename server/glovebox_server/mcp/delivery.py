@@ -4,7 +4,7 @@ Everything goes through bounded places that are overwritten or counted when full
 client that does not read never slows a call. Only ``glovebox_server.mcp.server`` imports this.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
@@ -20,7 +20,8 @@ from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import EVENTS, CallDecided
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Missed
-from glovebox_server.governance.approvals.question import Question
+from glovebox_server.calls import Principal
+from glovebox_server.governance.approvals.question import Answer, Question
 
 #: Our extension: a client that declares it gets ``AUDIT_NOTIFICATION``. https://modelcontextprotocol.io, SEP-2133.
 AUDIT_EXTENSION = "dev.glovebox/audit"
@@ -50,6 +51,13 @@ BRIEF = (
 
 Context = ServerRequestContext[Any, Any]
 
+Identify = Callable[[Context], Principal]
+"""Who makes a request. Raises rather than guesses: there is no anonymous principal."""
+
+
+Ask = Callable[[Question], Awaitable[Answer | None]]
+"""Asks the person at a client: ``asking.Asker.ask``."""
+
 
 class AuditParams(types.NotificationParams):
     """One audit record as clients see it, or a notice of records that were not delivered."""
@@ -77,10 +85,13 @@ class AuditNotification(types.Notification[AuditParams, Literal["notifications/d
 class Reporter:
     """Hears one call and tells its client. Implements ``calls.Listener``; never waits, never grows."""
 
-    def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event]) -> None:
-        """Take the context of the ``tools/call`` request, and the events that end it by who sets them."""
+    def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event], ask: Ask) -> None:
+        """Take the context of the ``tools/call`` request, the events that end it by who sets them, and who asks."""
         self._ctx = ctx
         self._endings = endings
+        self._ask = ask
+        self.goes_on = False
+        """Whether the call ends here without its last record: its client makes it again with an answer."""
         self._sentence: str | None = None
         self._printed = ""
         self._skipped = 0
@@ -107,8 +118,9 @@ class Reporter:
         """Whether the client asked to hear progress."""
         return (self._ctx.meta or {}).get("progress_token") is not None
 
-    async def ask(self, _question: Question) -> None:
-        """Not yet: no client is asked."""
+    async def ask(self, question: Question) -> Answer | None:
+        """Ask the person at the client; None where it cannot be asked."""
+        return await self._ask(question)
 
     async def run(self) -> None:
         """Send until cancelled: what is new, or a sign of life."""
@@ -135,7 +147,13 @@ class Reporter:
 
 @asynccontextmanager
 async def listening(
-    ctx: Context, audit: AuditLog, call_id: str, level: types.LoggingLevel, endings: Mapping[str, anyio.Event]
+    ctx: Context,
+    audit: AuditLog,
+    call_id: str,
+    level: types.LoggingLevel,
+    endings: Mapping[str, anyio.Event],
+    *,
+    ask: Ask,
 ) -> AsyncIterator[Reporter]:
     """Run the messages of one call beside it.
 
@@ -145,8 +163,9 @@ async def listening(
         call_id: the call whose records are delivered.
         level: what the client set with ``logging/setLevel``; counts in the handshake eras only.
         endings: events that end the call, by who sets them.
+        ask: asks the person at the client.
     """
-    reporter = Reporter(ctx, endings)
+    reporter = Reporter(ctx, endings, ask)
     told = anyio.Event()
     async with anyio.create_task_group() as tasks:
         if reporter.waits():
@@ -156,7 +175,7 @@ async def listening(
                 tasks.start_soon(_tell_until_end, ctx, records, level, told)
                 yield reporter
                 # Of a call that was not begun there is no record, and a refusal that is slow piles up.
-                if records.offered:
+                if records.offered and not reporter.goes_on:
                     with anyio.move_on_after(FLUSH_SECONDS):
                         await told.wait()
         else:

@@ -5,7 +5,7 @@ protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``,
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -23,8 +23,8 @@ from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
 from glovebox_server.governance.runs import Runs
-from glovebox_server.mcp import catalogue, completion, delivery, prompts, rendering, resources
-from glovebox_server.mcp.delivery import Context
+from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
+from glovebox_server.mcp.delivery import Context, Identify
 from glovebox_server.mcp.resources import (
     LISTEN_METHOD,
     TEMPLATES,
@@ -100,12 +100,12 @@ class App(Stores, Protocol):
         """Names the pieces of work that calls belong to."""
 
     @property
+    def states_key(self) -> bytes:
+        """Binds what clients carry between asking and answering."""
+
+    @property
     def version(self) -> str:
         """Of Glovebox."""
-
-
-Identify = Callable[[Context], Principal]
-"""Who makes a request. Raises rather than guesses: there is no anonymous principal."""
 
 
 class McpServer:
@@ -143,6 +143,7 @@ class McpServer:
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.server.extensions[delivery.AUDIT_EXTENSION] = {}
+        self.server.middleware.append(asking.sealed(app.states_key, identify))
 
     def stop(self) -> None:
         """End every call and every listen stream under way; each still gets an answer. Idempotent."""
@@ -159,7 +160,9 @@ class McpServer:
         listed, digest = self._offers[rights.key]
         return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
 
-    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call_tool(
+        self, ctx: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
         principal, call_id, session = self._identify(ctx), new_call_id(), session_of(ctx)
         try:
             run = self._run_of(ctx, principal, session)
@@ -171,7 +174,8 @@ class McpServer:
             for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
             level = self._levels[principal.id].get(session, "info")
-            async with delivery.listening(ctx, self._app.audit, call_id, level, endings) as reporter:
+            asker = asking.Asker(ctx, principal, params)
+            async with delivery.listening(ctx, self._app.audit, call_id, level, endings, ask=asker.ask) as reporter:
                 try:
                     outcome = await self._app.broker.submit(
                         principal,
@@ -184,10 +188,13 @@ class McpServer:
                     )
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
                     outcome = error
+                    reporter.goes_on = isinstance(error, asking.ClientMustAnswer)
             tasks.cancel_scope.cancel()
         if outcome is None:
             text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone; make it again later."
             raise MCPError(types.CONNECTION_CLOSED, text)
+        if isinstance(outcome, asking.ClientMustAnswer):
+            return asking.asked(outcome.question)
         if isinstance(outcome, Exception):
             return self._named(ctx, principal, run, _failed(outcome, call_id))
         return self._named(ctx, principal, run, rendering.tool_result(outcome, ctx.protocol_version))

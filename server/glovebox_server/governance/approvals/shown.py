@@ -1,0 +1,121 @@
+"""What a person reads before they answer: one text, whole, in which nothing hides. Pure.
+
+The same by elicitation and by ``glovebox approvals show``. What the caller wrote can neither draw over it, reorder it,
+nor pass for a line of ours: it stands behind a bar, and what cannot be seen is written as ``⟪U+202E⟫``.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from glovebox_profiles.explain import explain
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.plural import counted
+from glovebox_server.governance.approvals.question import Question
+from glovebox_server.printable import UNSEEN
+
+#: Emoji are written with them; in a program they show nothing.
+_SELECTORS: Final = frozenset({0xFE0E, 0xFE0F})
+
+_OPEN: Final = "⟪"
+_SUSPECT: Final = re.compile("[^ -~]")
+_FOREIGN: Final = re.compile(r"[^\x00-\x7f]")
+
+#: Letters outside ASCII that are named one by one; more are counted.
+MAX_NAMED: Final = 12
+
+#: Lines of what changed; beside the whole program a longer list helps nobody.
+MAX_CHANGED: Final = 200
+
+_PARTS: Final = ("What it may read", "What it may write", "What it may reach", "What it may spend on one call")
+
+
+def visible(text: str) -> str:
+    """Return one line in which every character shows; two that differ never look the same.
+
+    What shows nothing, moves the cursor or reorders is ``⟪U+…⟫``, and so is the sign that begins that.
+    """
+
+    def mark(found: re.Match[str]) -> str:
+        character = found[0]
+        code = ord(character)
+        seen = character.isprintable() and code not in UNSEEN and code not in _SELECTORS and character != _OPEN
+        return character if seen else f"{_OPEN}U+{code:04X}⟫"
+
+    return _SUSPECT.sub(mark, text)
+
+
+def shown(question: Question) -> str:
+    """Return everything a person has to know to answer: why, who, what it may do, what runs, what changed."""
+    return "\n".join(_lines(question))
+
+
+def _lines(question: Question) -> Iterator[str]:
+    about = question.subject
+    arguments: Mapping[str, Any] = json.loads(about.arguments)
+    yield f"May this call of {about.tool} run?"
+    yield f"Why you are asked: {question.why}"
+    yield f"Who asks: {visible(about.principal)}" + (
+        f', by a client that calls itself "{visible(question.client)}"' if question.client else ""
+    )
+    yield f"Run {visible(about.run)}" + (f", workflow {visible(question.workflow)}" if question.workflow else "")
+    yield f"Question {question.id}, open until {question.expires:%Y-%m-%d %H:%M:%S} UTC. {_reach(question)}"
+    if about.lifted is not None:
+        yield f"A yes lifts a refusal, for {about.lifted} {visible(about.target)}."
+    if question.profile:
+        for section in explain(Profile.model_validate_json(question.profile)):
+            if section.title in _PARTS:
+                yield f"{section.title}:"
+                yield from (f"  - {visible(sentence)}" for sentence in section.sentences)
+    if question.workspace_may_change:
+        yield "It can read the workspace, whose files may be others by the time it runs: a yes is not bound to them."
+    for uri, digest in about.inputs:
+        yield f"It is given {visible(uri)}, sha256 {digest}."
+    code = arguments.get("code")
+    others = {name: value for name, value in arguments.items() if name != "code" or not isinstance(code, str)}
+    if others:
+        yield "Its arguments:"
+        yield from (
+            f"  │ {visible(name)} = {visible(json.dumps(value, ensure_ascii=False))}" for name, value in others.items()
+        )
+    if isinstance(code, str):
+        yield from _program(code, question.last_approved)
+
+
+def _reach(question: Question) -> str:
+    asked = question.asked
+    reach = (
+        "A yes is for this call alone."
+        if asked.reach == "call"
+        else "A yes may be for this call, or for identical ones of this run."
+    )
+    return reach + (f" It takes {counted(asked.quorum, 'yes answer')}." if asked.quorum > 1 else "")
+
+
+def _program(code: str, before: str | None) -> Iterator[str]:
+    foreign = dict.fromkeys(_FOREIGN.findall(code))
+    if foreign:
+        named = ", ".join(f"{visible(each)} (U+{ord(each):04X})" for each in list(foreign)[:MAX_NAMED])
+        more = f" and {len(foreign) - MAX_NAMED} more" if len(foreign) > MAX_NAMED else ""
+        held = counted(len(foreign), "character")
+        yield f"Look closely: it holds {held} outside ASCII, which may look like others: {named}{more}."
+    last = json.loads(before).get("code") if before else None
+    if isinstance(last, str) and last != code:
+        yield "What changed since the last program that was approved for this caller:"
+        yield from (f"  │ {line}" for line in _changes(last, code))
+    elif isinstance(last, str):
+        yield "It is, character by character, the last program that was approved for this caller."
+    parts = code.split("\n")
+    yield f"The program, whole, {counted(len(parts), 'line')}:"
+    width = len(str(len(parts)))
+    yield from (f"  {number:>{width}} │ {visible(line)}" for number, line in enumerate(parts, 1))
+
+
+def _changes(last: str, code: str) -> Iterator[str]:
+    before, after = ([visible(line) for line in text.split("\n")] for text in (last, code))
+    compared = list(difflib.unified_diff(before, after, "approved", "asked", lineterm="", n=2))[2:]
+    yield from compared[:MAX_CHANGED]
+    if len(compared) > MAX_CHANGED:
+        yield f"… {len(compared) - MAX_CHANGED} more lines"

@@ -1,0 +1,96 @@
+"""What a person reads before they answer: all of it, and nothing that only seems to be there."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.model import effective
+from glovebox_server.governance.approvals.question import Asked, Question, Subject
+from glovebox_server.governance.approvals.shown import MAX_NAMED, shown, visible
+
+PROFILE = load([SHIPPED], check_example=None)["run_python"]
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+_MARK = re.compile("⟪U\\+([0-9A-F]{4,6})⟫")
+_LINE = re.compile(r" +(\d+) │ (.*)")
+
+
+def asked(code: str, before: str | None = None, **others: object) -> Question:
+    """A question about one program."""
+    subject = Subject(
+        principal="token:one", run="r_1", tool="run_python", arguments=rfc8785.dumps({"code": code, **others}).decode(),  # type: ignore[dict-item]  # JSON
+        profile_digest="sha256:p", policy_digest="", workspace="w", environment="", rules=("approval.ask",),
+    )  # fmt: skip
+    return Question(
+        id="a_1", digest=subject.digest, subject=subject, asked=Asked(), why="Its profile asks.", client="An editor",
+        workflow=None, profile=rfc8785.dumps(effective(PROFILE)).decode(), made=NOON, expires=NOON,
+        last_approved=None if before is None else json.dumps({"code": before}),
+    )  # fmt: skip
+
+
+def program(text: str) -> str:
+    """The program, read back from what is shown."""
+    after = text.partition("The program, whole,")[2].split("\n")[1:]
+    parts = [found[2] for found in map(_LINE.fullmatch, after) if found]
+    assert len(parts) == len(after)
+    return _MARK.sub(lambda found: chr(int(found[1], 16)), "\n".join(parts))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_is_shown_is_what_runs(code: str) -> None:
+    """Every program can be read back, so no two are shown alike."""
+    assert program(shown(asked(code))) == code
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    ["\u202e", "\u2066", "\u200b", "\u00ad", "\ufeff", "\r", "\x1b[2J", "\x00", "\u00a0", "\u2028", "\u3164", "\ufe0f",
+     "\u2800", "\U000e0041", "\u0085", "⟪"],
+)  # fmt: skip
+def test_nothing_hides_moves_or_reorders(hidden: str) -> None:
+    """Each such character is written out; the control is a letter."""
+    assert hidden not in visible(f"a{hidden}b").replace("⟪U+", "")
+    assert visible("aéb") == "aéb"
+
+
+def test_a_program_cannot_pass_for_our_words() -> None:
+    """What it writes stands behind a bar, on a numbered line; also what it calls itself."""
+    code = "x\nThe program, whole, 1 line:\n  1 │ print('harmless')\nWho asks: token:operator"
+    text = shown(replace(asked(code), client="me\nWho asks: token:operator"))
+    assert [line for line in text.split("\n") if line.startswith("Who asks:")] == [
+        'Who asks: token:one, by a client that calls itself "me⟪U+000A⟫Who asks: token:operator"'
+    ]
+    assert "  3 │   1 │ print('harmless')" in text
+
+
+def test_letters_that_look_like_others_are_named() -> None:
+    """A Cyrillic letter in a name; the control holds none."""
+    assert "Look closely: it holds 1 character outside ASCII, which may look like others: а (U+0430)." in shown(
+        asked("pаth = 1")
+    )
+    assert "Look closely" not in shown(asked("path = 1"))
+    assert f"and {100 - MAX_NAMED} more" in shown(asked("".join(chr(0x430 + n) for n in range(100))))
+
+
+def test_what_changed_since_the_last_yes_is_shown() -> None:
+    """As a diff; the same again is said to be the same, and the first of all says nothing."""
+    text = shown(asked("import os\nprint(2)", "import os\nprint(1)"))
+    assert "  │ -print(1)\n  │ +print(2)" in text
+    assert "character by character" in shown(asked("print(1)", "print(1)"))
+    assert "last program that was approved" not in shown(asked("print(1)"))
+
+
+def test_what_it_may_do_is_said() -> None:
+    """In the words of `profiles explain`, and that workspace files may change."""
+    text = shown(asked("1", timeout_seconds=5))
+    assert "What it may reach:\n  - Nothing. The sandbox has no network." in text
+    assert "a yes is not bound to them" in text
+    assert "  │ timeout_seconds = 5" in text
+    quiet = asked("1")
+    assert "a yes is not bound to them" not in shown(replace(quiet, subject=replace(quiet.subject, workspace="")))
