@@ -207,6 +207,7 @@ async def opened(
                 transport=transport,
                 tools_digest=tools_digest and tools_digest(profiles, environments),
                 receipt_key=signer.key_id,
+                policy_digest=in_force.digest,
             ),
             ended,
         ),

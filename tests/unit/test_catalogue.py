@@ -6,6 +6,7 @@ from pathlib import Path
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Profile
+from glovebox_sandboxes.runtime import environments
 from glovebox_server.mcp import catalogue
 from glovebox_server.tools import TOOLS
 
@@ -65,3 +66,14 @@ def test_the_longest_time_is_the_one_of_the_profile_in_force(tmp_path: Path) -> 
         (tool,) = catalogue.listed([TOOLS["run_python"]], profiles)
         found.append(tool.input_schema["properties"]["timeout_seconds"].get("maximum"))
     assert found == [30, 45, None]
+
+
+def test_a_role_that_narrows_the_packages_is_told_those_it_has() -> None:
+    """The default's, where its profile names that; else what the tool has for everybody (control)."""
+    science = environments.load("science", environments.SHIPPED)
+    wide = PROFILES["run_python"].model_copy(
+        update={"python": PROFILES["run_python"].python.model_copy(update={"environment": "science"})}
+    )
+    for profile, name in ((wide, "science"), (PROFILES["run_python"], "default")):
+        found = catalogue.of_profiles({"run_python": profile}, {"run_python": science})
+        assert found["run_python"].name == name

@@ -176,6 +176,17 @@ def test_a_roles_workspace_is_checked_as_one_that_is_named(settings: Settings, t
         named(tmp_path / "none")
 
 
+def test_the_example_policy_is_in_force_as_it_is_shipped(settings: Settings) -> None:
+    """Its examples hold, and its roles are what its comments say."""
+    example = settings.model_copy(update={"policy": Path(__file__).parents[2] / "examples" / "policy.toml"})
+    found = governed(example, PROFILES, Workspace(path=SERVED), TOOLS)
+    assert found.policy is not None
+    assert len(found.policy.example) >= 4
+    assert "run_python" not in found.rights_of(caller("token:reader")).profiles
+    assert found.rights_of(caller("local:0", workflow="release")).role == "analyst+careful"
+    assert found.rights_of(caller("token:nobody")).denial is not None
+
+
 @pytest.mark.parametrize(
     ("call", "expect", "rule"),
     [

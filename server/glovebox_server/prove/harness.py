@@ -238,7 +238,11 @@ async def opened(data: Path, host: Planted) -> AsyncIterator[CallHarness]:
         for name in ("profiles", "none"):
             (directory / name).mkdir()
         settings = Settings(
-            workspace=host.workspace, profiles_dir=directory / "none", data_dir=data, state_dir=directory / "state"
+            workspace=host.workspace,
+            profiles_dir=directory / "none",
+            policy=None,  # whatever the variable says: the cases bring what is in force
+            data_dir=data,
+            state_dir=directory / "state",
         )
         with capture_logs() as logs:
             async with apps.opened(settings, "cli") as app:

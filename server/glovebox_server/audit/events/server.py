@@ -22,6 +22,8 @@ class ServerStarted(Event):
     """Digest of ``tools/list`` as clients get it: a change of names, schemas or descriptions changes it."""
     receipt_key: str | None = None
     """Id of the key that signs receipts from now on."""
+    policy_digest: str | None = None
+    """Digest of the policy in force, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
