@@ -1,6 +1,7 @@
 """A policy that loads, and the errors of those that do not: file, line, key, problem and nearest."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from tests.fixtures.policy_texts import EVERYTHING, policy
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
+from glovebox_profiles.load.mistakes import ANY, valid_keys
 from glovebox_profiles.model import Effect
-from glovebox_profiles.policy.load import Known, load, parse
+from glovebox_profiles.policy.load import PAGE, Known, load, parse
 from glovebox_profiles.policy.model import Example, Policy
 
 KNOWN = Known(profiles=load_profiles([SHIPPED], check_example=None), watch=("denials", "canary"))
@@ -177,6 +179,14 @@ def test_a_policy_that_somebody_else_could_have_written_is_refused(tmp_path: Pat
     assert load(path, KNOWN, check_example=asks)
     spoil(path)
     assert says in refused(path).reason
+
+
+def test_the_page_names_every_key() -> None:
+    """docs/operate/policy.md; the keys of ``narrow`` are those of profiles, which have a page."""
+    page = (Path(__file__).parents[2] / PAGE).read_text()
+    keys = [key for key in valid_keys(Policy) if "narrow" not in key[:-1] and key[-1] != ANY]
+    assert len(keys) > 50  # the control: they are found
+    assert [key for key in keys if not re.search(rf"\b{key[-1]}\b", page)] == []
 
 
 def test_a_file_cut_off_is_never_read_as_another_policy() -> None:
