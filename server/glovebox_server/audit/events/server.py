@@ -19,7 +19,8 @@ class ServerStarted(Event):
     transport: str
     """``stdio``, ``http`` or ``cli``."""
     tools_digest: str | None = None
-    """Digest of ``tools/list`` as clients get it: a change of names, schemas or descriptions changes it."""
+    """Digest of ``tools/list`` as clients get it whom no role withholds a tool: a change of names, schemas or
+    descriptions changes it."""
     receipt_key: str | None = None
     """Id of the key that signs receipts from now on."""
     policy_digest: str | None = None

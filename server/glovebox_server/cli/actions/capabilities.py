@@ -50,6 +50,8 @@ async def _find(settings: Settings) -> Manifest:
 
 def _print(out: Console, found: Manifest) -> None:
     out.print(Text(f"Glovebox {found.glovebox}, tools {found.tools_digest}, profiles {found.profiles_digest}"))
+    if found.policy_digest:
+        out.print(Text(f"role {found.role or 'none'}, policy {found.policy_digest}"))
     table = _table("driver", "level", "usable", "version", "limits by")
     for each in found.drivers:
         usable = "yes, experimental" if each.usable and each.experimental else "yes" if each.usable else "no"
