@@ -12,7 +12,7 @@ setup: ## Install what is needed, build the sandboxes' Python; then use .venv/bi
 	@.venv/bin/glovebox doctor
 	@printf '\nNext: .venv/bin/glovebox client-config --workspace PROJECT   prints what to paste into your client\n'
 
-demo: ## Watch an MCP client analyse a CSV file in a sandbox, and be refused twice
+demo: ## Watch an MCP client analyse a CSV file in a sandbox, be refused twice, be asked about and be stopped
 	@scripts/bootstrap demo
 	@.venv/bin/python scripts/demo.py
 

@@ -1,4 +1,4 @@
-"""``make demo``: a real MCP client, a real sandbox, a real data set, two refusals, and the record of all of it.
+"""``make demo``: a real MCP client, a real sandbox, a real data set, two refusals, a yes, a stop, and the record of it.
 
 Nothing here is special to the demo: every call goes through ``glovebox serve`` as any client's would. Exit code 0 only
 if everything came out as it should. What it leaves is in ./demo-output.
@@ -72,6 +72,23 @@ attempt("overwrite /workspace/sales.csv", lambda: open("/workspace/sales.csv", "
 attempt("start a shell", lambda: os.execv("/bin/sh", ["sh"]))
 attempt("become root", lambda: os.setuid(0))
 """
+
+
+POLICY = """\
+version = 1
+default = "analyst"
+[roles.analyst]
+tools = ["run_python"]
+[[roles.analyst.approval]]
+name = "programs"
+when = "always"
+by = "client"
+"""
+"""Each program waits for a yes of the person at the client."""
+
+LONG = "import time\ntime.sleep(25)"
+STOP_SECONDS = 1.0
+"""Within which a stop has to end what runs, as the documentation promises for bubblewrap."""
 
 
 class Surprise(Exception):  # noqa: N818 - what it is called when it is shown
@@ -205,6 +222,59 @@ async def attack(client: Client, show: Show) -> None:
     show.quote(printed, style="yellow")
 
 
+class Person:
+    """Who sits at the client: reads each question, and says yes."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    async def answer(self, _context: Any, asked: types.ElicitRequestParams) -> types.ElicitResult:
+        """What a client's form sends back."""
+        self.read.append(asked.message)
+        return types.ElicitResult(action="accept", content={"answer": "allow"})
+
+
+async def approve_and_stop(client: Client, person: Person, show: Show) -> None:
+    """A program that somebody has to approve, and that an operator ends while it runs; then work goes on."""
+    show.step("Under a policy that asks, the person at the client reads each program first: run_python")
+    answers: list[Mapping[str, Any]] = []
+
+    async def run() -> None:
+        answers.append((await call(client, "run_python", code=LONG))[1])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        with anyio.fail_after(TIMEOUT_SECONDS):
+            while not (person.read and await at_work()):
+                expect(not answers, f"it did not run: {answers}")
+                await anyio.sleep(0.05)
+        expect("time.sleep(25)" in person.read[0], f"the question does not show the program: {person.read}")
+        show.done("they said yes; that is for exactly this call")
+        lines = person.read[0].splitlines()
+        program = next(number for number, line in enumerate(lines) if line.startswith("The program"))
+        show.quote("\n".join([*lines[:3], "…", *lines[program:]]), style="yellow")
+
+        show.step("An operator stops it on another terminal: glovebox stop --tool run_python")
+        because = ("--tool", "run_python", "--because", "the demo shows it")
+        stopped = json.loads(await glovebox("stop", *because, "--json", *STATE_OPTION))["stop"]
+        since = time.perf_counter()
+    took = time.perf_counter() - since
+    refused = answers[0].get("refused") or {}
+    expect(refused.get("rule") == "stop", f"it was not stopped: {answers}")
+    expect(took < STOP_SECONDS, f"it ended {took:.1f} s after the stop")
+    show.done("it ended with the command; new calls are refused until [bold]glovebox resume[/]")
+    show.quote(refused["reason"], style="yellow")
+    await glovebox("resume", stopped["id"], *STATE_OPTION)
+    _, found = await call(client, "run_python", code="6 * 7")
+    expect(found.get("value") == "42", f"nothing runs after `glovebox resume`: {found}")
+
+
+async def at_work() -> bool:
+    """Whether the last call has a sandbox by now, as the record says."""
+    lines = (await glovebox("audit", "tail", "-n", "1", "--json", *STATE_OPTION)).splitlines()
+    return bool(lines) and json.loads(lines[-1])["kind"] == "sandbox.started"
+
+
 async def prove(call_id: str, show: Show) -> None:
     """What was measured inside the sandbox, and that the record of everything is whole."""
     show.step("What held the analysis? Measured inside its sandbox before it ran: glovebox audit show")
@@ -272,6 +342,14 @@ async def demo(show: Show) -> None:
             analysed = await analyse(client, show)
             await refuse(client, show)
             await attack(client, show)
+        policy, person = OUTPUT / "policy.toml", Person()
+        policy.write_text(POLICY)
+        policy.chmod(0o600)
+        asking = server.model_copy(update={"args": [*options, "--policy", str(policy)]})
+        async with Client(
+            asking, read_timeout_seconds=TIMEOUT_SECONDS, client_info=NAME, elicitation_callback=person.answer
+        ) as client:
+            await approve_and_stop(client, person, show)
     await prove(analysed, show)
     show.console.print(
         f"\n[bold green]✓ All as it should be[/], in {time.perf_counter() - began:.1f} s. Look at "
