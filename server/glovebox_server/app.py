@@ -15,6 +15,7 @@ import anyio
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, ProfileSet, absent, load
 from glovebox_profiles.model import Effect, Profile
+from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
@@ -79,6 +80,8 @@ class App:
     runs: Runs
     states_key: bytes = field(repr=False)
     """Binds what clients carry between asking and answering."""
+    policy: Policy | None = None
+    """The operator's, where there is one."""
     version: str = VERSION
     ended: list[str]
     """Whoever ends the server puts the reason here, for its last record."""
@@ -239,6 +242,7 @@ async def opened(
             artifacts=store,
             runs=Runs(server_key.derived(key, "runs")),
             states_key=server_key.derived(key, "request states"),
+            policy=in_force.policy,
             ended=ended,
         )
         try:

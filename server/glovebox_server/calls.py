@@ -21,7 +21,7 @@ class Principal:
     """Who calls. Artifacts and resources belong to a principal and are invisible to every other."""
 
     id: str
-    """Stable name: ``local:<uid>`` over stdio and on the command line, ``token:<name>`` over HTTP."""
+    """Stable: ``local:<uid>`` over stdio and on the command line, ``token:<name>`` or ``oauth:<issuer>#<subject>``."""
     transport: Literal["stdio", "http", "sse", "cli"]
     client: str | None = None
     """What the client calls itself: self-reported, for the record only, never a ground for a decision."""

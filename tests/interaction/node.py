@@ -28,11 +28,16 @@ def directory() -> Path:
 
 def run(place: Path, *command: str, seconds: float = SESSION_SECONDS, **environment: str) -> str:
     """Run a command with the packages' Node in front of the path; return its stdout, fail with both outputs."""
-    path = f"{place / 'node_modules' / '.bin'}{os.pathsep}{os.environ['PATH']}"
-    whole = {**os.environ, "PATH": path, "GLOVEBOX_NODE_DIR": str(place), "PYTHONPATH": str(ROOT), **environment}
+    whole = {**variables(place), **environment}
     done = subprocess.run(command, cwd=place, env=whole, capture_output=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stdout[-4000:].decode() + done.stderr[-4000:].decode()
     return done.stdout.decode()
+
+
+def variables(place: Path) -> dict[str, str]:
+    """The environment of a process that finds them."""
+    path = f"{place / 'node_modules' / '.bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "GLOVEBOX_NODE_DIR": str(place), "PYTHONPATH": str(ROOT)}
 
 
 def fake_server(transport: str, where: Path, *names: str) -> list[str]:

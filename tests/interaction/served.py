@@ -5,8 +5,10 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import anyio
 import anyio.abc
@@ -18,7 +20,10 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.interaction.fakes import FakeApp, fake_app, give_tokens
 
 from glovebox_server.mcp.delivery import AuditParams
+from glovebox_server.transport import serve as serving
 from glovebox_server.transport import stdio
+from glovebox_server.transport.auth import AuthMiddleware
+from glovebox_server.transport.oauth.authority import Authority, OAuth, Scopes
 from glovebox_server.transport.serve import serve_http, serve_stdio
 
 Transport = Literal["stdio", "http", "sse"]
@@ -40,6 +45,18 @@ class Served:
     tasks: anyio.abc.TaskGroup
     url: str
     tokens: dict[str, str]
+    gates: list[AuthMiddleware] = field(default_factory=list)
+
+    @property
+    def gate(self) -> AuthMiddleware:
+        """What requests pass."""
+        return self.gates[-1]
+
+    @property
+    def authority(self) -> Authority:
+        """What checks access tokens."""
+        assert self.gate._authority is not None
+        return self.gate._authority
 
     @asynccontextmanager
     async def client(
@@ -84,9 +101,12 @@ class Served:
 
 
 @asynccontextmanager
-async def served(directory: Path, transport: Transport, *names: str) -> AsyncIterator[Served]:
+async def served(
+    directory: Path, transport: Transport, *names: str, oauth: OAuth | None = None, scopes: Scopes | None = None
+) -> AsyncIterator[Served]:
     """Run a server for ``transport``; over HTTP with a token for each name (``alice`` and ``bob`` where none is given).
 
+    ``oauth`` says whose access tokens are accepted besides, and ``scopes`` what those stand for.
     It is ended by SIGTERM, as a supervisor would.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -96,6 +116,7 @@ async def served(directory: Path, transport: Transport, *names: str) -> AsyncIte
             return
         tokens = give_tokens(directory, names or ("alice", "bob"))
         ready, url, ended = anyio.Event(), "", anyio.Event()
+        gates: list[AuthMiddleware] = []
 
         def listen(found: str) -> None:
             nonlocal url
@@ -103,16 +124,23 @@ async def served(directory: Path, transport: Transport, *names: str) -> AsyncIte
             ready.set()
 
         async def serve() -> None:
-            assert await serve_http(app, on_ready=listen) == "SIGTERM"
+            kept = partial(_noted, gates)
+            with patch.object(serving, "AuthMiddleware", kept):
+                assert await serve_http(app, on_ready=listen, oauth=oauth, scopes=scopes) == "SIGTERM"
             ended.set()
 
         tasks.start_soon(serve)
         with anyio.fail_after(TIMEOUT_SECONDS):
             await ready.wait()
-        yield Served(app=app, tasks=tasks, url=url, tokens=tokens)
+        yield Served(app=app, tasks=tasks, url=url, tokens=tokens, gates=gates)
         signal.raise_signal(signal.SIGTERM)
         with anyio.fail_after(TIMEOUT_SECONDS):
             await ended.wait()
+
+
+def _noted(gates: list[AuthMiddleware], *arguments: Any, **options: Any) -> AuthMiddleware:
+    gates.append(AuthMiddleware(*arguments, **options))
+    return gates[-1]
 
 
 class AuditClient(ClientExtension):

@@ -56,14 +56,36 @@ for _command in (stop, resume):
     "--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0 for any free one."
 )
 @click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
+@click.option("--oauth-issuer", metavar="URL", help="Let in whoever has an access token of this issuer, too (http).")
+@click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")
+@click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
 @directories
-def serve(settings: Settings, transport: str, host: str, port: int, allowed_host: tuple[str, ...]) -> None:
+def serve(
+    settings: Settings,
+    *,
+    transport: str,
+    host: str,
+    port: int,
+    allowed_host: tuple[str, ...],
+    oauth_issuer: str | None,
+    oauth_audience: tuple[str, ...],
+    oauth_any_type: bool,
+) -> None:
     """Serve MCP clients until they leave or a signal ends it."""
-    _require_http(transport, "host", "port", "allowed_host")
+    _require_http(transport, "host", "port", "allowed_host", "oauth_issuer", "oauth_audience", "oauth_any_type")
+    if oauth_issuer is None and (oauth_audience or oauth_any_type):
+        raise click.UsageError("--oauth-audience and --oauth-any-type go with --oauth-issuer.")
     with importing():
         from glovebox_server.cli.actions import commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.serve(settings, err, transport=transport, host=host, port=port, allowed_hosts=allowed_host))
+    oauth = None
+    if oauth_issuer is not None:
+        oauth = {"issuer": oauth_issuer, "audiences": oauth_audience, "any_type": oauth_any_type}
+    sys.exit(
+        commands.serve(
+            settings, err, transport=transport, host=host, port=port, allowed_hosts=allowed_host, oauth=oauth
+        )
+    )
 
 
 @main.command()

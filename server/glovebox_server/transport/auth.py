@@ -1,7 +1,7 @@
 """What every HTTP request passes before anything else sees it: Host, Origin, bearer token, size, time and JSON.
 
 Rule 1  It wraps the whole application, so no route, method or transport is without it. Who asks for /health without a
-        token is told "ok", and nothing else.
+        token is told "ok", and nothing else; with an authorization server, everybody is told which.
 Rule 2  Host must be one of the names this server was told it has: a web page that resolves its own name to this address
         (DNS rebinding) sends its own Host. Origin, which browsers send, must be one of the same.
 Rule 3  One Authorization header with a known token, or with one of the authorization server's. The token's name, or its
@@ -30,6 +30,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.transport import messages
 from glovebox_server.transport.callers import Callers, Grant, Shares
+from glovebox_server.transport.oauth.authority import METADATA_PATH, Authority
 from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, Reading
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
@@ -65,21 +66,25 @@ _SSE_PATHS: Final = ("/sse", "/messages")
 class AuthMiddleware:
     """The ASGI application around the application."""
 
-    def __init__(self, inner: ASGIApp, *, hosts: Collection[str], callers: Callers) -> None:
+    def __init__(
+        self, inner: ASGIApp, *, hosts: Collection[str], callers: Callers, authority: Authority | None = None
+    ) -> None:
         """Take what is behind the gate.
 
         Args:
             inner: the application.
             hosts: values of ``Host`` that are ours, port included where clients send it.
             callers: who may come in.
+            authority: who else may, with an access token.
         """
         self._inner = inner
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
         self._callers = callers
+        self._authority = authority
         # Under way: what its token is worth, what says that the stream is closed, and the request itself.
         self._requests: set[tuple[Grant, anyio.Event, anyio.CancelScope]] = set()
-        self._shares = Shares(MAX_CONNECTIONS, callers, subjects=False)
+        self._shares = Shares(MAX_CONNECTIONS, callers, subjects=authority is not None)
         self._open: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         """Of those open, the ones that are no streams for what the server may say some day."""
@@ -92,27 +97,39 @@ class AuthMiddleware:
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
         elif scope["type"] == "http":
-            refusal = self._refusal(scope)
+            refusal = self._refusal(scope) or await self._identified(scope)
             if refusal is not None:
                 await refusal(scope, receive, send)
             else:
                 await self._admit(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Decide by the headers alone; put the caller into the scope of what is let through."""
+        """What the headers alone are answered with, whoever asks."""
         if _values(scope, b"content-length") and _values(scope, b"transfer-encoding"):
             return Response("The body has two lengths", status_code=400, headers={"Connection": "close"})
-        host, origin, authorization = (_values(scope, name) for name in (b"host", b"origin", b"authorization"))
+        host, origin = _values(scope, b"host"), _values(scope, b"origin")
         if len(host) != 1 or host[0].lower() not in self._hosts:
             return Response("Unknown Host", status_code=421)
         if origin and (len(origin) != 1 or origin[0].lower() not in self._origins):
             return Response("Foreign Origin", status_code=403)
-        if not authorization and (scope["method"], scope["path"]) == ("GET", HEALTH_PATH):
-            return JSONResponse({"status": "ok"})
+        if scope["method"] == "GET" and not _values(scope, b"authorization"):
+            if scope["path"] == HEALTH_PATH:
+                return JSONResponse({"status": "ok"})
+            if self._authority and scope["path"].startswith(METADATA_PATH):
+                return self._authority.metadata(host[0], scope["path"])
+        return None
+
+    async def _identified(self, scope: Scope) -> Response | None:
+        """Put the caller into the scope of what is let through; return the answer to whoever is nobody."""
+        authorization = _values(scope, b"authorization")
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
-        grant = self._callers.grant(presented.strip()) if kind.lower() == "bearer" else None
-        if grant is None:
-            return Response("A bearer token is needed", status_code=401, headers={"WWW-Authenticate": "Bearer"})
+        presented = presented.strip() if kind.lower() == "bearer" else ""
+        grant: Grant | Response | None = self._callers.grant(presented)
+        if grant is None and self._authority:
+            grant = await self._authority.enter(presented, _values(scope, b"host")[0], scope["path"])
+        if not isinstance(grant, Grant):
+            told = "A bearer token is needed"
+            return grant or Response(told, status_code=401, headers={"WWW-Authenticate": "Bearer"})
         transport = "sse" if scope["path"].startswith(_SSE_PATHS) else "http"
         scope[PRINCIPAL_SCOPE_KEY] = Principal(
             id=grant.principal,
@@ -169,6 +186,13 @@ class AuthMiddleware:
             await read(scope, receive, send)
         if not isinstance(read, _Body):
             return
+        if self._authority and read.tool is not None:
+            grant, principal = scope[GRANT_SCOPE_KEY], scope[PRINCIPAL_SCOPE_KEY]
+            host = _values(scope, b"host")[0]
+            refusal = self._authority.step_up(grant, principal, host, scope["path"], read.tool)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
         # The SDK keeps one answer for each id as text: two requests under one would get each other's.
         caller, session = scope[PRINCIPAL_SCOPE_KEY].id, "".join(_values(scope, b"mcp-session-id"))
         asked = (caller, session, str(read.identity)) if session and read.identity is not None else None
@@ -227,13 +251,16 @@ class AuthMiddleware:
             return Response("Too much of this caller waits", status_code=429)
         except messages.Malformed as error:
             return _malformed(error)
-        return _Body(body, messages.known_id(value) if isinstance(value, dict) and "method" in value else None)
+        identity = messages.known_id(value) if isinstance(value, dict) and "method" in value else None
+        return _Body(body, identity, messages.tool_of(value))
 
 
 class _Body(NamedTuple):
     content: bytes
     identity: str | int | None
     """The id of a request that is in it."""
+    tool: str | None
+    """The tool that is called."""
 
 
 def _malformed(error: messages.Malformed) -> Response:

@@ -40,6 +40,13 @@ def is_call(value: Any) -> bool:
     return isinstance(value, dict) and value.get("method") == "tools/call"
 
 
+def tool_of(value: Any) -> str | None:
+    """The tool that a message asks for; None where it asks for none."""
+    params = value.get("params") if is_call(value) else None
+    name = params.get("name") if isinstance(params, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def known_id(value: Any) -> str | int | None:
     """The id of what may be a message; None where it has none that could be answered to."""
     identity = value.get("id") if isinstance(value, dict) else None

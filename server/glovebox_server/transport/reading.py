@@ -28,6 +28,9 @@ CALL_SECONDS = 0.008
 #: Seconds since another caller's request in which one is not alone. Who is alone keeps nobody waiting.
 ALONE_SECONDS = 10.0
 
+#: Callers whose debts are remembered, more than come in the time in which one could have any.
+MAX_ACCOUNTS = 4096
+
 #: Seconds of the loop that a caller may be ahead of its share.
 AHEAD_SECONDS = 0.02
 
@@ -48,7 +51,7 @@ class Reading:
         """Take the clock, in seconds."""
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
-        """By principal, of which there are as many as tokens; who came last stands last."""
+        """By principal; who came last stands last."""
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
@@ -74,6 +77,8 @@ class Reading:
         account = self._accounts.pop(caller, None) or _Account()
         account.seen = self._clock()
         self._accounts[caller] = account
+        if len(self._accounts) > MAX_ACCOUNTS:
+            del self._accounts[next(iter(self._accounts))]
         return account
 
     def _alone(self, caller: str) -> bool:

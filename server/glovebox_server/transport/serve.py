@@ -55,6 +55,7 @@ from glovebox_server.transport.auth import (
 )
 from glovebox_server.transport.callers import Callers, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
+from glovebox_server.transport.oauth.authority import OAuth, Scopes, authority_of
 from glovebox_server.transport.tokens import TokenFiles
 
 #: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
@@ -126,6 +127,9 @@ async def serve_http(
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Collection[str] = (),
+    roles: Collection[str] = (),
+    oauth: OAuth | None = None,
+    scopes: Scopes | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
@@ -136,6 +140,9 @@ async def serve_http(
         port: TCP port; 0 for any free one.
         allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
             the only ones, where ``host`` is not a loopback address.
+        roles: of the policy; a token that is bound to another is refused.
+        oauth: whose access tokens are accepted beside those, if anybody's.
+        scopes: what the scopes of such tokens stand for; nothing, where there is no policy.
         on_ready: told the base URL, without a trailing slash, once connections are accepted.
 
     Returns:
@@ -143,17 +150,22 @@ async def serve_http(
 
     Raises:
         CannotListen: the address is taken or not ours, or it is open to others without ``allowed_hosts``.
-        TokensUnusable: others could read the tokens.
+        TokensUnusable: others could read the tokens, or one is bound to a role that there is not.
+        IssuerUnusable: the authorization server does not tell its keys.
     """
     logs.to_stderr()
-    files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY)
+    files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, roles)
     callers = Callers(files.tokens)
     with contextlib.closing(_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
         surface = build(app, by_token)
-        application, sessions = http_application(surface, app.artifacts, callers)
-        gate = AuthMiddleware(application, hosts=names, callers=callers)
+        authority = None
+        if oauth is not None:
+            authority = authority_of(oauth, names, scopes or Scopes())
+            await authority.issuer.fetch()
+        application, sessions = http_application(surface, app.artifacts, callers, subjects=oauth is not None)
+        gate = AuthMiddleware(application, hosts=names, callers=callers, authority=authority)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         async def end() -> None:
@@ -161,6 +173,8 @@ async def serve_http(
 
         async with _on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
             tasks.start_soon(_follow_tokens, files, callers, gate, sessions)
+            if authority is not None:
+                tasks.start_soon(authority.issuer.follow)
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
@@ -187,7 +201,9 @@ def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]
 class Sessions(StreamableHTTPSessionManager):
     """The SDK's sessions, of which each caller has its share: one that opens too many does not keep the others out."""
 
-    def __init__(self, surface: McpServer, checked: TransportSecuritySettings, callers: Callers) -> None:
+    def __init__(
+        self, surface: McpServer, checked: TransportSecuritySettings, callers: Callers, *, subjects: bool
+    ) -> None:
         """Take who shares them."""
         super().__init__(
             surface.server,
@@ -196,7 +212,7 @@ class Sessions(StreamableHTTPSessionManager):
             max_request_body_size=MAX_BODY_BYTES,
             max_sessions=MAX_SESSIONS,
         )
-        self._shares = Shares(MAX_SESSIONS, callers, subjects=False)
+        self._shares = Shares(MAX_SESSIONS, callers, subjects=subjects)
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         # None is the SDK's own word for "there are too many"; it answers 503.
@@ -216,17 +232,20 @@ class Sessions(StreamableHTTPSessionManager):
                 await self._discard_session(each, self._server_instances[each])
 
 
-def http_application(surface: McpServer, artifacts: ArtifactStore, callers: Callers) -> tuple[ASGIApp, Sessions]:
+def http_application(
+    surface: McpServer, artifacts: ArtifactStore, callers: Callers, *, subjects: bool = False
+) -> tuple[ASGIApp, Sessions]:
     """Return all that is served over HTTP, and the sessions of one transport; the gate around it alone checks callers.
 
     Args:
         surface: what is served.
         artifacts: what can be downloaded.
         callers: who shares the sessions.
+        subjects: whether those of an authorization server do, too.
     """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    manager = Sessions(surface, checked, callers)
+    manager = Sessions(surface, checked, callers, subjects=subjects)
     sse = SseServerTransport(MESSAGES_PATH, security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
 
     async def open_sse(request: Request) -> Response:

@@ -51,6 +51,8 @@ class CallDecided(CallEvent):
     """The caller's role, where there is a policy."""
     policy_digest: str | None = None
     """Digest of the policy in force, where there is one."""
+    user: str | None = None
+    """The person behind the caller, and the client, as the claims of its access token name them."""
     approval: str | None = None
     """Id of the question that was answered with yes, where one was asked."""
 
@@ -78,6 +80,7 @@ class CallDecided(CallEvent):
             arguments_bytes=len(chain.canonical(arguments)),
             arguments=arguments if keep_arguments else None,
             inputs=inputs or None,
+            user=call.principal.user,
             role=decision.role,
             policy_digest=decision.policy_digest,
             approval=decision.approval,

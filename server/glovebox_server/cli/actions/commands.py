@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import anyio
 from rich.console import Console
@@ -130,11 +131,19 @@ def capabilities(settings: Settings, out: Console, *, as_json: bool) -> int:
 
 
 def serve(
-    settings: Settings, err: Console, *, transport: str, host: str, port: int, allowed_hosts: tuple[str, ...]
+    settings: Settings,
+    err: Console,
+    *,
+    transport: str,
+    host: str,
+    port: int,
+    allowed_hosts: tuple[str, ...],
+    oauth: Mapping[str, Any] | None = None,
 ) -> int:
     """Serve until the clients or a signal end it; see ``glovebox serve``."""
     from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
     from glovebox_server.transport import serve as transports  # noqa: PLC0415 - brings the SDK
+    from glovebox_server.transport.oauth.authority import OAuth, Scopes  # noqa: PLC0415 - brings the SDK
 
     async def make() -> int:
         def tools_digest(profiles: ProfileSet, environments: Mapping[str, Environment]) -> str:
@@ -158,6 +167,12 @@ def serve(
                     host=host,
                     port=port,
                     allowed_hosts=allowed_hosts,
+                    roles=() if app.policy is None else app.policy.roles,
+                    oauth=None if oauth is None else OAuth(**oauth),
+                    scopes=Scopes(
+                        roles={} if app.policy is None else app.policy.scopes,
+                        refuses=lambda principal, tool: app.rights_of(principal).refusal(tool) is not None,
+                    ),
                     on_ready=ready,
                 )
                 app.ended.append(await served)

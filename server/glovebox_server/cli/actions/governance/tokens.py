@@ -9,11 +9,14 @@ from rich.text import Text as Plain
 
 from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_sandboxes.plural import counted
+from glovebox_server import app as apps
 from glovebox_server.audit.events import TokenCreated, TokenRevoked, draft
 from glovebox_server.cli.actions.commands import audit_log
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK
+from glovebox_server.governance import policy as policies
 from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 from glovebox_server.transport.tokens import Token
 
@@ -123,16 +126,7 @@ def _made(
     doing = f"Making the token {name!r}"
     if not tokens.is_name(name):
         raise TokenRefused(doing, "its name is not 1 to 32 of a-z 0-9 -", "Give it another.")
-    if workflow is not None and not tokens.is_bound_name(workflow):
-        fix = "A workflow is called by 1 to 64 of a-z 0-9 -, and begins with a letter."
-        raise TokenRefused(doing, f"no workflow can be called {workflow!r}", fix)
-    if role is not None:
-        known = roles(settings)
-        if role not in known:
-            there = (
-                f"The roles are {', '.join(sorted(known))}." if known else "There are none: there is no policy.toml."
-            )
-            raise TokenRefused(doing, f"there is no role {role!r}", there)
+    _require_known(settings, doing, role=role, workflow=workflow)
     place = settings.state_dir / tokens.DIRECTORY
     made = None
     if name not in tokens.load(place, None):
@@ -154,9 +148,24 @@ def _record(settings: Settings, event: TokenCreated | TokenRevoked) -> None:
         log.close()
 
 
-def roles(_settings: Settings) -> frozenset[str]:
-    """The roles of the policy; none where there is none."""
-    return frozenset()
+def _require_known(settings: Settings, doing: str, *, role: str | None, workflow: str | None) -> None:
+    """Refuse a role that the policy does not have, and a workflow that it, where there is one, does not know."""
+    if role is None and workflow is None:
+        return
+    path = policies.policy_file(settings)
+    policy = None if path is None else policies.load(path, apps.load_profiles(settings), TOOLS)
+    roles, workflows = (policy.roles, policy.workflows) if policy else ({}, {})
+    if role is not None and role not in roles:
+        fix = f"The roles are {', '.join(roles)}." if policy else "Without a policy.toml there are none."
+        raise TokenRefused(doing, f"there is no role {role!r}", fix)
+    if workflow is None:
+        return
+    if not tokens.is_bound_name(workflow):
+        fix = "A workflow is called by 1 to 64 of a-z 0-9 -, and begins with a letter."
+        raise TokenRefused(doing, f"no workflow can be called {workflow!r}", fix)
+    if policy and workflow not in workflows:
+        fix = f"Those of [workflows] are {', '.join(workflows) or 'none'}."
+        raise TokenRefused(doing, f"the policy does not know the workflow {workflow!r}", fix)
 
 
 def _fields(token: Token, used: datetime | None) -> dict[str, object]:

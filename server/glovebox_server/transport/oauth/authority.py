@@ -1,0 +1,251 @@
+"""What an access token of the issuer is worth here: checked once, kept while it holds, and who has none is told where.
+
+Rule 1  A token that was found good is not checked again until it expires or its key is withdrawn; the newest are kept.
+Rule 2  Signatures that turn out wrong are counted, and beyond a bound no further one is checked for a while: strangers'
+        tokens cost no more than that, and those that are kept are let in all the same.
+Rule 3  Who is refused is told where this server's metadata is (RFC 9728, 5.1), and which scope would do (RFC 6750,
+        3.1).
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from mcp.shared.auth import ProtectedResourceMetadata
+from pydantic import AnyHttpUrl, TypeAdapter
+from starlette.responses import JSONResponse, Response
+
+from glovebox_server.calls import Principal
+from glovebox_server.transport.callers import Grant
+from glovebox_server.transport.oauth import verify
+from glovebox_server.transport.oauth.issuer import Issuer, IssuerBusy
+from glovebox_server.transport.oauth.verify import BadToken, Expected, Key, Reason
+from glovebox_server.transport.tokens import digest_of
+
+#: Where the metadata of a protected resource is (RFC 9728, 3.1), before the path of the resource.
+METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
+
+#: What can be asked for a token.
+RESOURCES: Final = ("/mcp", "/sse", "")
+
+#: Good tokens that are remembered, each with some 1 KiB.
+MAX_KEPT: Final = 4096
+
+#: Wrong signatures at once, and how many a second are forgiven. Each takes up to 0.2 ms of the event loop.
+WRONG_AT_ONCE: Final = 100
+WRONG_A_SECOND: Final = 25.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scopes:
+    """What the scopes of tokens stand for, as the policy says."""
+
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Role by scope."""
+    refuses: Callable[[Principal, str], bool] = lambda _principal, _tool: False
+    """Whether a caller's role does not have a tool."""
+
+    def of(self, scopes: Collection[str]) -> tuple[str, ...]:
+        """The roles that these scopes give."""
+        return tuple(dict.fromkeys(self.roles[scope] for scope in self.roles if scope in scopes))
+
+    def missing(self, principal: Principal, scopes: Collection[str], tool: str) -> str | None:
+        """The scope that would let a caller call a tool that it may not; None where it may, or none would."""
+        if not self.roles or not self.refuses(principal, tool):
+            return None
+        others = (scope for scope in self.roles if scope not in scopes)
+        return next((scope for scope in others if not self.refuses(self._with(principal, scopes, scope), tool)), None)
+
+    def _with(self, principal: Principal, scopes: Collection[str], scope: str) -> Principal:
+        return replace(principal, roles=self.of((*scopes, scope)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OAuth:
+    """Whose access tokens are accepted."""
+
+    issuer: str
+    """As its tokens name it."""
+    audiences: tuple[str, ...] = ()
+    """Of which a token names one; empty: one of the addresses of this server."""
+    any_type: bool = False
+    """Whether ``typ`` may say nothing about what a token is for."""
+
+
+class Authority:
+    """Who comes with tokens of one issuer. One per server."""
+
+    def __init__(self, issuer: Issuer, expected: Expected, scopes: Scopes) -> None:
+        """Take the issuer, what its tokens must say, and what their scopes stand for."""
+        self.issuer = issuer
+        self.scopes = scopes
+        self._expected = expected
+        self._kept: OrderedDict[str, tuple[Grant, Key]] = OrderedDict()
+        self._wrong, self._counted = 0.0, issuer.clock()
+        issuer.on_change = self._withdraw
+
+    async def grant(self, presented: str) -> Grant:
+        """What an access token is worth.
+
+        Raises:
+            BadToken: nothing.
+            IssuerBusy: that cannot be said now.
+        """
+        digest = digest_of(presented)
+        kept = self._kept.get(digest)
+        if kept is not None:
+            if kept[0].expire(time.time()):
+                del self._kept[digest]
+                raise BadToken("expired")
+            self._kept.move_to_end(digest)
+            return kept[0]
+        header = verify.header_of(presented, self._expected)
+        key = await self.issuer.key(header)
+        if key is None:
+            raise BadToken("key")
+        self._not_too_many()
+        try:
+            identity = verify.identity_of(presented, header, key, self._expected)
+        except BadToken:
+            self._wrong += 1
+            raise
+        roles = self.scopes.of(identity.scopes)
+        grant = Grant(
+            principal=identity.principal,
+            roles=roles,
+            user=identity.user,
+            scopes=identity.scopes,
+            expires=identity.expires,
+        )
+        self._kept[digest] = (grant, key)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return grant
+
+    async def enter(self, presented: str, host: str, path: str) -> Grant | Response:
+        """What a token is worth, or the answer to whoever brought it.
+
+        Args:
+            presented: the token; empty where there was none.
+            host: the name of ours by which the client reached this server.
+            path: of the request.
+        """
+        if not presented:
+            headers = {"WWW-Authenticate": self._challenge(host, path)}
+            return Response("A bearer token is needed", status_code=401, headers=headers)
+        try:
+            return await self.grant(presented)
+        except BadToken as bad:
+            headers = {"WWW-Authenticate": self._challenge(host, path, "invalid_token", _TOLD[bad.reason])}
+            return Response(f"The token lets nobody in: {_TOLD[bad.reason]}", status_code=401, headers=headers)
+        except IssuerBusy:
+            told = "A token that was not seen before cannot be checked now"
+            return Response(told, status_code=503, headers={"Retry-After": "5"})
+
+    def step_up(self, grant: Grant, principal: Principal, host: str, path: str, tool: str) -> Response | None:
+        """The answer to a call that another scope would allow; None to everything else.
+
+        Args:
+            grant: what the caller's token is worth.
+            principal: the caller.
+            host: as above.
+            path: as above.
+            tool: what is called.
+        """
+        scope = self.scopes.missing(principal, grant.scopes, tool)
+        if scope is None:
+            return None
+        # A client that asked for the new one alone would lose what it has.
+        wanted = " ".join([*(each for each in self.scopes.roles if each in grant.scopes), scope])
+        told = "This tool needs another scope"
+        headers = {"WWW-Authenticate": self._challenge(host, path, "insufficient_scope", told, wanted)}
+        return Response(told, status_code=403, headers=headers)
+
+    def _not_too_many(self) -> None:
+        now = self.issuer.clock()
+        self._wrong = max(0.0, self._wrong - (now - self._counted) * WRONG_A_SECOND)
+        self._counted = now
+        if self._wrong >= WRONG_AT_ONCE:
+            raise IssuerBusy
+
+    def _withdraw(self) -> None:
+        """End what was begun with tokens whose key the issuer publishes no longer."""
+        for digest, (grant, key) in list(self._kept.items()):
+            if not self.issuer.publishes(key):
+                grant.removed.set()
+                del self._kept[digest]
+
+    def metadata(self, host: str, path: str) -> Response:
+        """The metadata of what is asked for, at its well-known address.
+
+        Args:
+            host: as above.
+            path: of the request.
+        """
+        resource = path.removeprefix(METADATA_PATH)
+        if resource not in RESOURCES:
+            return Response("Not found", status_code=404)
+        told = ProtectedResourceMetadata(
+            resource=_URL.validate_python(base_of(host) + resource),
+            authorization_servers=[_URL.validate_python(self.issuer.url)],
+            scopes_supported=list(self.scopes.roles) or None,
+            resource_name="Glovebox",
+        )
+        return JSONResponse(told.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+    def _challenge(self, host: str, path: str, error: str = "", told: str = "", scope: str = "") -> str:
+        """What ``WWW-Authenticate`` says; the scope is, unless given, the first of those that stand for roles."""
+        resource = "/sse" if path.startswith(("/sse", "/messages")) else "/mcp" if path.startswith("/mcp") else ""
+        parts = {
+            "error": error,
+            "error_description": told,
+            "scope": scope or next(iter(self.scopes.roles), ""),
+            "resource_metadata": f"{base_of(host)}{METADATA_PATH}{resource}",
+        }
+        return "Bearer " + ", ".join(f'{name}="{value}"' for name, value in parts.items() if value)
+
+
+_TOLD: Final[Mapping[Reason, str]] = {
+    "malformed": "it is no access token",
+    "algorithm": "its algorithm is not accepted",
+    "type": "it is no access token by its type",
+    "key": "its key is not one of the issuer",
+    "signature": "its signature is wrong",
+    "issuer": "it is of another issuer",
+    "audience": "it is for another audience",
+    "expired": "it expired",
+    "not yet valid": "it is not valid yet",
+    "claims": "its claims are not complete",
+}
+
+_URL: TypeAdapter[AnyHttpUrl] = TypeAdapter(AnyHttpUrl, config={"url_preserve_empty_path": True})
+
+
+def base_of(host: str) -> str:
+    """Scheme and host of an address by which clients reach this server: TLS, but on this machine itself."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    local = name.lower() in ("localhost", "127.0.0.1", "[::1]")
+    return f"{'http' if local else 'https'}://{host.lower()}"
+
+
+def audiences_of(hosts: Collection[str]) -> frozenset[str]:
+    """What tokens for this server name as their audience, unless the operator said otherwise: its addresses."""
+    return frozenset(f"{base_of(host)}{path}" for host in hosts for path in (*RESOURCES, "/"))
+
+
+def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> Authority:
+    """Put together what checks access tokens; it has no keys yet.
+
+    Args:
+        oauth: whose they are.
+        hosts: values of ``Host`` that are ours.
+        scopes: what their scopes stand for.
+
+    Raises:
+        IssuerUnusable: the issuer's URL is none.
+    """
+    audiences = frozenset(oauth.audiences) or audiences_of(hosts)
+    expected = Expected(issuer=oauth.issuer, audiences=audiences, any_type=oauth.any_type)
+    return Authority(Issuer(oauth.issuer), expected, scopes)

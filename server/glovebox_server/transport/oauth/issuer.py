@@ -1,0 +1,225 @@
+"""The authorization server whose tokens are accepted, as far as it is asked: its metadata, and in it its keys.
+
+Rule 1  What it says is read within a size and a time, and not from elsewhere: no redirect, and TLS unless it is on this
+        machine.
+Rule 2  Its metadata names itself (RFC 8414, 3.3), or somebody else's answered.
+Rule 3  Keys are asked for at the start, from time to time, and when a token names one that is not known: then one time
+        for all who wait, and not again for a while, whatever strangers send. Nobody else waits.
+Rule 4  Keys that have not been confirmed for an hour are none.
+"""
+
+import ipaddress
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import anyio
+import httpx2
+import structlog
+
+from glovebox_sandboxes import strict_json
+from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.transport.oauth.verify import Header, Key, keys_of
+
+#: Bytes of one document, and seconds for all of them.
+MAX_DOCUMENT: Final = 256 * 1024
+SECONDS: Final = 8.0
+
+#: Seconds between two times that keys are asked for; after one that failed; and for a token that names another key.
+REFRESH_SECONDS: Final = 600.0
+RETRY_SECONDS: Final = 30.0
+AGAIN_SECONDS: Final = 10.0
+
+#: Seconds after which keys that nobody confirmed are not believed any more.
+STALE_SECONDS: Final = 3600.0
+
+#: Requests that may wait for the keys at one time; each holds a connection of somebody who is not known yet.
+MAX_WAITING: Final = 64
+
+_log = structlog.get_logger(__name__)
+
+
+class IssuerUnusable(Diagnosed):
+    """The authorization server cannot be used, so nobody's tokens can be checked."""
+
+
+class IssuerBusy(Exception):  # noqa: N818 - what it is
+    """Whether a token is good cannot be said now; later it can."""
+
+
+class Issuer:
+    """The keys of an authorization server, as they are now. One per server."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = monotonic) -> None:
+        """Take its identifier.
+
+        Raises:
+            IssuerUnusable: it is no URL of an issuer.
+        """
+        self.url = url
+        self.clock = clock
+        self._local = _checked(url, url)
+        self._keys: dict[str, Key] = {}
+        self._confirmed = self._attempted = -STALE_SECONDS
+        self._asking = False
+        self._waiting = 0
+        self._wanted, self._answered = anyio.Event(), anyio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when keys are others than before."""
+
+    def publishes(self, key: Key) -> bool:
+        """Whether a key is one of the issuer's now."""
+        return any(each.thumbprint == key.thumbprint for each in self._fresh().values())
+
+    async def key(self, header: Header) -> Key | None:
+        """The key that a token names; asks the issuer where it is not known, unless it was asked just now.
+
+        Raises:
+            IssuerBusy: it does not answer, and its keys are too old; or too many wait for it.
+        """
+        found = self._find(header)
+        if found is None and (self._asking or self.clock() - self._attempted >= AGAIN_SECONDS):
+            if self._waiting >= MAX_WAITING:
+                raise IssuerBusy
+            self._waiting += 1
+            if not self._asking:
+                self._wanted.set()
+            try:
+                with anyio.move_on_after(SECONDS):
+                    await self._answered.wait()
+            finally:
+                self._waiting -= 1
+            found = self._find(header)
+        if found is None and not self._fresh():
+            raise IssuerBusy
+        return found
+
+    async def follow(self) -> None:
+        """Ask for the keys from time to time, and whenever somebody waits for one; until cancelled."""
+        failed = False
+        while True:
+            with anyio.move_on_after(RETRY_SECONDS if failed else REFRESH_SECONDS):
+                await self._wanted.wait()
+            try:
+                await self.fetch()
+                failed = False
+            except IssuerUnusable as problem:
+                failed = True
+                _log.warning("the keys of the OAuth issuer could not be asked for", problem=str(problem))
+
+    async def fetch(self) -> None:
+        """Ask for the metadata and the keys.
+
+        Raises:
+            IssuerUnusable: there is no answer, or none that can be used.
+        """
+        self._wanted, self._asking, self._attempted = anyio.Event(), True, self.clock()
+        try:
+            with anyio.fail_after(SECONDS):
+                found = await self._keys_now()
+        except TimeoutError:
+            raise self._unusable(f"it did not answer within {SECONDS:g} seconds") from None
+        except httpx2.HTTPError as error:
+            raise self._unusable(str(error) or type(error).__name__) from None
+        finally:
+            self._asking = False
+            self._answered.set()
+            self._answered = anyio.Event()
+        changed = {each.thumbprint for each in found.values()} != {each.thumbprint for each in self._keys.values()}
+        self._keys, self._confirmed = found, self.clock()
+        if changed:
+            self.on_change()
+
+    async def _keys_now(self) -> dict[str, Key]:
+        place = urlsplit(self.url)
+        path, base = place.path.rstrip("/"), f"{place.scheme}://{place.netloc}"
+        # RFC 8414, 3.1; and where OpenID Connect Discovery, 4, has it, with the path in front.
+        tried = (
+            f"{base}/.well-known/oauth-authorization-server{path}",
+            f"{base}/.well-known/openid-configuration{path}",
+            f"{base}{path}/.well-known/openid-configuration",
+        )
+        async with httpx2.AsyncClient(follow_redirects=False, timeout=SECONDS) as client:
+            metadata = None
+            for url in dict.fromkeys(tried):
+                metadata = await self._document(client, url)
+                if metadata is not None:
+                    break
+            if not isinstance(metadata, dict):
+                raise self._unusable(f"it has no metadata at {' nor '.join(dict.fromkeys(tried))}")
+            if metadata.get("issuer") != self.url:
+                raise self._unusable(
+                    "its metadata names another issuer; write it exactly as there, with its last slash"
+                )
+            keys_url = metadata.get("jwks_uri")
+            if not isinstance(keys_url, str):
+                raise self._unusable("its metadata has no jwks_uri")
+            if _checked(keys_url, self.url) and not self._local:
+                raise self._unusable("its jwks_uri is on this machine, and the issuer is not")
+            document = await self._document(client, keys_url)
+        try:
+            found = keys_of(document)
+        except ValueError as problem:
+            raise self._unusable(f"what is at its jwks_uri cannot be used: {problem}") from None
+        if not found:
+            raise self._unusable("it publishes no key that access tokens may be signed with")
+        return found
+
+    async def _document(self, client: httpx2.AsyncClient, url: str) -> Any:
+        """The JSON at an address; None where there is none."""
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        content = bytearray()
+        async with client.stream("GET", url, headers=headers) as answer:
+            if answer.status_code in (404, 405):
+                return None
+            plain = answer.headers.get("content-encoding", "identity") == "identity"
+            if not answer.is_success or not plain:
+                raise self._unusable(f"{url} was answered with status {answer.status_code}")
+            async for piece in answer.aiter_raw():
+                content += piece
+                if len(content) > MAX_DOCUMENT:
+                    raise self._unusable(f"{url} is longer than {MAX_DOCUMENT} bytes")
+        try:
+            return strict_json.check(bytes(content))
+        except ValueError as problem:
+            raise self._unusable(f"{url}: {problem}") from None
+
+    def _find(self, header: Header) -> Key | None:
+        keys = self._fresh()
+        if header.key is not None:
+            return keys.get(header.key)
+        fitting = [key for key in keys.values() if header.algorithm in key.algorithms]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _fresh(self) -> dict[str, Key]:
+        return self._keys if self.clock() - self._confirmed < STALE_SECONDS else {}
+
+    def _unusable(self, reason: str) -> IssuerUnusable:
+        fix = "Check that it runs and can be reached from here, and --oauth-issuer."
+        return IssuerUnusable(f"Asking the OAuth issuer {self.url} for its keys", reason, fix)
+
+
+def _checked(url: str, issuer: str) -> bool:
+    """Whether an address is on this machine; raises IssuerUnusable where it is none to ask."""
+    what, fix = f"Using the OAuth issuer {issuer}", "Give --oauth-issuer the https URL that its tokens name as `iss`."
+    try:
+        place = urlsplit(url)
+        host, _ = place.hostname or "", place.port
+    except ValueError:
+        raise IssuerUnusable(what, f"{url!r} is no URL", fix) from None
+    local = host == "localhost" or _is_loopback(host)
+    if place.scheme not in ("http", "https") or not host or place.username is not None or not url.isprintable():
+        raise IssuerUnusable(what, f"{url!r} is no URL of a web server", fix)
+    if place.scheme == "http" and not local:
+        raise IssuerUnusable(what, f"{url!r} has no TLS: whoever is in between could sign tokens", fix)
+    if url == issuer and ("?" in url or "#" in url or " " in url):
+        raise IssuerUnusable(what, "it has a query or a fragment, which no issuer has", fix)
+    return local
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,262 @@
+"""Whether an access token is the issuer's, for this server, and in time. Pure: no I/O, and no clock but PyJWT's.
+
+Rule 1  A JWT (RFC 7519) signed as RFC 7515 says, of one meaning: no key twice, no ``crit``, nothing but base64url.
+Rule 2  The key is one that the issuer publishes. ``kid`` only chooses among those; ``jwk``, ``jku``, ``x5c`` and
+        ``x5u``, with which a token would bring its own, are not looked at. Each key has the algorithms of its kind,
+        never ``none``, and never one whose secret would be what everybody can read (RFC 8725, 3.1).
+Rule 3  ``typ`` says that it is an access token (RFC 9068, 4), or the operator has said that the issuer's do not; then
+        one that has what only other tokens have is none.
+Rule 4  ``iss`` and ``aud`` are what is expected, ``exp`` is there, ``nbf`` and ``iat`` are not to come.
+Rule 5  What costs least comes first; a signature is checked where all else is right.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from jwt import PyJWK
+from jwt.utils import base64url_decode
+
+from glovebox_sandboxes import strict_json
+from glovebox_server.printable import printable
+
+#: Characters of a token. Some providers list groups; a request's whole head has 16 KiB.
+MAX_TOKEN: Final = 8192
+
+#: Clocks of an issuer and of this host may differ by so many seconds.
+LEEWAY: Final = 30
+
+#: Keys that an issuer may publish. Two are in force while they change; large providers have some ten.
+MAX_KEYS: Final = 64
+
+#: Characters of a principal's id, as in policy.toml.
+MAX_PRINCIPAL: Final = 512
+
+#: Bits of an RSA key: below is weak, and above is slow to check.
+_RSA_BITS: Final = range(2048, 8193)
+_MAX_EXPONENT: Final = 1 << 32
+
+#: Scopes of one token that are looked at, and characters of what is recorded of a user.
+_MAX_SCOPES: Final = 64
+_MAX_USER: Final = 128
+
+_RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_ALGORITHMS: Final[Mapping[tuple[object, object], tuple[str, ...]]] = {
+    ("RSA", None): _RSA,
+    ("EC", "P-256"): ("ES256",),
+    ("EC", "P-384"): ("ES384",),
+    ("EC", "P-521"): ("ES512",),
+    ("OKP", "Ed25519"): ("EdDSA",),
+}
+"""What a key may be used for, by its kind and curve."""
+
+_SHAPE = re.compile(r"([A-Za-z0-9_-]{1,2048})\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
+
+#: What ID tokens (OpenID Connect Core) and logout tokens have, and no access token.
+_OTHER_KINDS: Final = ("nonce", "at_hash", "c_hash", "s_hash", "events")
+
+Reason = Literal[
+    "malformed", "algorithm", "type", "key", "signature", "issuer", "audience", "expired", "not yet valid", "claims"
+]
+
+
+class BadToken(Exception):  # noqa: N818 - what it is about
+    """A token is not one to come in with."""
+
+    def __init__(self, reason: Reason) -> None:
+        """Say why, in a word that may be told and recorded: nothing of the token is in it."""
+        super().__init__(reason)
+        self.reason: Reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of the issuer's."""
+
+    key: Any
+    """As ``cryptography`` has it."""
+    algorithms: tuple[str, ...]
+    thumbprint: str
+    """SHA-256 of what it is published as, to know it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a token must say."""
+
+    issuer: str
+    audiences: frozenset[str]
+    """Of which it names at least one."""
+    any_type: bool = False
+    """Whether ``typ`` may say nothing about what the token is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a token's header says; nothing of it is proved."""
+
+    algorithm: str
+    key: str | None
+    """``kid``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whose a token is."""
+
+    principal: str
+    """``oauth:ISSUER#SUBJECT``; what a subject has beside letters, digits and ``-._~@|:`` is percent-encoded."""
+    scopes: tuple[str, ...]
+    user: str | None
+    """The person and the client, as the issuer calls them: for the record."""
+    expires: float
+    """Unix time, in which clocks may differ included."""
+
+
+def looks_like_one(presented: str) -> bool:
+    """Whether this can be an access token of an issuer: no token of our own has a full stop."""
+    return presented.count(".") == 2  # noqa: PLR2004 - header, payload, signature
+
+
+def header_of(token: str, expected: Expected) -> Header:
+    """Return the header of a token whose claims are as expected: what is left to check is the signature.
+
+    Raises:
+        BadToken: they are not.
+    """
+    match = _SHAPE.fullmatch(token) if len(token) <= MAX_TOKEN else None
+    if match is None:
+        raise BadToken("malformed")
+    header, claims = (_object(match[part]) for part in (1, 2))
+    algorithm, key, kind = header.get("alg"), header.get("kid"), header.get("typ", "")
+    if {"crit", "b64", "zip", "enc"} & header.keys():
+        raise BadToken("malformed")
+    if not isinstance(algorithm, str) or not isinstance(key, str | None) or not isinstance(kind, str):
+        raise BadToken("malformed")
+    if not any(algorithm in names for names in _ALGORITHMS.values()):
+        raise BadToken("algorithm")
+    kind = kind.lower().removeprefix("application/")
+    other = kind not in ("", "jwt") or any(name in claims for name in _OTHER_KINDS)
+    if kind != "at+jwt" and (other or not expected.any_type):
+        raise BadToken("type")
+    _claims(token, expected)
+    return Header(algorithm=algorithm, key=key)
+
+
+def identity_of(token: str, header: Header, key: Key, expected: Expected) -> Identity:
+    """Check the signature of a token, and everything else once more; return whose it is.
+
+    Raises:
+        BadToken: the key is none for this, the signature is not the key's, or the claims do not name anybody.
+    """
+    if header.algorithm not in key.algorithms:
+        raise BadToken("algorithm")
+    claims = _claims(token, expected, key=key.key, algorithms=[header.algorithm])
+    subject = claims["sub"]
+    principal = f"oauth:{expected.issuer}#{quote(subject, safe='@|:')}"
+    if not subject or len(principal) > MAX_PRINCIPAL:
+        raise BadToken("claims")
+    scopes = claims.get("scope", claims.get("scp", ""))
+    names = scopes.split(" ") if isinstance(scopes, str) else scopes
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadToken("claims")
+    return Identity(
+        principal=principal,
+        scopes=tuple(sorted({name for name in names if name})[:_MAX_SCOPES]),
+        user=_user(claims),
+        expires=float(claims["exp"]) + LEEWAY,
+    )
+
+
+def keys_of(document: Any) -> dict[str, Key]:
+    """Return the keys of a JWK set (RFC 7517) that tokens may be signed with, by ``kid``; the others are left out.
+
+    Raises:
+        ValueError: it is no JWK set, or has too many keys.
+    """
+    listed = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError("it is no JWK set: it has no list `keys`")  # noqa: TRY004 - of what strangers wrote
+    if len(listed) > MAX_KEYS:
+        raise ValueError(f"it has more than {MAX_KEYS} keys")
+    found: dict[str, Key] = {}
+    for each in listed:
+        key = _key(each) if isinstance(each, dict) else None
+        kid = each.get("kid", "") if key else None
+        if key is not None and isinstance(kid, str):
+            found.setdefault(kid, key)
+    return found
+
+
+def _key(jwk: Mapping[str, Any]) -> Key | None:
+    kind, curve = str(jwk.get("kty")), None if jwk.get("kty") == "RSA" else str(jwk.get("crv"))
+    allowed = _ALGORITHMS.get((kind, curve), ())
+    own, operations = jwk.get("alg"), jwk.get("key_ops", ["verify"])
+    algorithms = tuple(name for name in allowed if own is None or own == name)
+    signs = jwk.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+    if not algorithms or not signs or "d" in jwk:
+        return None
+    try:
+        key = PyJWK.from_dict(dict(jwk), algorithm=algorithms[0]).key
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e > _MAX_EXPONENT):
+        return None
+    text = json.dumps(jwk, sort_keys=True).encode()
+    return Key(key=key, algorithms=algorithms, thumbprint=hashlib.sha256(text).hexdigest())
+
+
+def _object(part: str) -> Mapping[str, Any]:
+    try:
+        value = strict_json.check(base64url_decode(part))
+    except ValueError:  # and of base64
+        raise BadToken("malformed") from None
+    if not isinstance(value, dict):
+        raise BadToken("malformed")
+    return value
+
+
+_REASONS: Final[tuple[tuple[type[jwt.PyJWTError], Reason], ...]] = (
+    (jwt.InvalidSignatureError, "signature"),
+    (jwt.ExpiredSignatureError, "expired"),
+    (jwt.ImmatureSignatureError, "not yet valid"),
+    (jwt.InvalidIssuerError, "issuer"),
+    (jwt.InvalidAudienceError, "audience"),
+    (jwt.InvalidAlgorithmError, "algorithm"),
+    (jwt.DecodeError, "malformed"),
+    (jwt.PyJWTError, "claims"),
+)
+
+
+def _claims(token: str, expected: Expected, key: Any = None, algorithms: list[str] | None = None) -> dict[str, Any]:
+    """The claims of a token, checked; its signature too where a key is given."""
+    options: Any = {f"verify_{name}": True for name in ("exp", "nbf", "iat", "iss", "aud", "sub")}
+    try:
+        return jwt.decode(
+            token,
+            key=key or "",
+            algorithms=algorithms,
+            options=options | {"verify_signature": key is not None, "require": ["iss", "aud", "exp", "sub"]},
+            audience=expected.audiences,
+            issuer=expected.issuer,
+            leeway=LEEWAY,
+        )
+    except jwt.PyJWTError as problem:
+        raise BadToken(next(reason for kind, reason in _REASONS if isinstance(problem, kind))) from None
+    except (ValueError, TypeError, OverflowError, ArithmeticError):  # of a claim of another type than it has
+        raise BadToken("claims") from None
+
+
+def _user(claims: Mapping[str, Any]) -> str | None:
+    named = [claims.get(name) for name in ("preferred_username", "email", "username", "name")]
+    person = next((name for name in named if isinstance(name, str) and name), None)
+    by = [claims.get(name) for name in ("client_id", "azp", "cid", "appid")]
+    client = next((name for name in by if isinstance(name, str) and name), None)
+    text = " via ".join(part for part in (person or "", client or "") if part)
+    return printable(text)[:_MAX_USER] or None

@@ -1,0 +1,236 @@
+"""The gate with an authorization server: what strangers hear, and what a token must not be."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from tests.fixtures.issuers import AnIssuer, an_issuer, made
+from tests.interaction.served import Served, served, until
+from tests.interaction.sign_in import Browser, Storage, no_page, signed_in
+from tests.interaction.test_token_changes import cut
+
+from glovebox_server.calls import Principal
+from glovebox_server.transport import serve
+from glovebox_server.transport.oauth import verify
+from glovebox_server.transport.oauth.authority import METADATA_PATH, OAuth, Scopes
+
+TOOLS = {"reader": {"read_workspace_file"}, "analyst": {"run_python"}}
+SCOPES = Scopes(
+    roles={"glovebox:reader": "reader", "glovebox:analyst": "analyst"},
+    refuses=lambda principal, tool: not any(tool in TOOLS[role] for role in principal.roles),
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and give answers little time."""
+    monkeypatch.setattr(serve, "TOKEN_SECONDS", 0.02)
+    monkeypatch.setattr(serve, "GRACE_SECONDS", 0.2)
+
+
+@asynccontextmanager
+async def both(directory: Path, scopes: Scopes | None = None) -> AsyncIterator[tuple[AnIssuer, Served]]:
+    """An issuer, and a server that takes its tokens."""
+    async with (
+        an_issuer() as issuer,
+        served(directory, "http", oauth=OAuth(issuer=issuer.url), scopes=scopes) as server,
+    ):
+        yield issuer, server
+
+
+async def asked(url: str, token: str | None = None, **headers: str) -> httpx2.Response:
+    """GET it."""
+    whole = headers | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    async with httpx2.AsyncClient() as http:
+        return await http.get(url, headers=whole)
+
+
+def audience(server: Served) -> str:
+    """What tokens for a server name."""
+    return f"{server.url}/mcp"
+
+
+async def test_a_stranger_is_told_where_to_sign_in_and_nothing_else(tmp_path: Path) -> None:
+    """RFC 9728: the challenge leads to the metadata, which needs no token; Host and Origin are checked all the same."""
+    async with both(tmp_path, SCOPES) as (issuer, server):
+        for path, resource in (("/mcp", "/mcp"), ("/sse", "/sse"), ("/messages/?a=b", "/sse"), ("/artifacts/1", "")):
+            answer = await asked(server.url + path)
+            assert answer.status_code == 401
+            told = answer.headers["www-authenticate"]
+            place = f"{server.url}{METADATA_PATH}{resource}"
+            assert told == f'Bearer scope="glovebox:reader", resource_metadata="{place}"'
+            metadata = await asked(place)
+            assert metadata.json() == {
+                "resource": f"{server.url}{resource}", "authorization_servers": [issuer.url],
+                "resource_name": "Glovebox",
+                "scopes_supported": ["glovebox:reader", "glovebox:analyst"], "bearer_methods_supported": ["header"],
+            }  # fmt: skip
+        place = f"{server.url}{METADATA_PATH}/mcp"
+        assert (await asked(place, Host="evil.example")).status_code == 421
+        assert (await asked(place, Origin="https://evil.example")).status_code == 403
+        assert (await asked(f"{server.url}{METADATA_PATH}/health")).status_code == 404
+        async with httpx2.AsyncClient() as http:
+            assert (await http.post(place)).status_code == 401
+        local = await asked(place.replace("127.0.0.1", "localhost"))
+        assert local.json()["resource"] == audience(server).replace("127.0.0.1", "localhost")
+
+
+async def test_without_an_issuer_there_is_no_metadata_and_no_token_of_it(tmp_path: Path) -> None:
+    """The control of all others: what lets in there lets nobody in here."""
+    async with an_issuer() as issuer, served(tmp_path, "http") as server:
+        assert (await asked(f"{server.url}{METADATA_PATH}/mcp")).status_code == 401
+        answer = await asked(f"{server.url}/health", issuer.token(audience(server)))
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+async def test_tokens_that_are_none_are_refused_and_those_that_are_let_in(tmp_path: Path) -> None:
+    """Forged, foreign, for another server, in the wrong place, twice. Before and after each a good one lets in."""
+    async with both(tmp_path) as (issuer, server):
+        place, good = f"{server.url}/health", issuer.token(audience(server))
+        wrong: dict[str, tuple[str, str]] = {
+            "forged": (issuer.token(audience(server), key=made("ES256", "first")), "its signature is wrong"),
+            "unknown key": (
+                issuer.token(audience(server), header={"kid": "other"}),
+                "its key is not one of the issuer",
+            ),
+            "another issuer's": (issuer.token(audience(server), iss="https://id.example"), "it is of another issuer"),
+            "another server's": (issuer.token("http://127.0.0.1:1/mcp"), "it is for another audience"),
+            "expired": (issuer.token(audience(server), exp=int(time.time()) - 3600), "it expired"),
+            "not yet valid": (issuer.token(audience(server), nbf=int(time.time()) + 3600), "it is not valid yet"),
+            "oversized": (issuer.token(audience(server), pad="x" * verify.MAX_TOKEN), "it is no access token"),
+            "of our own kind": ("gbx_" + "x" * 43, "it is no access token"),
+        }
+        for name, (token, why) in wrong.items():
+            assert (await asked(place, good)).status_code == 200
+            answer = await asked(place, token)
+            assert answer.status_code == 401, name
+            assert f'error="invalid_token", error_description="{why}"' in answer.headers["www-authenticate"]
+            assert answer.text == f"The token lets nobody in: {why}"
+        assert (await asked(f"{place}?access_token={good}&token={good}")).json() == {"status": "ok"}
+        assert (await asked(f"{server.url}/mcp?access_token={good}")).status_code == 401
+        assert (await asked(place, Authorization=f"Basic {good}")).status_code == 401
+        assert (await asked(place, Authorization=good)).status_code == 401
+        twice = [("Authorization", f"Bearer {good}"), ("Authorization", f"Bearer {good}")]
+        async with httpx2.AsyncClient() as http:
+            assert (await http.get(place, headers=twice)).status_code == 401
+        assert "longest_stall_ms" in (await asked(place, good)).json()
+        assert (await asked(place, server.tokens["alice"])).status_code == 200
+
+
+async def test_a_withdrawn_key_lets_nobody_in_again(tmp_path: Path) -> None:
+    """Replay: a token that came in a moment ago is refused once its key is gone; a new key's lets in (the control)."""
+    async with both(tmp_path) as (issuer, server):
+        old = issuer.token(audience(server))
+        assert (await asked(f"{server.url}/health", old)).status_code == 200
+        del issuer.keys["first"]
+        issuer.add_key("second")
+        server.authority.issuer._attempted -= 60
+        assert (await asked(f"{server.url}/health", issuer.token(audience(server)))).status_code == 200
+        assert (await asked(f"{server.url}/health", old)).status_code == 401
+
+
+async def test_what_was_begun_with_a_token_ends_with_it(tmp_path: Path) -> None:
+    """Expired while it streams and while it calls: both end, as with a token that was removed; others go on."""
+    with cut(surely=True):
+        await ended_with_its_token(tmp_path)
+
+
+async def ended_with_its_token(directory: Path) -> None:
+    """A stream, a call, and another's call."""
+    async with both(directory) as (issuer, server), anyio.create_task_group() as tasks:
+        brief = issuer.token(audience(server), exp=int(time.time()) - verify.LEEWAY + 3)
+        ended = anyio.Event()
+
+        async def listen() -> None:
+            headers = {"Authorization": f"Bearer {brief}"}
+            async with (
+                httpx2.AsyncClient(timeout=30) as http,
+                http.stream("GET", f"{server.url}/sse", headers=headers) as answer,
+            ):
+                assert answer.status_code == 200
+                async for _ in answer.aiter_raw():
+                    pass
+            ended.set()
+
+        tasks.start_soon(listen)
+        tasks.start_soon(call, server, brief)
+        tasks.start_soon(call, server, server.tokens["bob"])
+        await until(lambda: len(server.app.broker.running) == 2)
+        await until(lambda: len(server.app.broker.cancelled) == 1)
+        await until(ended.is_set)
+        assert len(server.app.broker.running) == 1
+        assert (await asked(f"{server.url}/health", brief)).status_code == 401
+        server.app.broker.release.set()
+
+
+async def call(server: Served, token: str, tool: str = "run_python") -> httpx2.Response:
+    """Make one call that waits, in the era without sessions."""
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+    params = {"name": tool, "arguments": {"code": "wait"}, "_meta": meta}
+    message: Mapping[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = {
+        "Authorization": f"Bearer {token}", "Accept": "application/json, text/event-stream",
+        "Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": tool,
+    }  # fmt: skip
+    async with httpx2.AsyncClient(timeout=30) as http:
+        return await http.post(f"{server.url}/mcp", json=message, headers=headers)
+
+
+async def test_a_tool_that_another_scope_would_allow_is_answered_with_that_scope(tmp_path: Path) -> None:
+    """RFC 6750, 3.1: 403 names it beside what the token has; with it, or where none would help, no more (controls)."""
+    async with both(tmp_path, SCOPES) as (issuer, server):
+        server.app.broker.release.set()
+        reads = issuer.token(audience(server), scope="glovebox:reader other")
+        answer = await call(server, reads)
+        assert answer.status_code == 403
+        told = answer.headers["www-authenticate"]
+        assert 'error="insufficient_scope"' in told
+        assert 'scope="glovebox:reader glovebox:analyst"' in told
+        assert f'resource_metadata="{server.url}{METADATA_PATH}/mcp"' in told
+        assert not server.app.broker.started.is_set()
+        assert (await call(server, issuer.token(audience(server), scope="glovebox:analyst"))).status_code == 200
+        assert (await call(server, reads, "no_such_tool")).status_code != 403
+        assert (await call(server, issuer.token(audience(server), scope="glovebox:analyst"), "x")).status_code != 403
+
+
+async def test_a_client_that_needs_more_asks_the_person_again_and_goes_on(tmp_path: Path) -> None:
+    """Step-up, as the SDK's client does it: it asks for what the challenge names, and makes the same call again."""
+    async with both(tmp_path, SCOPES) as (issuer, server):
+        browser, storage = Browser(no_page), Storage()
+        async with signed_in(server.url, browser, storage) as client:
+            assert browser.asked == ["glovebox:reader"]
+            result = await client.call_tool("run_python", {"code": "1"})
+            assert result.structured_content is not None
+            assert result.structured_content["stdout"] == "echo 1"
+        assert [set(each.split()) for each in issuer.granted] == [
+            {"glovebox:reader"}, {"glovebox:reader", "glovebox:analyst"},
+        ]  # fmt: skip
+
+
+async def test_many_subjects_leave_nothing_behind(tmp_path: Path) -> None:
+    """Who came and went is in no table of the gate, however many they were."""
+    async with both(tmp_path) as (issuer, server):
+        async with httpx2.AsyncClient() as http:
+            for number in range(60):
+                token = issuer.token(audience(server), sub=f"subject-{number}")
+                answer = await http.get(f"{server.url}/health", headers={"Authorization": f"Bearer {token}"})
+                assert answer.status_code == 200
+        await until(lambda: not server.gate._open and not server.gate._asked and not server.gate._requests)
+        assert json.loads((await asked(f"{server.url}/health", server.tokens["alice"])).text)["status"] == "ok"
+
+
+def test_scopes_stand_for_roles_in_the_order_of_the_policy() -> None:
+    """What the policy does not name stands for nothing."""
+    assert SCOPES.of(("glovebox:analyst", "other", "glovebox:reader")) == ("reader", "analyst")
+    assert SCOPES.of(()) == ()
+    reader = Principal(id="oauth:i#a", transport="http", roles=("reader",))
+    assert SCOPES.missing(reader, ("glovebox:reader",), "run_python") == "glovebox:analyst"
+    assert SCOPES.missing(reader, ("glovebox:reader",), "read_workspace_file") is None
+    assert SCOPES.missing(reader, ("glovebox:reader",), "no_such_tool") is None
+    assert Scopes().missing(reader, (), "run_python") is None

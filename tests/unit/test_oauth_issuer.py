@@ -1,0 +1,268 @@
+"""The keys of an authorization server: asked for within bounds, by one for all, and believed for a while."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from tests.fixtures.issuers import AnIssuer, an_issuer
+
+from glovebox_server.transport.oauth import authority, issuer
+from glovebox_server.transport.oauth.authority import Authority, OAuth, Scopes, authority_of
+from glovebox_server.transport.oauth.issuer import Issuer, IssuerBusy, IssuerUnusable
+from glovebox_server.transport.oauth.verify import BadToken, Header
+
+HERE = "https://glovebox.example/mcp"
+HOSTS = ["glovebox.example"]
+
+
+class Clock:
+    """A clock that jumps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+async def opened(theirs: AnIssuer, clock: Clock | None = None) -> Authority:
+    """What checks an issuer's tokens, with its keys."""
+    found = authority_of(OAuth(issuer=theirs.url), HOSTS, Scopes())
+    if clock is not None:
+        found.issuer.clock = clock
+        found._counted = clock.now
+    await found.issuer.fetch()
+    return found
+
+
+async def refused(checks: Authority, token: str) -> str:
+    """Why a token is refused; empty where it is not."""
+    try:
+        await checks.grant(token)
+    except BadToken as bad:
+        return bad.reason
+    except IssuerBusy:
+        return "busy"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://id.example", "no TLS"), ("http://127.0.0.1.evil.example", "no TLS"),
+        ("ftp://id.example", "no URL of a web"),
+        ("id.example", "no URL of a web"), ("https://", "no URL of a web"), ("https://id.example/?a=b", "query"),
+        ("https://id.example/#a", "fragment"), ("https://user@id.example", "no URL of a web"),
+        ("https://id.example:port", "no URL"), ("https://id.example/\n", "no URL"), ("https://[::1", "no URL"),
+    ],
+)  # fmt: skip
+def test_what_is_no_issuer_is_told(url: str, why: str) -> None:
+    """Before anything is asked. The control is one, over TLS or on this machine."""
+    with pytest.raises(IssuerUnusable, match=why):
+        Issuer(url)
+    for fine in ("https://id.example", "https://id.example/realms/a", "http://127.0.0.1:8080", "http://localhost/a"):
+        assert Issuer(fine).url == fine
+
+
+def _says(**metadata: Any) -> Callable[[AnIssuer], None]:
+    return lambda theirs: theirs.metadata.update(metadata)
+
+
+def _publishes(content: bytes) -> Callable[[AnIssuer], None]:
+    def change(theirs: AnIssuer) -> None:
+        theirs.jwks = content
+
+    return change
+
+
+def _fails(theirs: AnIssuer) -> None:
+    theirs.fails = True
+
+
+def _empties(theirs: AnIssuer) -> None:
+    theirs.keys.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_fails, "status 500"),
+        (_says(issuer="https://evil.example"), "names another issuer"),
+        (_says(jwks_uri=7), "no jwks_uri"),
+        (_says(jwks_uri="http://id.example/jwks"), "no TLS"),
+        (_says(jwks_uri="file:///etc/passwd"), "no URL of a web server"),
+        (_says(padding="x" * issuer.MAX_DOCUMENT), "longer than"),
+        (_publishes(b"x" * (issuer.MAX_DOCUMENT + 1)), "longer than"),
+        (_publishes(b"[" * 5000), "not JSON|levels"),
+        (_publishes(b'{"keys":[],"keys":[]}'), "same key twice"),
+        (_publishes(json.dumps({"keys": [{}] * 65}).encode()), "more than 64"),
+        (_publishes(b"{}"), "no JWK set"),
+        (_empties, "publishes no key"),
+    ],
+)  # fmt: skip
+async def test_an_issuer_that_cannot_be_used_is_told(change: Callable[[AnIssuer], None], why: str) -> None:
+    """At the start, so that nothing listens; as it was before, it can be used (the control)."""
+    async with an_issuer() as theirs:
+        await opened(theirs)
+        change(theirs)
+        with pytest.raises(IssuerUnusable, match=why):
+            await opened(theirs)
+
+
+async def test_an_issuer_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bounded time; and one that nobody serves at once."""
+    monkeypatch.setattr(issuer, "SECONDS", 0.3)
+    async with an_issuer() as theirs:
+        theirs.hold = anyio.Event()
+        with pytest.raises(IssuerUnusable, match="did not answer"):
+            await opened(theirs)
+        theirs.hold.set()
+    with pytest.raises(IssuerUnusable, match="Asking the OAuth issuer"):
+        await opened(theirs)
+
+
+async def test_keys_are_found_where_openid_connect_has_them() -> None:
+    """The metadata of an issuer with a path is looked for in three places."""
+    async with an_issuer() as theirs:
+        path = f"{theirs.url}/realms/one"
+        with pytest.raises(IssuerUnusable, match="has no metadata at"):
+            await Issuer(path).fetch()
+        assert theirs.asked == []
+
+
+async def test_a_new_key_is_asked_for_once_for_all_who_wait() -> None:
+    """Others are let in meanwhile; a stranger's key ids ask again only after a while."""
+    clock = Clock()
+    async with an_issuer() as theirs, anyio.create_task_group() as tasks:
+        checks = await opened(theirs, clock)
+        tasks.start_soon(checks.issuer.follow)
+        known = theirs.token(HERE)
+        assert await refused(checks, known) == ""
+        theirs.add_key("second")
+        new = [theirs.token(HERE) for _ in range(20)]
+        theirs.asked.clear()
+        # Asked just now: whatever a token says, not again.
+        assert await refused(checks, new[0]) == "key"
+        assert theirs.asked == []
+        clock.now += issuer.AGAIN_SECONDS
+        theirs.hold = anyio.Event()
+        found: list[str] = []
+
+        async def ask(token: str) -> None:
+            found.append(await refused(checks, token))
+
+        async with anyio.create_task_group() as asking:
+            for token in new:
+                asking.start_soon(ask, token)
+            with anyio.fail_after(5):
+                while "/jwks" not in theirs.asked:  # noqa: ASYNC110 - the issuer's
+                    await anyio.sleep(0.01)
+            assert await refused(checks, known) == "", "nobody else waits"
+            assert found == []
+            theirs.hold.set()
+        assert found == [""] * 20
+        assert theirs.asked.count("/jwks") == 1
+        for number in range(50):
+            assert await refused(checks, theirs.token(HERE, header={"kid": f"made-up-{number}"})) == "key"
+        assert theirs.asked.count("/jwks") == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_so_many_may_wait_for_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds a connection of somebody who is not known yet; who comes then is told to come later."""
+    monkeypatch.setattr(issuer, "MAX_WAITING", 3)
+    clock = Clock()
+    async with an_issuer() as theirs, anyio.create_task_group() as tasks:
+        checks = await opened(theirs, clock)
+        tasks.start_soon(checks.issuer.follow)
+        clock.now += issuer.AGAIN_SECONDS
+        theirs.hold = anyio.Event()
+        found: list[str] = []
+
+        async def ask(number: int) -> None:
+            found.append(await refused(checks, theirs.token(HERE, header={"kid": f"made-up-{number}"})))
+
+        async with anyio.create_task_group() as asking:
+            for number in range(5):
+                asking.start_soon(ask, number)
+            with anyio.fail_after(5):
+                while len(found) < 2:  # noqa: ASYNC110 - theirs
+                    await anyio.sleep(0.01)
+            assert found == ["busy"] * 2
+            theirs.hold.set()
+        assert sorted(found) == ["busy"] * 2 + ["key"] * 3
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_withdrawn_key_ends_its_tokens() -> None:
+    """Also one that was let in before, and what was begun with it; another key's go on (the control)."""
+    clock = Clock()
+    async with an_issuer() as theirs:
+        old = theirs.token(HERE)
+        theirs.add_key("second")
+        new = theirs.token(HERE)
+        checks = await opened(theirs, clock)
+        grants = [await checks.grant(token) for token in (old, new)]
+        del theirs.keys["first"]
+        await checks.issuer.fetch()
+        assert [grant.removed.is_set() for grant in grants] == [True, False]
+        assert await refused(checks, old) == "key"
+        assert await refused(checks, new) == ""
+
+
+async def test_keys_that_nobody_confirmed_are_none() -> None:
+    """An hour after the issuer was last heard, nobody new comes in; before, and when it is back, they do (controls)."""
+    clock = Clock()
+    async with an_issuer() as theirs, anyio.create_task_group() as tasks:
+        checks = await opened(theirs, clock)
+        tasks.start_soon(checks.issuer.follow)
+        theirs.fails = True
+        clock.now += issuer.STALE_SECONDS - 1
+        assert await refused(checks, theirs.token(HERE)) == ""
+        clock.now += 1
+        assert await refused(checks, theirs.token(HERE)) == "busy"
+        theirs.fails = False
+        clock.now += issuer.AGAIN_SECONDS
+        assert await refused(checks, theirs.token(HERE)) == ""
+        tasks.cancel_scope.cancel()
+
+
+async def test_wrong_signatures_cost_so_many_checks() -> None:
+    """Then strangers are told to come later, unchecked; who is known comes in (the control); later it is over."""
+    clock = Clock()
+    async with an_issuer() as theirs:
+        checks = await opened(theirs, clock)
+        known = theirs.token(HERE)
+        assert await refused(checks, known) == ""
+        forged = theirs.token(HERE).rpartition(".")[0] + "." + known.rpartition(".")[2]
+        told = [await refused(checks, forged) for _ in range(authority.WRONG_AT_ONCE + 50)]
+        assert told == ["signature"] * authority.WRONG_AT_ONCE + ["busy"] * 50
+        assert await refused(checks, known) == ""
+        clock.now += 1.5 / authority.WRONG_A_SECOND
+        assert [await refused(checks, forged) for _ in range(3)] == ["signature", "signature", "busy"]
+
+
+async def test_good_tokens_are_remembered_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest; one that was forgotten is checked again, and one that is over is not remembered."""
+    monkeypatch.setattr(authority, "MAX_KEPT", 3)
+    async with an_issuer() as theirs:
+        checks = await opened(theirs)
+        tokens = [theirs.token(HERE, sub=f"s{number}") for number in range(5)]
+        for token in tokens:
+            assert await refused(checks, token) == ""
+        assert len(checks._kept) == 3
+        assert await refused(checks, tokens[0]) == ""
+        assert len(checks._kept) == 3
+
+
+async def test_a_key_without_a_name_is_found_where_there_is_one() -> None:
+    """A token may leave ``kid`` out; where two keys would fit, it may not."""
+    async with an_issuer() as theirs:
+        checks = await opened(theirs, Clock())
+        assert await checks.issuer.key(Header(algorithm="ES256", key=None)) is not None
+        theirs.add_key("second")
+        await checks.issuer.fetch()
+        assert await checks.issuer.key(Header(algorithm="ES256", key=None)) is None
