@@ -19,6 +19,7 @@ from glovebox_server.cli.governance.approvals import approvals
 from glovebox_server.cli.governance.policy import policy
 from glovebox_server.cli.governance.stops import resume, stop, stops
 from glovebox_server.cli.governance.tokens import token
+from glovebox_server.cli.governance.usage import usage
 from glovebox_server.cli.options import (
     Group,
     complete_environment,
@@ -45,7 +46,7 @@ def main() -> None:
 
 for _group in (profiles, policy, environment, audit, receipt, artifact, stops, approvals, token):
     main.add_command(_group)
-for _command in (stop, resume):
+for _command in (stop, resume, usage):
     main.add_command(_command)
 
 

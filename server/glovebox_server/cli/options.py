@@ -3,9 +3,11 @@
 import functools
 import gc
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +38,29 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+#: Seconds in what may stand behind a number.
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class Moment(click.ParamType[datetime]):
+    """A time, or how long ago."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Read ``2h``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
+        ago = re.fullmatch(r"(\d{1,6})([smhdw])", value)
+        try:
+            if ago is not None:
+                return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+            found = datetime.fromisoformat(value)
+            return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is neither a time, as 2026-11-22T10:00, nor how long ago, as 30m, 2h or 7d.", param, ctx
+            )
 
 
 def directories(command: _Command) -> _Command:

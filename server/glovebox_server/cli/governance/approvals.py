@@ -5,8 +5,7 @@ from datetime import datetime
 
 import click
 
-from glovebox_server.cli.audit import Moment
-from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.cli.options import Group, Moment, directories, err, json_option, out
 from glovebox_server.settings import Settings
 
 

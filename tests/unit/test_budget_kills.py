@@ -1,0 +1,103 @@
+"""Two hundred servers killed while they write: what was told is kept, what was in flight counts as spent."""
+
+import os
+import sqlite3
+import subprocess  # noqa: TID251 - whole processes, to be killed
+import sys
+import time
+from pathlib import Path
+
+from tests.unit.test_budget_store import ME, budget
+
+from glovebox_sandboxes.host.owner import is_orphan
+from glovebox_server.governance import database
+from glovebox_server.governance.budgets import store
+from glovebox_server.governance.budgets.spending import lines_of
+from glovebox_server.governance.budgets.windows import read_clocks
+
+KILLS = 200
+# Forked, since starting an interpreter for each would be most of the test. A connection must not cross a fork: each
+# opens its own. It says before and after each transaction where it is.
+SPENDER = """
+import os, pathlib, signal, sys
+from glovebox_sandboxes.host.owner import new_owner
+from glovebox_server.governance import database
+from glovebox_server.governance.budgets import store
+from glovebox_server.governance.budgets.spending import lines_of
+from glovebox_server.governance.budgets.store import Asked
+from glovebox_server.governance.budgets.windows import read_clocks
+from tests.unit.test_budget_store import ME, WORST, budget
+
+lines = lines_of([budget(every="run", per="run", calls=10**9, wall_seconds=10**9)], ME)
+
+def spend(number):
+    mark = new_owner().mark()
+    with database.opened(pathlib.Path(sys.argv[1]), store.SCHEMA, lock_wait=60) as kept:
+        for n in range(10**9):
+            asked = Asked(call_id=f"c_{number}_{n}", spender=ME, lines=lines, worst=WORST)
+            os.write(1, b"r")
+            kept.transact_now(lambda one: store.reserve(one, read_clocks(), mark, asked))
+            os.write(1, b"R")
+            spent = {"calls": 1, "wall_seconds": 7}
+            os.write(1, b"s")
+            kept.transact_now(lambda one: store.settle(one, read_clocks(), asked.call_id, ME, spent))
+            os.write(1, b"S")
+
+number = 0
+while sys.stdin.readline():
+    number += 1
+    child = os.fork()
+    if child == 0:
+        spend(number)
+    os.write(1, f"<{child}>".encode())
+    os.waitpid(child, 0)
+    os.write(1, b"X")
+"""
+
+
+def test_after_two_hundred_kills_the_sums_are_exact(tmp_path: Path) -> None:
+    """Each call that was told as reserved is spent, each that was told as settled is spent as it was settled.
+
+    Of each killed process only the one transaction it was in can be either way; no call is lost or counted twice.
+    """
+    path = tmp_path / "governance" / store.NAME
+    lines = lines_of([budget(every="run", per="run", calls=10**9, wall_seconds=10**9)], ME)
+    with database.opened(path, store.SCHEMA):
+        pass
+    command = [sys.executable, "-c", SPENDER, str(path)]
+    cwd = Path(__file__).parents[2]
+    told, settled, unsure = 0, 0, 0
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for number in range(KILLS):
+            parent.stdin.write(b"\n")
+            parent.stdin.flush()
+            heard = b""
+            while heard.count(b"S") < 2 or b">" not in heard:
+                heard += os.read(parent.stdout.fileno(), 4096)
+            child = int(heard.partition(b"<")[2].partition(b">")[0])
+            time.sleep(number % 20 / 4000)
+            subprocess.run(["kill", "-9", str(child)], check=True)
+            while b"X" not in heard:
+                heard += os.read(parent.stdout.fileno(), 4096)
+            words = heard.replace(f"<{child}>".encode(), b"").rstrip(b"X").decode()
+            told += words.count("R")
+            settled += words.count("S")
+            unsure += words[-1] in "rs"
+        parent.stdin.close()
+    with database.opened(path, store.SCHEMA) as kept:
+        lost = kept.transact_now(lambda one: store.tidy(one, read_clocks(), is_orphan))
+        calls = kept.query_now(lambda one: store.left(one, read_clocks(), lines))
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM reserved").fetchone() == (0,)
+        (used, gone) = connection.execute("SELECT sum(calls), sum(lost) FROM usage").fetchone()
+    assert gone == len(lost)
+    left = {each.what: each.left for each in calls}
+    spent = 10**9 - left["calls"]
+    # Every call is in the sums once: those that were settled, and those that were in flight.
+    assert spent == used
+    assert told <= spent <= told + unsure
+    assert settled <= spent - gone <= settled + unsure
+    assert abs((10**9 - left["wall_seconds"]) - ((spent - gone) * 0.007 + gone * 10)) < 1e-3
+    assert gone > 0
