@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.fixtures.policy_texts import EVERYTHING, policy
 
 from glovebox_profiles.errors import ProfileError
@@ -189,14 +191,38 @@ def test_the_page_names_every_key() -> None:
     assert [key for key in keys if not re.search(rf"\b{key[-1]}\b", page)] == []
 
 
-def test_a_file_cut_off_is_never_read_as_another_policy() -> None:
-    """A policy that lost its end has no principals any more, so it grants what its default does and no more."""
-    lines = EVERYTHING.splitlines(keepends=True)
-    whole = policy()
-    for length in range(len(lines)):
-        try:
-            found = parse("".join(lines[:length]).encode(), Path("policy.toml"))
-        except ProfileError:
-            continue
-        assert found.principals.items() <= whole.principals.items()
-        assert found.default in (None, whole.default)
+def _outcome(data: bytes) -> Policy | None:
+    try:
+        return parse(data, Path("policy.toml"))
+    except ProfileError:
+        return None
+
+
+def test_a_policy_that_was_cut_short_is_refused_or_the_same_without_examples() -> None:
+    """E3: what narrows a role, or gives somebody one that is narrower, cannot be lost without being missed."""
+    whole = EVERYTHING.encode()
+    policies = [_outcome(whole[:length]) for length in range(len(whole) + 1)]
+    found = [each for each in policies if each is not None]
+    assert found[-1] == policy()
+    assert len(found) < 10
+    assert all(each.model_copy(update={"example": ()}) == policy().model_copy(update={"example": ()}) for each in found)
+
+
+@pytest.mark.parametrize("also", ["[watch]\n", '[workflows]\nrelease = "releaser"\n'])
+def test_the_examples_stand_last(also: str) -> None:
+    """Else a file could lose what follows them; the control is the same text with the two exchanged."""
+    text = EVERYTHING.replace('[workflows]\nrelease = "releaser"\n', "").replace('[watch]\ndenials = "slow"\n', "")
+    with pytest.raises(ProfileError, match=r"stands behind an example.* Put the examples last\.") as caught:
+        parse((text + also).encode(), Path("policy.toml"))
+    assert caught.value.line == text.count("\n") + 1
+    assert parse(text.replace("[[example]]", f"{also}[[example]]").encode(), Path("policy.toml"))
+    with pytest.raises(ProfileError, match=r"example: there is none.* End it with an \[\[example\]\]"):
+        parse(text[: text.index("[[example]]")].encode(), Path("policy.toml"))
+
+
+@given(st.binary(max_size=300), st.integers(0, len(EVERYTHING)))
+def test_whatever_bytes_stand_in_a_policy_the_answer_is_a_policy_or_an_error(noise: bytes, at: int) -> None:
+    """Never another exception, alone and in the middle of a good one."""
+    _outcome(noise)
+    whole = EVERYTHING.encode()
+    _outcome(whole[:at] + noise + whole[at:])

@@ -132,7 +132,16 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return _settings(tmp_path)
 
 
-PLAIN = 'version = 1\ndefault = "one"\n[roles.one]\ntools = ["run_python"]\n'
+PLAIN = """\
+version = 1
+default = "one"
+[roles.one]
+tools = ["run_python"]
+[[example]]
+principal = "token:a"
+call = { tool = "fetch_url", arguments = { url = "https://a.org" } }
+expect = "deny"
+"""
 
 
 def test_without_a_policy_everybody_has_what_the_profiles_say(settings: Settings) -> None:

@@ -84,10 +84,23 @@ def read(path: Path) -> Policy:
 
 def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
     values, positions = parse_toml(data, path)
+    lines = positions.lines
     try:
-        return Policy.model_validate(values), positions.lines
+        policy = Policy.model_validate(values)
     except ValidationError as error:
-        raise first_mistake(error, path, positions.lines, Policy, PAGE) from None
+        raise first_mistake(error, path, lines, Policy, PAGE) from None
+    first = lines.get(("example", 0))
+    if first is None:
+        reason, fix = (
+            "there is none, so the file may have lost its end",
+            "End it with an [[example]] of what is refused.",
+        )
+        raise ProfileError(path, None, "example", reason, fix)
+    # Cut off before its end, a role would lose what narrows it, or a principal the role that does.
+    if behind := [key for key, line in lines.items() if key[0] != "example" and line >= first]:
+        reason, fix = "stands behind an example, and a file that was cut short would lose it", "Put the examples last."
+        raise ProfileError(path, lines[behind[0]], dotted(behind[0]), reason, fix)
+    return policy, lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
