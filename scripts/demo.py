@@ -83,6 +83,10 @@ tools = ["run_python"]
 name = "programs"
 when = "always"
 by = "client"
+[[example]]
+principal = "local:0"
+call = { tool = "run_python", arguments = { code = "1" } }
+expect = "ask"
 """
 """Each program waits for a yes of the person at the client."""
 
@@ -228,9 +232,9 @@ class Person:
     def __init__(self) -> None:
         self.read: list[str] = []
 
-    async def answer(self, _context: Any, asked: types.ElicitRequestParams) -> types.ElicitResult:
+    async def answer(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:  # noqa: ARG002 - the SDK's names
         """What a client's form sends back."""
-        self.read.append(asked.message)
+        self.read.append(params.message)
         return types.ElicitResult(action="accept", content={"answer": "allow"})
 
 

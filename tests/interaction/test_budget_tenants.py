@@ -32,6 +32,11 @@ name = "calls-of-a-run"
 per = "run"
 every = "run"
 calls = 18
+
+[[example]]
+principal = "token:a"
+call = { tool = "fetch_url", arguments = { url = "https://a.org" } }
+expect = "deny"
 """
 
 

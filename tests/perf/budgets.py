@@ -48,6 +48,13 @@ per = "tool"
 every = "day"
 disclosed_bytes = 1_000_000_000
 """
+EXAMPLE = """
+[[example]]
+principal = "token:a"
+call = { tool = "run_python" }
+expect = "deny"
+"""
+"""Each policy ends with one."""
 WHO = Principal(id="local:0", transport="cli")
 PAUSE = 0.12
 """Seconds in which a sandbox is made for the next call."""
@@ -79,8 +86,8 @@ async def measure(calls: int) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as directory:
         async with (
-            server(Path(directory, "off"), POLICY) as off,
-            server(Path(directory, "on"), POLICY + BUDGETS) as on,
+            server(Path(directory, "off"), POLICY + EXAMPLE) as off,
+            server(Path(directory, "on"), POLICY + BUDGETS + EXAMPLE) as on,
         ):
             for app in (off, on) * 20:
                 await timed(app)
