@@ -42,6 +42,7 @@ from glovebox_server.governance.policy import Governed, governed
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
 from glovebox_server.governance.stops.stops import Stops
+from glovebox_server.governance.watch.watch import Watch
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
@@ -197,6 +198,7 @@ async def opened(
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
         Stops.opened(settings.state_dir, audit) as stops,
+        Watch.opened(settings.state_dir, audit, stops, in_force.policy.watch if in_force.policy else {}) as watch,
         Approvals.opened(settings.state_dir, audit, TOOLS, partial(_packages, environments)) as approvals,
         store,
         _budgets(settings, in_force) as budgets,
@@ -225,7 +227,9 @@ async def opened(
         tasks.start_soon(_sweep, store)
         broker = Broker(
             tools=TOOLS,
-            governance=Governance(rights_of=in_force.rights_of, stops=stops, approvals=approvals, budgets=budgets),
+            governance=Governance(
+                rights_of=in_force.rights_of, stops=stops, approvals=approvals, budgets=budgets, watch=watch
+            ),
             admission=Admission(pool.call, shared=shared),
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),

@@ -26,6 +26,14 @@ FLUSH_BYTES: Final = 256 * 1024
 """What one file holds in memory before a worker thread hashes and writes it: few thread switches, little memory."""
 
 T = TypeVar("T")
+Looks = Callable[[], Callable[[bytes], None] | None]
+"""Makes what looks at one file on its way in; None where nobody looks."""
+
+
+def nothing() -> None:
+    """Nobody looks."""
+
+
 CUT: Final = "its end may be missing: /output was full when it was written"
 """A mark like those of ``names``."""
 
@@ -57,6 +65,7 @@ class Sink:
         "_cut",
         "_descriptor",
         "_digest",
+        "_look",
         "_paths",
         "_size",
         "_sniffer",
@@ -66,7 +75,10 @@ class Sink:
         "uri",
     )
 
-    def __init__(self, collection: "Collection", name: str, uri: str, descriptor: int, *, cut: bool) -> None:
+    def __init__(
+        self, collection: "Collection", name: str, uri: str, descriptor: int, *, cut: bool,
+        look: Callable[[bytes], None] | None,
+    ) -> None:  # fmt: skip
         self._collection = collection
         self._cut = cut
         self._descriptor = descriptor
@@ -75,6 +87,9 @@ class Sink:
         self._sniffer = Sniffer()
         self._paths = PatchPaths() if name.casefold().endswith(ENDINGS) else None
         self._size = 0
+        self._look = look
+        if look is not None:
+            look(name.encode("utf-8", "replace"))
         self.name = name
         self.uri = uri
         self.failed: Refused | ArtifactsUnavailable | None = None
@@ -109,6 +124,8 @@ class Sink:
         self._buffer.clear()
         self._digest.update(data)
         self._sniffer.feed(data)
+        if self._look is not None:
+            self._look(data)
         if self._paths is not None:
             self._paths.feed(data)
         view = memoryview(data)
@@ -152,6 +169,7 @@ class Collection:
         room: int | None,
         clock: Callable[[], datetime],
         ttl: timedelta,
+        look: Looks,
     ) -> None:
         self.worker = worker
         self._disk = disk
@@ -160,6 +178,7 @@ class Collection:
         self._room = room
         self._clock = clock
         self._ttl = ttl
+        self._look = look
         self._names = CallNames()
         self._attempts = 0
         self._bytes_left = limits.output_bytes
@@ -212,7 +231,7 @@ class Collection:
             with CancelScope(shield=True):
                 descriptor = await self.worker.run("keeping an output file", partial(self._disk.create, identifier))
             try:
-                sink = Sink(self, name, uri_of(identifier), descriptor, cut=cut)
+                sink = Sink(self, name, uri_of(identifier), descriptor, cut=cut, look=self._look())
                 yield sink
                 if sink.failed:  # the caller swallowed it, but a file with a hole is no file
                     raise sink.failed

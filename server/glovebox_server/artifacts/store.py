@@ -17,7 +17,7 @@ from typing import Final, Self
 from anyio import CancelScope
 
 from glovebox_sandboxes.contract.spec import Limits
-from glovebox_server.artifacts.collect import Collection, Worker
+from glovebox_server.artifacts.collect import Collection, Looks, Worker, nothing
 from glovebox_server.artifacts.disk import Disk
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall
@@ -147,17 +147,21 @@ class ArtifactStore:
             await self._worker.run("closing the artifact store", self._disk.stop)
 
     @asynccontextmanager
-    async def collect(self, call: ToolCall, limits: Limits, room: int | None = None) -> AsyncIterator[Collection]:
+    async def collect(
+        self, call: ToolCall, limits: Limits, room: int | None = None, look: Looks = nothing
+    ) -> AsyncIterator[Collection]:
         """Receive one call's files. What was not published on leaving is removed.
 
         Args:
             call: Its principal owns the artifacts.
             limits: ``output_bytes`` and ``output_files`` bound them, whatever the sandbox did.
             room: Bytes of all its artifacts together, where its role has less than the store gives everybody.
+            look: called for each file; what it returns is called with the file's name and pieces, in another thread.
         """
         collection = Collection(
-            disk=self._disk, worker=self._worker, call=call, limits=limits, room=room, clock=self._clock, ttl=self._ttl
-        )
+            disk=self._disk, worker=self._worker, call=call, limits=limits, room=room, clock=self._clock, ttl=self._ttl,
+            look=look,
+        )  # fmt: skip
         try:
             yield collection
         finally:

@@ -110,6 +110,7 @@ class Broker:
         pause = self.governance.repeats.pause(call)
         if pause:
             listener.progress(f"Waiting {pause:g} s: this same call has just failed several times")
+        pause = max(pause, self.governance.slowed(call))
         while True:
             async with AsyncExitStack() as turn:
                 place = self.admission.enter(principal.id, tool, valid, rights.turns, pause)
@@ -158,6 +159,7 @@ class Broker:
         digest = rights.profiles.digest_for(call.tool) if profile else ""
         objection = self.governance.objection(call, rights)
         decision = decide(tool, call.arguments, profile, digest, workspace=served, objection=objection)
+        decision = self.governance.asks(call, decision)
         return (
             replace(decision, role=rights.role, policy_digest=rights.policy_digest)
             if rights.policy_digest
@@ -175,7 +177,9 @@ class Broker:
         """Run, record and answer."""
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
         async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
-            files, gate = allowed.inputs.contents(), gate_for(profile, recorder, call, reservation)
+            look = self.governance.look()
+            connecting = partial(self.governance.connecting, call)
+            files, gate = allowed.inputs.contents(), gate_for(profile, recorder, call, connecting, reservation)
             wanted = Wanted(
                 isolation=profile.isolation,
                 spec=to_spec(profile, workspace=rights.workspace),
@@ -184,7 +188,7 @@ class Broker:
                 key=call.principal.id,
             )
             async with (
-                self.artifacts.collect(call, wanted.spec.limits, rights.artifact_bytes) as collection,
+                self.artifacts.collect(call, wanted.spec.limits, rights.artifact_bytes, look.file) as collection,
                 Collector(collection, recorder, call) as collector,
             ):
                 listener.progress("Getting a sandbox")
@@ -196,9 +200,10 @@ class Broker:
                         file=collector.accept,
                         cut_file=partial(collector.accept, cut=True),
                         serve=serve_with(gate) if gate else None,
-                        printed=lambda data: listener.printed(data.decode("utf-8", "replace")),
+                        printed=look.printed(listener.printed),
                     )
                     outcome = await run(sandbox, allowed.tool.job(call.arguments), inputs=files, hooks=hooks)
+                await self.governance.ended(call, outcome, look)
                 delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
             # Digests of pictures take tens of milliseconds, in which nobody else would be served.
             finished = (
@@ -206,7 +211,6 @@ class Broker:
                 if outcome.blobs or outcome.shown
                 else call_finished(call, outcome, profile, gate)
             )
-            await self.governance.ended(call, outcome)
             receipt = await recorder.finish(finished)
         # After the block: the call has its end, and must not get a second one.
         result = answered(

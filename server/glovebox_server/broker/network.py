@@ -6,7 +6,7 @@ from glovebox_profiles.model import Profile
 from glovebox_sandboxes.session.connection import Duplex, Serve
 from glovebox_server.audit.events import EgressDecided
 from glovebox_server.calls import ToolCall
-from glovebox_server.egress.events import EgressAttempt
+from glovebox_server.egress.events import EgressAttempt, OnDecision
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.serve import serve
@@ -15,9 +15,21 @@ from glovebox_server.receipts.recorder import CallRecorder
 
 
 def gate_for(
-    profile: Profile, recorder: CallRecorder, call: ToolCall, reservation: Reservation | None = None
+    profile: Profile,
+    recorder: CallRecorder,
+    call: ToolCall,
+    connecting: OnDecision | None = None,
+    reservation: Reservation | None = None,
 ) -> EgressGate | None:
-    """The gate for one call, within what is reserved for it; None where its profile grants no network."""
+    """The gate for one call, within what is reserved for it; None where its profile grants no network.
+
+    Args:
+        profile: says what may be reached.
+        recorder: of the call.
+        call: the call.
+        connecting: looks at each attempt that is recorded, before anything is dialled; None where nobody does.
+        reservation: what the call may spend.
+    """
     if profile.network.mode == "none":
         return None
 
@@ -36,6 +48,8 @@ def gate_for(
                 address=attempt.addresses[0] if attempt.addresses else None,
             )
         )
+        if connecting is not None:
+            await connecting(attempt)
 
     most, bound = profile.network.max_connections, reservation.connections if reservation else None
     limits = EgressLimits(

@@ -16,6 +16,7 @@ from glovebox_server.cli.artifacts import artifact
 from glovebox_server.cli.audit import audit
 from glovebox_server.cli.environments import environment
 from glovebox_server.cli.governance.approvals import approvals
+from glovebox_server.cli.governance.canaries import canary
 from glovebox_server.cli.governance.policy import policy
 from glovebox_server.cli.governance.stops import resume, stop, stops
 from glovebox_server.cli.governance.tokens import token
@@ -44,7 +45,7 @@ def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
 
-for _group in (profiles, policy, environment, audit, receipt, artifact, stops, approvals, token):
+for _group in (profiles, policy, environment, audit, receipt, artifact, stops, canary, approvals, token):
     main.add_command(_group)
 for _command in (stop, resume, usage):
     main.add_command(_command)

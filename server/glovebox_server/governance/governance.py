@@ -16,12 +16,15 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.audit.events import CallFinished
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
+from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.repeats import Repeats
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped, Stops
+from glovebox_server.governance.watch.look import NOTHING, Look
+from glovebox_server.governance.watch.watch import Watch
 
 if TYPE_CHECKING:  # the parts import this one for ``Proposal``
     from glovebox_server.governance.approvals.question import Question
@@ -93,16 +96,6 @@ class Approvals(Protocol):
         """Put the question, and wait for the answer as long as its caller can wait; where it stands then."""
 
 
-class Watch(Protocol):
-    """Rules that look at what calls do."""
-
-    async def decided(self, call: ToolCall, decision: Decision) -> None:
-        """Look at a decision that is recorded."""
-
-    async def ended(self, call: ToolCall, outcome: Outcome) -> None:
-        """Look at what came of a call, before its caller gets it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Governance:
     """Everything that governs calls beside profiles."""
@@ -143,9 +136,12 @@ class Governance:
         if self.approvals is None or not (proposal.decision.effect == "ask" or proposal.rights.approvals):
             return proposal.decision
         try:
-            return await self.approvals.consult(proposal, settled)
+            verdict = await self.approvals.consult(proposal, settled)
         except StoreUnusable as problem:
             return denied(proposal.decision, problem.refusal)
+        if self.watch is not None and not isinstance(verdict, Decision):
+            await self.watch.questioned(proposal.call)
+        return verdict
 
     async def settle(self, question: "Question", listener: Listener) -> "State":
         """Put a question that ``admitted`` gave back, and wait for its answer."""
@@ -158,10 +154,30 @@ class Governance:
         if self.watch is not None:
             await self.watch.decided(call, decision)
 
-    async def ended(self, call: ToolCall, outcome: Outcome) -> None:
-        """Have the watch rules look at what came of a call."""
+    def asks(self, call: ToolCall, decision: Decision) -> Decision:
+        """The same decision, turned into a question where a watch rule has its run asked about."""
+        asked = self.watch.asks(call) if self.watch is not None and decision.effect == "allow" else None
+        if asked is None:
+            return decision
+        return replace(decision, effect="ask", rule=asked.rule, reason=asked.reason, hint=asked.hint)
+
+    def look(self) -> Look:
+        """What looks through what a call gives back."""
+        return NOTHING if self.watch is None else self.watch.look()
+
+    async def connecting(self, call: ToolCall, attempt: EgressAttempt) -> None:
+        """Have the watch rules look at an attempt to connect that is recorded."""
         if self.watch is not None:
-            await self.watch.ended(call, outcome)
+            await self.watch.connecting(call, attempt)
+
+    async def ended(self, call: ToolCall, outcome: Outcome, look: Look) -> None:
+        """Have the watch rules look at what came of a call. Where they stop it, this does not return."""
+        if self.watch is not None:
+            await self.watch.ended(call, outcome, look)
+
+    def slowed(self, call: ToolCall) -> float:
+        """Seconds that the call waits, holding nothing, where a watch rule slows its run."""
+        return 0.0 if self.watch is None else self.watch.pause(call)
 
     def ending(self, call: ToolCall, scope: anyio.CancelScope) -> AbstractContextManager[Stopped]:
         """Cancel ``scope`` once a stop names the call, for as long as the block runs."""

@@ -21,13 +21,12 @@ from glovebox_server.errors import InvalidArguments
 from glovebox_server.governance.approvals.facts import asked_about
 from glovebox_server.governance.governance import Proposal
 from glovebox_server.governance.rights import Rights, RightsOf, Roles
+from glovebox_server.governance.watch.rules import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep.environments import required
 from glovebox_server.workspace import Workspace
 
-WATCH_RULES = ("canary", "denials", "new-reach", "questions", "secrets")
-"""Ids of the watch rules that a policy may name."""
 _NEVER = datetime.fromtimestamp(0, UTC)
 """When an example is called."""
 
@@ -82,7 +81,7 @@ def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:
     Raises:
         ProfileError: it is wrong, or not safe.
     """
-    known = Known(profiles=profiles, watch=WATCH_RULES)
+    known = Known(profiles=profiles, watch=tuple(RULES))
     return loading.load(path, known, check_example=checker(profiles, tools))
 
 

@@ -55,6 +55,7 @@ from glovebox_server.audit.events.server import (
 from glovebox_server.audit.events.stops import (
     StopLifted,
     StopMade,
+    WatchAlarm,
 )
 from glovebox_server.audit.events.tokens import TokenCreated, TokenRevoked
 
@@ -97,6 +98,7 @@ __all__ = [
     "StopMade",
     "TokenCreated",
     "TokenRevoked",
+    "WatchAlarm",
     "draft",
 ]
 
@@ -132,6 +134,7 @@ EVENTS: Mapping[str, type[Event]] = {
         SegmentRemoved,
         StopMade,
         StopLifted,
+        WatchAlarm,
     )
 }
 

@@ -1,4 +1,4 @@
-"""Events of stops. They belong to no call: clients do not hear them."""
+"""Events of stops and watch rules. They belong to no call: clients do not hear them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,3 +34,32 @@ class StopLifted(Event):
     """Its id."""
     by: str
     """Who lifted it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchAlarm(Event):
+    """A watch rule found what it looks for. What it found is not in here: it may be a secret."""
+
+    kind: ClassVar[str] = "watch.alarm"
+
+    rule: str
+    """Id of the rule."""
+    action: str
+    """What it did: ``record``, ``slow``, ``ask`` or ``stop``."""
+    where: str
+    """In what: ``stdout``, ``stderr``, ``value``, ``arguments``, ``url``, ``file``, ``picture`` or, of what is counted,
+    ``calls``."""
+    what: str
+    """What was found, in a few words of ours: a kind of secret, the id of a canary, a number, or a host."""
+    call: str | None = None
+    """Id of the call."""
+    tool: str | None = None
+    """Name of its tool."""
+    principal: str
+    """Id of the caller."""
+    client: str | None = None
+    """What the client calls itself; self-reported."""
+    run: str | None = None
+    """Id of the run."""
+    workflow: str | None = None
+    """Name of the workflow."""

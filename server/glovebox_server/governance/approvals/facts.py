@@ -10,7 +10,7 @@ from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.governance.approvals.question import Lifted, Subject, canonical
-from glovebox_server.governance.approvals.rules import PROFILE_ASKS, Asking, Facts, applying, asking
+from glovebox_server.governance.approvals.rules import PROFILE_ASKS, WATCH_ASKS, Asking, Facts, applying, asking
 from glovebox_server.governance.governance import Proposal
 from glovebox_server.tools.base import Tool
 
@@ -79,9 +79,10 @@ def facts(proposal: Proposal, tool: Tool, unknown: Unknown) -> Facts:
 
 
 def rules_of(proposal: Proposal) -> tuple[Approval, ...]:
-    """Every rule that may ask about a call: its profile's, and those of its caller's role."""
+    """Every rule that may ask about a call: its profile's, a watch rule's, and those of its caller's role."""
     own = (PROFILE_ASKS,) if proposal.profile.approval == "ask" else ()
-    return applying((*own, *proposal.rights.approvals), proposal.call.tool)
+    watched = (WATCH_ASKS,) if proposal.decision.rule.startswith("watch.") else ()
+    return applying((*own, *watched, *proposal.rights.approvals), proposal.call.tool)
 
 
 def nothing_before(_kind: str, _owner: str, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from glovebox_server.governance.approvals.question import Asked, By
 
 PROFILE_ASKS: Final = Approval(name="ask")
 """What a profile's ``approval = "ask"`` means: each call, by whoever answers first, one yes for one call."""
+WATCH_ASKS: Final = Approval(name="watch", by="operator")
+"""What a watch rule's ``ask`` means: each call, by an operator, since it is the caller's run that looks odd."""
 
 _NAMED: Final = 5
 """Hosts that a sentence names."""

@@ -1,0 +1,104 @@
+"""Looks through what one call gives back, as it comes. Knows no record and stops nothing: ``watch`` does.
+
+Bounded: every byte is looked at once, in some 30 ms for each MiB; nothing of it is kept but what may begin
+a marker.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_server.governance.watch.markers import Needles, Scanner
+from glovebox_server.governance.watch.secrets import kind_of_secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a watch rule looks for."""
+
+    rule: str
+    """Id of the rule."""
+    where: str
+    """In what: ``arguments``, ``stdout``, ``stderr``, ``value``, ``picture``, ``file`` or ``url``."""
+    what: str
+    """The id of a canary, or a kind of secret; never what was found."""
+
+
+Piece = tuple[str, bytes]
+"""Where it stands, and the bytes."""
+
+LIVE_BYTES = 1 << 20
+"""What of a program's output is shown while it runs, where there are canaries: it is looked at on the event loop."""
+
+
+class Look:
+    """What is found in one call. Its files may be looked at in other threads; live output on the event loop."""
+
+    def __init__(self, needles: Needles, *, secrets: bool) -> None:
+        """Take what is looked for."""
+        self._needles = needles
+        self._secrets = secrets
+        self._live = Scanner(needles)
+        self._printed = 0
+        self.findings: list[Finding] = []
+        """In the order in which they were found."""
+
+    def printed(self, show: Callable[[str], None]) -> Callable[[bytes], None]:
+        """Stands before whoever shows what a program prints while it runs: from a canary on nothing is shown."""
+
+        def look(data: bytes) -> None:
+            if self._needles:
+                self._printed += len(data)
+                if self._printed > LIVE_BYTES or self.findings:
+                    return
+                if canary := self._live.feed(data):
+                    self.findings.append(Finding(rule="canary", where="stdout", what=canary))
+                    return
+            show(data.decode("utf-8", "replace"))
+
+        return look
+
+    def file(self) -> Callable[[bytes], None] | None:
+        """What takes the pieces of one output file, its name first; None where nothing is looked for in files."""
+        if not self._needles:
+            return None
+        scanner = Scanner(self._needles)
+
+        def look(data: bytes) -> None:
+            if canary := scanner.feed(data):
+                self.findings.append(Finding(rule="canary", where="file", what=canary))
+
+        return look
+
+    def pieces(self, outcome: Outcome) -> list[Piece]:
+        """All that a job gave back but for its files."""
+        texts = [("stdout", outcome.stdout.text), ("stderr", outcome.stderr.text)]
+        if outcome.value is not None:
+            texts.append(("value", json.dumps(outcome.value)))
+        texts += [("file", each.name) for each in outcome.skipped]
+        found = [(where, text.encode("utf-8", "replace")) for where, text in texts if text]
+        return [*found, *(("picture", blob.data) for blob in outcome.blobs)] if self._needles else found
+
+    def search(self, pieces: Iterable[Piece]) -> None:
+        """Look at pieces one after the other: what is cut between two of them is found too."""
+        scanner = Scanner(self._needles)
+        for where, data in pieces:
+            if self._needles and (canary := scanner.feed(data)):
+                self.findings.append(Finding(rule="canary", where=where, what=canary))
+            if self._secrets and where in _SECRETS_IN and (kind := kind_of_secret(data)):
+                self.findings.append(Finding(rule="secrets", where=where, what=kind))
+
+
+NOTHING = Look(Needles.of({}), secrets=False)
+"""Looks for nothing, and keeps nothing: one for all."""
+
+
+def of_url(asked: str) -> list[Piece]:
+    """Where a program or a tool wants to go, as it is written and as it is meant."""
+    data = asked.encode("utf-8", "replace")
+    return [("url", data), ("url", unquote_to_bytes(data))] if b"%" in data else [("url", data)]
+
+
+_SECRETS_IN = frozenset({"stdout", "stderr", "value"})

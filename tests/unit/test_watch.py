@@ -1,0 +1,310 @@
+"""Every watch rule fires on what it looks for and not on its control; each action does what it says."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from click.testing import CliRunner
+from tests.fixtures.audit_logs import log_lines
+from tests.fixtures.brokered import Heard
+from tests.fixtures.channels import Guest
+from tests.unit.test_broker import ARGUMENTS, Scene, scene
+from tests.unit.test_stops import NAMES, a_call
+
+from glovebox_profiles.egress import parse_url
+from glovebox_profiles.egress.rules import EgressDecision
+from glovebox_profiles.policy.model import WatchAction
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.calls import Decision, Principal
+from glovebox_server.cli.main import main
+from glovebox_server.egress.events import EgressAttempt
+from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.governance.stops.stops import Stops
+from glovebox_server.governance.watch import rules, watch
+from glovebox_server.governance.watch.canaries import Canary, canaries_of, plant
+from glovebox_server.governance.watch.watch import Watch
+
+__all__ = ["scene"]
+
+
+def decision(effect: Any, rule: str = "network.allow") -> Decision:
+    """What policy said."""
+    return Decision(effect=effect, rule=rule, reason="", hint="", profile_digest="")
+
+
+@dataclass
+class Watched:
+    """Watch rules at work, and where they write."""
+
+    watch: Watch
+    stops: Stops
+    place: Path
+
+    def alarms(self) -> list[tuple[str, str, str, str]]:
+        """Rule, action, place and words of each alarm on record."""
+        records = [json.loads(line) for line in log_lines(self.place / "audit")]
+        found = [each["data"] for each in records if each["kind"] == "watch.alarm"]
+        return [(each["rule"], each["action"], each["where"], each["what"]) for each in found]
+
+
+@asynccontextmanager
+async def watching(place: Path, **actions: WatchAction) -> AsyncIterator[Watched]:
+    """The rules of a server whose state is in ``place``."""
+    place.chmod(0o700)
+    canaries = canaries_of(place)
+    canaries.prepare()
+    async with AuditLog.open(place / "audit", "s_watch") as audit, Stops.opened(place, audit) as stops:
+        given: Mapping[str, WatchAction] = {name.replace("_", "-"): action for name, action in actions.items()}
+        yield Watched(Watch(audit, stops, canaries, given), stops, place)
+
+
+def planted(place: Path) -> Canary:
+    """A canary in a workspace beside the state."""
+    workspace = place / "workspace"
+    workspace.mkdir(exist_ok=True)
+    return plant(place, workspace, "deploy.env")
+
+
+async def test_denials_in_a_row_are_told_and_others_are_not(tmp_path: Path) -> None:
+    """The control: one that is allowed between them, another run's, and those of a stop."""
+    async with watching(tmp_path) as seen:
+        for _ in range(rules.DENIALS_IN_A_ROW - 1):
+            await seen.watch.decided(a_call(), decision("deny"))
+        await seen.watch.decided(a_call(), decision("allow"))
+        for number in range(rules.DENIALS_IN_A_ROW - 1):
+            await seen.watch.decided(a_call(), decision("deny"))
+            await seen.watch.decided(a_call(run=f"r_{number + 1:026}"), decision("deny"))
+            await seen.watch.decided(a_call(), decision("deny", "stop"))
+        assert seen.alarms() == []
+        await seen.watch.decided(a_call(), decision("deny"))
+        assert seen.alarms() == [("denials", "record", "calls", "10 in a row")]
+
+
+async def test_a_rule_that_is_off_does_nothing(tmp_path: Path) -> None:
+    """The control is the test above."""
+    off: dict[str, WatchAction] = dict.fromkeys(("denials", "canary", "questions", "new_reach", "secrets"), "off")
+    async with watching(tmp_path, **off) as seen:
+        marker = planted(tmp_path).marker
+        for _ in range(2 * rules.DENIALS_IN_A_ROW):
+            await seen.watch.decided(a_call(arguments={"code": marker}), decision("deny"))
+            await seen.watch.questioned(a_call())
+        assert seen.alarms() == []
+        assert seen.watch.look().file() is None
+
+
+@pytest.mark.parametrize("action", ["record", "slow", "ask", "stop"])
+async def test_each_action_does_what_it_says_to_that_run_alone(
+    action: WatchAction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no longer than it says, but for a stop; the control is another run of the same caller."""
+    async with watching(tmp_path, denials=action) as seen:
+        for _ in range(rules.DENIALS_IN_A_ROW):
+            await seen.watch.decided(a_call(), decision("deny"))
+        assert [each[1] for each in seen.alarms()] == [action]
+        other = a_call(run="r_" + "1" * 26)
+        asked, stopped = seen.watch.asks(a_call()), seen.stops.refusal(a_call())
+        assert (seen.watch.pause(a_call()) > 0) is (action == "slow")
+        assert (asked is not None and asked.rule == "watch.denials") is (action == "ask")
+        assert (stopped is not None and stopped.rule == "stop") is (action == "stop")
+        assert (seen.watch.pause(other), seen.watch.asks(other), seen.stops.refusal(other)) == (0, None, None)
+        later = anyio.current_time() + watch.FLAGGED_SECONDS + 1
+        monkeypatch.setattr(anyio, "current_time", lambda: later)
+        assert (seen.watch.pause(a_call()), seen.watch.asks(a_call())) == (0, None)
+        assert (seen.stops.refusal(a_call()) is not None) is (action == "stop")
+
+
+async def test_a_stopped_call_without_a_run_is_stopped_by_its_id(tmp_path: Path) -> None:
+    """Nobody else's is; the control is a call of the same caller."""
+    async with watching(tmp_path, denials="stop") as seen:
+        for _ in range(rules.DENIALS_IN_A_ROW):
+            await seen.watch.decided(a_call(run=None), decision("deny"))
+        assert seen.stops.refusal(a_call(run=None)) is not None
+        assert seen.stops.refusal(a_call(run=None, id="c_" + "1" * 26)) is None
+
+
+def attempt(url: str, effect: Any = "allow") -> EgressAttempt:
+    """One attempt to connect."""
+    said = EgressDecision(effect=effect, rule="x", reason="", hint="")
+    return EgressAttempt(kind="request", decision=said, target=parse_url("GET", url), asked=url)
+
+
+async def test_a_host_that_is_new_after_many_connections_is_told(tmp_path: Path) -> None:
+    """Once; the control is what was reached before, a refused one, another caller, and the time of learning."""
+    async with watching(tmp_path) as seen:
+        for number in range(rules.CONNECTIONS_KNOWN):
+            await seen.watch.connecting(a_call(), attempt(f"https://h{number % 5}.example/"))
+        await seen.watch.connecting(a_call(), attempt("https://h1.example/"))
+        await seen.watch.connecting(a_call(), attempt("https://new.example/", "deny"))
+        other = a_call(principal=Principal(id="token:other", transport="http"))
+        await seen.watch.connecting(other, attempt("https://new.example/"))
+        assert seen.alarms() == []
+        for _ in range(3):
+            await seen.watch.connecting(a_call(), attempt("https://new.example/"))
+        assert seen.alarms() == [("new-reach", "record", "url", "new.example")]
+
+
+async def test_a_flood_of_questions_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control is as many of two callers, and as many over a longer time."""
+    now = 1000.0
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    async with watching(tmp_path) as seen:
+        other = a_call(principal=Principal(id="token:other", transport="http"))
+        for _ in range(rules.QUESTIONS - 1):
+            await seen.watch.questioned(a_call())
+            await seen.watch.questioned(other)
+        now += rules.QUESTIONS_SECONDS + 1
+        await seen.watch.questioned(a_call())
+        assert seen.alarms() == []
+        for _ in range(rules.QUESTIONS - 1):
+            await seen.watch.questioned(a_call())
+        assert seen.alarms() == [("questions", "record", "calls", "20 questions")]
+
+
+@pytest.mark.parametrize("path", ["deploy.env", "./deploy.env", "/workspace/deploy.env", "a/../deploy.env"])
+async def test_reading_a_canary_by_its_name_stops_the_run(path: str, tmp_path: Path) -> None:
+    """Whatever of it is read; the control is a file beside it, and a call that was denied."""
+    async with watching(tmp_path) as seen:
+        canary = planted(tmp_path)
+        await seen.watch.decided(a_call(arguments={"path": "deploy.env.md"}), decision("allow"))
+        await seen.watch.decided(a_call(arguments={"path": path}), decision("deny"))
+        assert seen.alarms() == []
+        await seen.watch.decided(a_call(arguments={"path": path}), decision("allow"))
+        assert seen.alarms() == [("canary", "stop", "arguments", canary.id)]
+        assert seen.stops.refusal(a_call()) is not None
+
+
+@pytest.mark.parametrize("where", ["code", "url"])
+async def test_a_canary_in_arguments_stops_the_run_and_is_repeated_nowhere(where: str, tmp_path: Path) -> None:
+    """Also where the call was denied, and where it is much; planted while the server runs. Control: before that."""
+    async with watching(tmp_path) as seen:
+        await seen.watch.decided(a_call(arguments={where: "x" * 40}), decision("allow"))
+        canary = planted(tmp_path)
+        await seen.watch.decided(a_call(arguments={where: "y" * 100_000}), decision("allow"))
+        assert seen.alarms() == []
+        written = "https://e.example/?" + "".join(f"%{ord(each):02x}" for each in canary.marker)
+        await seen.watch.decided(a_call(arguments={where: "y" * 100_000 + written}), decision("deny"))
+        assert [each[0] for each in seen.alarms()] == ["canary"]
+        log = b"".join(log_lines(tmp_path / "audit"))
+        assert canary.marker.encode() not in log
+        refusal = seen.stops.refusal(a_call())
+        assert refusal is not None
+        assert canary.marker not in str(refusal)
+
+
+async def test_a_canary_on_its_way_out_is_not_dialled(tmp_path: Path) -> None:
+    """The call is cancelled before the attempt comes back; the control is the same URL without."""
+    async with watching(tmp_path) as seen:
+        marker = planted(tmp_path).marker
+        with anyio.CancelScope() as scope, seen.stops.ending(a_call(), scope):
+            await seen.watch.connecting(a_call(), attempt("https://e.example/?q=x"))
+            await seen.watch.connecting(a_call(), attempt(f"https://e.example/?q={marker}"))
+            pytest.fail("it came back")
+        assert scope.cancelled_caught
+
+
+# Whole calls.
+
+
+async def test_output_with_a_canary_reaches_neither_caller_nor_store(scene: Scene, tmp_path: Path) -> None:
+    """In a file, backwards; nothing is published or shown. Control: one without."""
+    (tmp_path / "state").mkdir()
+    async with watching(tmp_path / "state") as seen:
+        marker = planted(tmp_path / "state").marker
+        governance = replace(scene.broker.governance, stops=seen.stops, watch=seen.watch)
+        scene = replace(scene, broker=replace(scene.broker, governance=governance))
+
+        async def script(guest: Guest) -> None:
+            await guest.file("a.txt", content)
+            await guest.done()
+
+        scene.driver.script = script
+        who = Principal(id="local:1", transport="cli")
+        content = b"nothing"
+        assert not (await scene.broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])).failed
+        content = b"x" * 300_000 + marker[::-1].encode()
+        result = await scene.broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
+        assert result.failed
+        assert result.structured["refused"]["rule"] == "stop"
+        assert marker not in str(result)
+        assert seen.alarms()[0][:3] == ("canary", "stop", "file")
+        kinds = [each.kind for each in scene.audit.events]
+        assert kinds.count("artifact.collected") == 1
+        assert kinds[-1] == "call.cancelled"
+        again = await scene.broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
+        assert again.structured["refused"]["rule"] == "stop"
+
+
+async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_path: Path) -> None:
+    """Without anybody who could be asked it is refused; the control is another run."""
+    (tmp_path / "state").mkdir()
+    async with watching(tmp_path / "state", denials="ask") as seen:
+        governance = replace(scene.broker.governance, stops=seen.stops, watch=seen.watch)
+        broker = replace(scene.broker, governance=governance)
+        who = Principal(id="local:1", transport="cli")
+        for _ in range(rules.DENIALS_IN_A_ROW):
+            await seen.watch.decided(a_call(), decision("deny"))
+        asked = await broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
+        assert asked.structured["refused"]["rule"] == "watch.denials"
+        assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed
+
+
+# The command line.
+
+
+def run(place: Path, *words: str) -> tuple[int, str]:
+    """One command."""
+    places = ["--state-dir", str(place / "state"), "--workspace", str(place / "workspace")]
+    found = CliRunner().invoke(main, [*words, *places])
+    return found.exit_code, found.output
+
+
+def test_a_canary_is_planted_listed_and_removed(tmp_path: Path) -> None:
+    """Its marker is printed nowhere, and is in its file alone; sandboxes can read it."""
+    (tmp_path / "workspace").mkdir()
+    status, text = run(tmp_path, "canary", "plant", "--json")
+    identity = json.loads(text)["canary"]["id"]
+    (canary,) = canaries_of(tmp_path / "state").read().items
+    assert (status, canary.id) == (OK, identity)
+    assert canary.marker in canary.file.read_text()
+    assert canary.file.stat().st_mode & 0o777 == 0o644
+    assert run(tmp_path, "canary", "list")[1].count("yes") == 1
+    assert canary.marker not in text + run(tmp_path, "canary", "list")[1]
+    assert run(tmp_path, "canary", "remove", identity) == (OK, "1 file removed.\n")
+    assert list((tmp_path / "workspace").iterdir()) == []
+    assert json.loads(run(tmp_path, "canary", "list", "--json")[1]) == {"canaries": [], "damaged": []}
+
+
+def test_no_file_of_anybodys_is_touched(tmp_path: Path) -> None:
+    """Neither one that is there, nor one that is not what was planted, nor one outside."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "mine.txt").write_text("mine")
+    for name in ("mine.txt", "../out.txt", "/etc/out.txt", "no/such/folder.txt", "."):
+        status, text = run(tmp_path, "canary", "plant", "--name", name)
+        assert status == UNAVAILABLE
+        assert "Name " in text
+    assert canaries_of(tmp_path / "state").read().items == ()
+    assert run(tmp_path, "canary", "plant", "--name", "b.env")[0] == OK
+    (workspace / "b.env").write_text("changed")
+    assert " no" in run(tmp_path, "canary", "list")[1]
+    assert run(tmp_path, "canary", "remove", "--all")[0] == OK
+    assert {each.name for each in workspace.iterdir()} == {"mine.txt", "b.env"}
+    assert not (tmp_path / "out.txt").exists()
+    for words in (("remove",), ("remove", "x", "--all"), ("remove", "x")):
+        assert run(tmp_path, "canary", *words)[0] == USAGE
+
+
+def test_a_damaged_canary_is_told(tmp_path: Path) -> None:
+    """It is not looked for, and the list says so; the control is its removal."""
+    (tmp_path / "workspace").mkdir()
+    canaries_of(tmp_path / "state").add("y_" + "0" * 26, b"{}")
+    status, text = run(tmp_path, "canary", "list")
+    assert status == UNAVAILABLE
+    assert "Not looked for" in text
+    assert run(tmp_path, "canary", "remove", "y_" + "0" * 26)[0] == OK
+    assert run(tmp_path, "canary", "list") == (OK, "0 canaries.\n")

@@ -1,0 +1,194 @@
+"""A canary's marker is found however it is written, cut or mixed; nothing else is taken for one. Secrets likewise."""
+
+import base64
+import binascii
+import codecs
+import html
+import json
+import quopri
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glovebox_server.governance.watch.look import LIVE_BYTES, Look, of_url
+from glovebox_server.governance.watch.markers import Needles, Scanner
+from glovebox_server.governance.watch.secrets import MAX_WORDS, PATTERNS, kind_of_secret
+
+MARKER = "q7v2m9x4k1z8c5b3n6w0d7f2h9j4l1p8s5t3r6y0"
+OTHER = MARKER[::-1].replace("q", "e").replace("7", "g")
+NEEDLES = Needles.of({"y_1": MARKER})
+
+WAYS: Mapping[str, Callable[[str], bytes]] = {
+    "as it is": lambda text: text.encode(),
+    "in capitals": lambda text: text.upper().encode(),
+    "letter by letter": lambda text: "\n".join(text).encode(),
+    "spaced": lambda text: " - ".join(text).encode(),
+    "in lines": lambda text: textwrap.fill(text, 7).encode(),
+    "as a list": lambda text: json.dumps(list(text)).encode(),
+    "backwards": lambda text: text[::-1].encode(),
+    "rot13": lambda text: codecs.encode(text, "rot13").encode(),
+    "hex": lambda text: text.encode().hex().encode(),
+    "hex in capitals with colons": lambda text: text.encode().hex(":").upper().encode(),
+    "hex dump": lambda text: binascii.hexlify(text.encode(), " ", 2),
+    "percent": lambda text: "".join(f"%{ord(each):02X}" for each in text).encode(),
+    "escapes": lambda text: "".join(f"\\x{ord(each):02x}" for each in text).encode(),
+    "unicode escapes": lambda text: "".join(f"\\u{ord(each):04x}" for each in text).encode(),
+    "a C array": lambda text: ", ".join(f"0x{ord(each):02x}" for each in text).encode(),
+    "decimal": lambda text: str(list(text.encode())).encode(),
+    "octal": lambda text: "".join(f"\\{ord(each):03o}" for each in text).encode(),
+    "binary": lambda text: " ".join(f"{ord(each):08b}" for each in text).encode(),
+    "HTML entities": lambda text: "".join(f"&#{ord(each)};" for each in text).encode(),
+    "HTML hexadecimal": lambda text: "".join(f"&#x{ord(each):x};" for each in text).encode(),
+    "UTF-16": lambda text: text.encode("utf-16"),
+    "UTF-32": lambda text: text.encode("utf-32-be"),
+    "base64": lambda text: base64.b64encode(text.encode()),
+    "base64, one on": lambda text: base64.b64encode(b"x" + text.encode() + b"yz"),
+    "base64, two on": lambda text: base64.b64encode(b"xy" + text.encode() + b"z"),
+    "base64 for URLs": lambda text: base64.urlsafe_b64encode(b"?>?" + text.encode()).rstrip(b"="),
+    "base64 in lines": lambda text: base64.encodebytes(b"A longer text that holds it: " + text.encode()),
+    "base64 twice": lambda text: base64.b64encode(b"x" + base64.b64encode(b"xy" + text.encode())),
+    "base64 of hex": lambda text: base64.b64encode(text.encode().hex().encode()),
+    "base32": lambda text: base64.b32encode(b"abc" + text.encode()),
+    "quoted-printable": lambda text: quopri.encodestring(f"{'x' * 60}{text}".encode()),
+    "escaped for HTML and quoted": lambda text: html.escape(repr(text)).encode(),
+}
+
+
+def found(needles: Needles, *pieces: tuple[str, bytes]) -> list[tuple[str, str]]:
+    """What is found in one call's pieces, and where."""
+    look = Look(needles, secrets=False)
+    look.search(pieces)
+    return [(each.what, each.where) for each in look.findings]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_marker_is_found_in_every_encoding(way: str) -> None:
+    """Amid other text; the control is another marker, written the same way, and its own finds that."""
+    before, after = b"The result is: ", b" and nothing else.\n" * 20
+    text = before + WAYS[way](MARKER) + after
+    assert found(NEEDLES, ("stdout", text))[:1] == [("y_1", "stdout")]
+    other = before + WAYS[way](OTHER) + after
+    assert found(NEEDLES, ("stdout", other)) == []
+    assert found(Needles.of({"y_2": OTHER}), ("stdout", other))[:1] == [("y_2", "stdout")]
+
+
+@pytest.mark.parametrize("way", ["as it is", "hex", "base64, one on", "percent"])
+def test_a_marker_is_found_wherever_it_is_cut(way: str) -> None:
+    """Between two writes, and between two outputs of which each is looked at by itself."""
+    text = WAYS[way](MARKER)
+    for at in range(len(text) + 1):
+        scanner = Scanner(NEEDLES)
+        first = scanner.feed(b"x " * 500 + text[:at])
+        assert first or scanner.feed(text[at:] + b" y" * 500)
+        assert found(NEEDLES, ("stdout", text[:at]), ("stderr", text[at:]))
+    for at in range(len(MARKER) + 1):  # in two calls, or two files
+        assert Scanner(NEEDLES).feed(MARKER[:at].encode()) or Scanner(NEEDLES).feed(MARKER[at:].encode())
+
+
+@given(st.lists(st.integers(1, 9), max_size=60), st.binary(max_size=300))
+def test_a_marker_is_found_in_however_many_writes(cuts: list[int], around: bytes) -> None:
+    """Of whatever sizes; what stands around it cannot hide it unless it is letters and digits amid it."""
+    text, scanner, hits = around + b"\n" + MARKER.encode() + b"\n" + around, Scanner(NEEDLES), []
+    for size in [*cuts, len(text)]:
+        hits.append(scanner.feed(text[:size]))
+        text = text[size:]
+    assert "y_1" in hits
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://e.example/?q={}",
+        "https://e.example/{}/x.png",
+        "https://{}.e.example/",
+        "https://user:{}@e.example/",
+        "e.example:443#{}",
+    ],
+)
+def test_a_marker_is_found_in_a_url(url: str) -> None:
+    """Also where only some of it is percent-encoded, or it is broken up into labels of a name."""
+    half = quote(MARKER[:20]) + "".join(f"%{ord(each):02x}" for each in MARKER[20:])
+    mixed = "".join(each if number % 2 else f"%{ord(each):02x}" for number, each in enumerate(MARKER))
+    for written in (MARKER, half, mixed, ".".join(textwrap.wrap(MARKER, 9))):
+        assert found(NEEDLES, *of_url(url.format(written)))
+    assert found(NEEDLES, *of_url(url.format(OTHER))) == []
+
+
+def test_what_is_printed_live_is_shown_until_a_marker_is_in_it() -> None:
+    """From there on nothing; nor beyond a bound. The control is a call with nothing planted."""
+    shown: list[str] = []
+    look = Look(NEEDLES, secrets=False)
+    heard = look.printed(shown.append)
+    heard(b"one ")
+    heard(f"two {MARKER}".encode())
+    heard(b"three")
+    assert shown == ["one "]
+    assert [each.rule for each in look.findings] == ["canary"]
+    shown.clear()
+    heard = Look(NEEDLES, secrets=False).printed(shown.append)
+    for _ in range(LIVE_BYTES // 65536 + 3):
+        heard(b"y" * 65536)
+    assert sum(map(len, shown)) == LIVE_BYTES
+    shown.clear()
+    Look(Needles.of({}), secrets=True).printed(shown.append)(MARKER.encode())
+    assert shown == [MARKER]
+
+
+_B = "Ab3" * 40
+SECRETS: Mapping[str, str] = {
+    "private key": "-----BEGIN RSA PRIV" + "ATE KEY-----\n" + "MIIEowIBAAKCAQEA" * 4 + "\n",
+    "private key, as JSON": json.dumps("-----BEGIN OPENSSH PRIV" + "ATE KEY-----\n" + "b3BlbnNzaC1rZXkt" * 4),
+    "AWS access key with its secret": "aws_access_key_id = AK" + "IAQ4C7MXR2T5YB3ZLW\naws_secret_access_key = "
+    + "kD9/xW2+" * 5 + "\n",
+    "GitHub token": "gh" + "p_" + _B[:36],
+    "GitHub token, fine-grained": "github_" + "pat_" + _B[:22] + "_" + _B[:59],
+    "GitLab token": "gl" + "pat-" + _B[:20],
+    "Slack token": "xo" + "xb-2345678901234-9876543210987-" + _B[:24],
+    "Stripe key": "sk_" + "live_" + _B[:24],
+    "Google API key": "AI" + "za" + _B[:35],
+    "npm token": "np" + "m_" + _B[:36],
+    "PyPI token": "py" + "pi-AgEIcHlwaS5vcmc" + _B[:80],
+    "Anthropic key": "sk-" + "ant-api03-" + _B[:93],
+    "OpenAI key": "sk-" + "proj-" + _B[:40] + "T3Blb" + "kFJ" + _B[:40],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_what_only_a_secret_looks_like_is_found(name: str) -> None:
+    """Each kind amid other text; the control is the same, a little shorter or marked as an example."""
+    secret = SECRETS[name]
+    text = f"found: {secret} in the file\n".encode()
+    assert kind_of_secret(text) == name.partition(",")[0]
+    assert kind_of_secret(text.replace(b"Ab3", b"xxxx")) is None or "Ab3" not in secret
+    assert kind_of_secret(secret[: len(secret) // 2].encode()) is None
+
+
+def test_every_kind_of_secret_has_a_positive() -> None:
+    """No pattern goes untested."""
+    assert {each.kind for each in PATTERNS} == {name.partition(",")[0] for name in SECRETS}
+
+
+def test_words_that_are_no_secrets_cost_little() -> None:
+    """A program that prints nothing but the words is looked at in so many places only."""
+    flood = b"AKIA " * 200_000
+    assert kind_of_secret(flood) is None
+    hidden = b"AKIA " * (MAX_WORDS + 1) + b". " * 500 + SECRETS["AWS access key with its secret"].encode()
+    assert kind_of_secret(hidden) is None  # said in the docs: no claim against who hides one
+    assert kind_of_secret(SECRETS["AWS access key with its secret"].encode()) is not None
+
+
+def test_the_texts_of_this_repository_hold_neither() -> None:
+    """Some megabytes of what people and programs write; what tests make up is made up of parts."""
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("docs", "server", "sandboxes", "profiles", "tests", "examples")
+             for path in (root / folder).rglob("*") if path.is_file() and path.stat().st_size < 4 << 20]  # fmt: skip
+    assert len(files) > 300
+    for path in files:
+        data = path.read_bytes()
+        assert path == Path(__file__) or Scanner(NEEDLES).feed(data) is None
+        assert kind_of_secret(data) is None, path
