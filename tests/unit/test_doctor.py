@@ -28,6 +28,8 @@ BAD = Capabilities(
     missing=(Missing(what=f"it cannot make namespaces, see {URL} for more", fix=f"Say: {COMMAND}", fatal=True),),
 )  # fmt: skip
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "policy.toml"
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
@@ -112,6 +114,21 @@ async def test_a_broken_profile_is_found(settings: Settings, host: dict[str, Cap
     assert "run_python.toml:2: riskk" in " ".join(" ".join(shown(console)).split())
 
 
+async def test_a_broken_policy_is_found(settings: Settings, host: dict[str, Capabilities]) -> None:
+    """Exit 2, as a server would not start; the control is the example, and that without one nothing is said of it."""
+    console = terminal(200)
+    assert await doctor.run(settings, console, as_json=False) == OK
+    assert "policy: fine" not in shown(console)
+    for text, code, verdict in ((EXAMPLE.read_text(), OK, "fine"), ("version = 1\nrole = 2\n", USAGE, "wrong")):
+        (settings.profiles_dir.parent / "policy.toml").write_text(text)
+        console = terminal(200)
+        assert await doctor.run(settings, console, as_json=False) == code
+        assert f"policy: {verdict}" in shown(console)
+    assert 'policy.toml:2: role: unknown key. The nearest valid key is "roles".' in " ".join(
+        " ".join(shown(console)).split()
+    )
+
+
 async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capabilities]) -> None:
     """The same facts for a program."""
     console = terminal()
@@ -119,6 +136,7 @@ async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capa
     body = json.loads("\n".join(shown(console)))
     assert [each["usable"] for each in body["drivers"]] == [False, True]
     assert body["profiles"] == {"error": None}
+    assert body["policy"] == {"error": None, "path": None}
     assert body["workspace"] == {"error": None, "path": str(settings.workspace), "reason": "", "closed": ""}
     assert "glovebox setup" in body["advice"]
 

@@ -22,7 +22,9 @@ from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.governance.policy import governed, policy_file
 from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.environments import required
 from glovebox_server.workspace import Workspace, WorkspaceRefused
 
@@ -45,6 +47,8 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
     async with registry.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
         found = [(await available.get(name)).capabilities for name in registry.NAMES]
     problem, loaded = _profiles(settings)
+    file = policy_file(settings)
+    objection = None if problem or file is None else _policy(settings)
     refused, served = _workspace(settings)
     advice = _advice(settings, found)
     if as_json:
@@ -54,6 +58,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
             "host": host_info.facts(),
             "drivers": reports,
             "profiles": {"error": problem},
+            "policy": {"error": objection, "path": None if file is None else str(file)},
             "workspace": {"error": refused, "path": path, "reason": served.reason, "closed": served.closed},
             "advice": advice,
         }
@@ -65,6 +70,9 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
             _block(out, each, width)
         _verdict(out, "profiles", "wrong" if problem else "fine")
         _line(out, "problem" if problem else "loaded", problem or loaded, width)
+        if file is not None and not problem:
+            _verdict(out, "policy", "wrong" if objection else "fine")
+            _line(out, "problem" if objection else "loaded", objection or str(file), width)
         _verdict(
             out,
             "workspace",
@@ -80,7 +88,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
             out.print()
             for line in _laid_out(advice, width, ""):
                 out.print(Text(line), soft_wrap=True)
-    if problem or refused:
+    if problem or objection or refused:
         return USAGE
     return OK if any(each.usable for each in found) else UNAVAILABLE
 
@@ -109,6 +117,15 @@ def _profiles(settings: Settings) -> tuple[str | None, str]:
     shipped = [tool for tool, _ in found.items() if tool not in own]
     parts = [f"{', '.join(tools)} ({whose})" for tools, whose in ((shipped, "shipped"), (own, "yours")) if tools]
     return None, "; ".join(parts)
+
+
+def _policy(settings: Settings) -> str | None:
+    """What is wrong with the policy; None for nothing."""
+    try:
+        governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
+    except (ProfileError, WorkspaceRefused) as problem:
+        return str(problem)
+    return None
 
 
 def _advice(settings: Settings, found: Sequence[Capabilities]) -> str | None:
