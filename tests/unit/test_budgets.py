@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from click.testing import CliRunner
 from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import OUTCOME, Guest
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
@@ -18,6 +19,8 @@ from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.broker.admission import RUNNING
 from glovebox_server.calls import CallResult, Principal, Text
+from glovebox_server.cli.main import main
+from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.governance.budgets import budgets as budgeting
 from glovebox_server.governance.budgets.budgets import Budgets, Reservation
 from glovebox_server.governance.governance import Proposal
@@ -305,3 +308,40 @@ async def test_nothing_is_opened_where_nobody_has_a_budget(scene: Scene, tmp_pat
     assert not os.path.lexists(tmp_path / "governance")
     async with spending(scene, tmp_path, budget(calls=1)):
         assert os.path.lexists(tmp_path / "governance" / "budgets.sqlite")
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all", None])
+def test_a_damaged_file_starts_no_server_and_is_left_as_it_is(content: bytes | None, tmp_path: Path) -> None:
+    """The operator reads the fix; the control, without a file, starts."""
+    (tmp_path / "policy.toml").write_text(POLICY)
+    path = tmp_path / "state" / "governance" / "budgets.sqlite"
+    if content is not None:
+        path.parent.mkdir(parents=True, mode=0o700)
+        path.parent.parent.chmod(0o700)
+        path.write_bytes(content)
+        path.chmod(0o600)
+    options = ["--state-dir", str(tmp_path / "state"), "--policy", str(tmp_path / "policy.toml")]
+    arguments = ["call", "fetch_url", "--args", '{"url": "https://example.com/"}', *options]
+    done = CliRunner().invoke(main, arguments)
+    if content is None:
+        assert "Refused (role.tools)" in done.stdout
+        return
+    assert done.exit_code == UNAVAILABLE
+    assert "it is damaged" in done.stderr
+    assert f"put a whole copy of {path} back" in done.stderr
+    assert path.read_bytes() == content
+
+
+POLICY = """\
+version = 1
+default = "any"
+
+[roles.any]
+tools = ["run_python"]
+
+[[roles.any.budget]]
+name = "calls-a-day"
+per = "principal"
+every = "day"
+calls = 1
+"""

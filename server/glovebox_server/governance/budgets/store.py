@@ -101,8 +101,6 @@ class Asked:
     spender: Spender
     lines: Sequence[Line]
     worst: Amounts
-    lifted: frozenset[str] = frozenset()
-    """Budgets by name that somebody allowed it to overspend."""
 
 
 def reserve(connection: sqlite3.Connection, clocks: Clocks, server: str, asked: Asked) -> list[Granted] | Refusal:
@@ -113,9 +111,7 @@ def reserve(connection: sqlite3.Connection, clocks: Clocks, server: str, asked: 
         spent = _spent(connection, line, time)
         takes = taken(line, spent, asked.worst)
         if isinstance(takes, str):
-            if line.name not in asked.lifted:
-                return _refused(connection, clocks, asked, line, takes)
-            takes = {name: asked.worst.get(name, 0) for name in line.limits}
+            return _refused(connection, clocks, asked, line, takes)
         left = {name: limit - spent.get(name, 0) for name, limit in line.limits.items()}
         granted.append(Granted(line=line, takes=takes, left=left, refills=_refills(line, clocks, time)))
     _write_time(connection, clocks, time)
