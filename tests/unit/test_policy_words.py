@@ -12,6 +12,7 @@ from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.explain import explain, render
 from glovebox_profiles.policy.rights import combined
 from glovebox_server.cli.main import main
+from glovebox_server.governance.watch.rules import actions
 
 PROFILES = load([SHIPPED], check_example=None)
 GOLDEN = Path(__file__).parent / "golden"
@@ -104,6 +105,24 @@ def test_each_change_is_judged_and_said() -> None:
             told += [f"{each.direction:<9} {each.key}: {each.sentence}" for each in found] or ["nothing"]
             told.append("")
     assert "\n".join(told) == (GOLDEN / "policy-compared.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "direction"),
+    [
+        ("", 'denials = "slow"', "narrowing"),
+        ('denials = "slow"', "", "widening"),
+        ("", 'denials = "record"', "neutral"),
+        ('denials = "off"', "", "narrowing"),
+        ("", 'canary = "record"', "widening"),
+        ("", 'canary = "stop"', "neutral"),
+    ],
+)
+def test_a_watch_rule_is_judged_by_what_it_does_when_nothing_is_said(before: str, after: str, direction: str) -> None:
+    """By the rules' own actions: the canary's is to stop, the denials' to record."""
+    a, b = (policy(EVERYTHING.replace('denials = "slow"', each)) for each in (before, after))
+    (change,) = diff(a, b, PROFILES, actions({}))
+    assert change.direction == direction
 
 
 def test_a_policy_that_is_right_is_checked_with_its_digest(tmp_path: Path) -> None:

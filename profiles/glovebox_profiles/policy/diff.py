@@ -14,27 +14,31 @@ from glovebox_profiles import diff as profile_diff
 from glovebox_profiles.diff import Change, Direction
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.explain import approval_words, budget_words, lift_words
-from glovebox_profiles.policy.model import SPENDING, Approval, Budget, Lift, Narrow, Policy, Rate, Role
+from glovebox_profiles.policy.model import SPENDING, Approval, Budget, Lift, Narrow, Policy, Rate, Role, WatchAction
 from glovebox_profiles.policy.narrow import NotNarrower, narrowed
 from glovebox_profiles.policy.rights import role_named
 
 _WATCH: Final = ("off", "record", "slow", "ask", "stop")
 """What a watch rule does, weakest first."""
+_UNKNOWN: Final[Mapping[str, WatchAction]] = {}
 
 
-def diff(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> tuple[Change, ...]:
+def diff(
+    a: Policy, b: Policy, profiles: Mapping[str, Profile], watch: Mapping[str, WatchAction] = _UNKNOWN
+) -> tuple[Change, ...]:
     """Return every change from ``a`` to ``b``, in the order of the file.
 
     Args:
         a: The old version.
         b: The new one.
         profiles: In force, which the roles narrow.
+        watch: What each watch rule does unless a policy says otherwise.
     """
     roles = {name: tuple(_role(a.roles.get(name), b.roles.get(name), profiles)) for name in {**a.roles, **b.roles}}
     changes = list(_assigned(a, b, profiles))
     for name, found in roles.items():
         changes.extend(_at(f"roles.{name}", each) for each in found)
-    changes.extend(_watch(a, b))
+    changes.extend(_watch(a, b, watch))
     if a.example != b.example:
         sentence = "Examples changed; they are checked at load and grant nothing."
         changes.append(_change("example", len(a.example), len(b.example), "neutral", sentence))
@@ -201,15 +205,17 @@ def _rate(a: Rate, b: Rate) -> set[Direction]:
     return {_less(a.connections, b.connections)}
 
 
-def _watch(a: Policy, b: Policy) -> Iterator[Change]:
+def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterator[Change]:
     for rule in {**a.watch, **b.watch}:
-        before, after = a.watch.get(rule), b.watch.get(rule)
-        if before == after:
+        given = a.watch.get(rule), b.watch.get(rule)
+        before, after = (each or defaults.get(rule) for each in given)
+        if given[0] == given[1]:
             continue
-        stronger = before is not None and after is not None and _WATCH.index(after) > _WATCH.index(before)
-        direction: Direction = "narrowing" if stronger or after == "stop" else "widening"
+        direction: Direction = "neutral" if before == after else "widening"
+        if after == "stop" or (before and after and _WATCH.index(after) > _WATCH.index(before)):
+            direction = "neutral" if before == after else "narrowing"
         sentence = f"{before or 'its default'} → {after or 'its default'}."
-        yield _change(f"watch.{rule}", before, after, direction, sentence)
+        yield _change(f"watch.{rule}", *given, direction, sentence)
 
 
 def _less(before: float | None, after: float | None) -> Direction:

@@ -21,6 +21,7 @@ from glovebox_server.cli.actions.profiles import described, say, say_change
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.governance.policy import load, policy_file
+from glovebox_server.governance.watch.rules import actions
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 
@@ -99,7 +100,7 @@ def diff(settings: Settings, a: Path, b: Path, out: Console, *, as_json: bool) -
         ProfileError: one does not load.
     """
     before, after = _read(a), _read(b)
-    changes = comparing.diff(before, after, load_profiles(settings))
+    changes = comparing.diff(before, after, load_profiles(settings), actions({}))
     widened = any(each.direction == "widening" for each in changes)
     if as_json:
         print_json(out.file, {"widening": widened, "changes": [asdict(each) for each in changes]})
