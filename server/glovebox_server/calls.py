@@ -55,6 +55,18 @@ def elapsed_ms(call: ToolCall) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A denial that somebody lifted, for one call or for a run."""
+
+    approval: str
+    """Id of the question that was answered with yes."""
+    what: Literal["host", "tool", "budget"]
+    """What kind of denial."""
+    target: str
+    """What exactly: ``https://host:443``, the tool, the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What policy says about one call, before anything starts."""
 
@@ -73,6 +85,8 @@ class Decision:
     """The caller's role, where there is a policy."""
     policy_digest: str | None = None
     """``sha256:…`` of the policy in force, where there is one."""
+    grants: tuple["Grant", ...] = ()
+    """What was lifted for it beyond the policy."""
     approval: str | None = None
     """Id of the question that somebody answered with yes, where one was asked."""
 

@@ -73,6 +73,16 @@ def answered(
     )
 
 
+def told(result: CallResult, notes: tuple[str, ...]) -> CallResult:
+    """The same result, with notes that its caller reads beside what came of the call."""
+    structured = {**result.structured}
+    if "notes" in structured:
+        structured["notes"] = [*structured["notes"], *notes]
+    return replace(
+        result, structured=structured, content=(*result.content, *(Text(text=f"[{each}]") for each in notes))
+    )
+
+
 def _bounded(delivered: Delivered) -> Delivered:
     """The same files, with marks that fit into one message: each has a share of the room, what is cut is counted."""
     marked = [link for link in (*delivered.figures, *delivered.artifacts) if link.risks]

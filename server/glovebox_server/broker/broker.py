@@ -19,7 +19,7 @@ from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.broker.admission import Admission
-from glovebox_server.broker.answers import answered, refused
+from glovebox_server.broker.answers import answered, refused, told
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.broker.collector import Collector
 from glovebox_server.broker.inputs import Inputs, open_inputs
@@ -27,6 +27,8 @@ from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, new_call_id
+from glovebox_server.governance.approvals import lifting
+from glovebox_server.governance.approvals.lifting import Escalation
 from glovebox_server.governance.governance import Governance, Proposal, Reservation, denied
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped
@@ -129,18 +131,22 @@ class Broker:
         self, call: ToolCall, tool: Tool, listener: Listener, settled: "State | None"
     ) -> "CallResult | Question":
         """Decide, and record what was decided; or return what somebody is to be asked first."""
-        rights = self.governance.rights_of(call.principal)
-        decided = self._decided(call, tool, rights)
+        decided, rights, escalation = self._considered(call, tool, self.governance.rights_of(call.principal))
         profile = rights.profiles.get(call.tool)
         async with AsyncExitStack() as held:
             decision, inputs = await held.enter_async_context(open_inputs(self.artifacts, call, decided))
             reservation = None
             if profile is not None and decision.effect != "deny":
-                proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=inputs)
+                proposal = Proposal(
+                    call=call, rights=rights, profile=profile, decision=decision, inputs=inputs, escalation=escalation
+                )
                 verdict, reservation = await held.enter_async_context(self.governance.admitted(proposal, settled))
                 if not isinstance(verdict, Decision):
                     return verdict
                 decision = verdict
+                if profile.network.mode != "none":
+                    rights = lifting.widened(rights, call.tool, lifting.hosts(decision, escalation))
+                    profile = rights.profiles[call.tool]
             recorder = self.receipts.recorder(call, profile)
             await recorder.record(call_decided(call, decision, profile, inputs))
             await self.governance.decided(call, decision)
@@ -153,6 +159,21 @@ class Broker:
                 return await self._run(allowed, rights, listener, stopped, reservation)
             # Nothing else cancels that scope: the call is recorded as cancelled, and its sandbox is gone.
             return refused(call, denied(decision, stopped.refusal), recorder.head)
+
+    def _considered(self, call: ToolCall, tool: Tool, rights: Rights) -> tuple[Decision, Rights, Escalation | None]:
+        """What policy says; where it denies what it may lift, what it would say then, with what has to be lifted."""
+        decision = self._decided(call, tool, rights)
+        may_ask = decision.effect == "deny" and self.governance.approvals is not None
+        escalation = lifting.escalation(tool, call, rights, decision) if may_ask else None
+        if escalation is None:
+            return decision, rights, None
+        wider = lifting.widened(rights, call.tool, [escalation])
+        lifted = self._decided(call, tool, wider)
+        if lifted.effect == "deny":
+            return decision, rights, None
+        # The digest stays that of the profile as it is on disk: the record names what was lifted beside it.
+        digest = decision.profile_digest or lifted.profile_digest
+        return replace(lifted, effect="ask", profile_digest=digest), wider, escalation
 
     def _decided(self, call: ToolCall, tool: Tool, rights: Rights) -> Decision:
         profile, served = rights.profiles.get(call.tool), rights.workspace is not None
@@ -217,6 +238,11 @@ class Broker:
             allowed.tool, call, outcome, delivered, decision=allowed.decision, plan=sandbox.plan, head=recorder.head,
             elapsed_ms=finished.elapsed_ms, receipt=receipt,
         )  # fmt: skip
+        if gate is not None and gate.unnamed:
+            proposal = Proposal(
+                call=call, rights=rights, profile=profile, decision=allowed.decision, inputs=allowed.inputs
+            )
+            result = told(result, await self.governance.requested(proposal, gate.unnamed))
         self.governance.repeats.note(call, failed=result.failed)
         return reservation.spent(finished, result) if reservation else result
 

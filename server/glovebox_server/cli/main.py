@@ -3,6 +3,7 @@
 Heavy modules are imported by the command that needs them, so that ``glovebox --help`` is quick.
 """
 
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -104,9 +105,19 @@ def serve(
     type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
     help="The program, in a file; - reads standard input.",
 )
+@click.option("--run", metavar="ID", help="Go on in this run, as a refusal names it; else the call is one of its own.")
 @json_option
 @directories
-def call(settings: Settings, *, tool: str, arguments: str, code: str | None, file: Path | None, as_json: bool) -> None:
+def call(
+    settings: Settings,
+    *,
+    tool: str,
+    arguments: str,
+    code: str | None,
+    file: Path | None,
+    run: str | None,
+    as_json: bool,
+) -> None:
     """Make one call of a tool, in a sandbox.
 
     Exit 0 fine, 1 program failed, 2 bad arguments, 3 refused, 4 unavailable.
@@ -129,7 +140,9 @@ def call(settings: Settings, *, tool: str, arguments: str, code: str | None, fil
             code = _read("--file", opened)
     elif code is not None:
         _require_text("--code", code)
-    sys.exit(commands.call(settings, out, err, tool=tool, arguments=text, code=code, as_json=as_json))
+    if run is not None and not re.fullmatch("r_[0-9a-z]{26}", run):
+        raise click.UsageError("--run: a run's id is r_ and 26 characters.")
+    sys.exit(commands.call(settings, out, err, tool=tool, arguments=text, code=code, run=run, as_json=as_json))
 
 
 @main.command()

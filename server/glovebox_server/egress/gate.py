@@ -23,6 +23,9 @@ from glovebox_server.egress.events import EgressAttempt, OnConnection, OnDecisio
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.traffic import Counted, Traffic
 
+MAX_UNNAMED = 4
+"""Hosts of one call that somebody may be asked about: a program that tries many asks nobody about most."""
+
 
 class DeniedError(Exception):
     """Carries a refusal, already recorded, from where it was decided to where the exchange ends."""
@@ -65,6 +68,8 @@ class EgressGate:
         """What went over all connections so far."""
         self.unrecorded = 0
         """Attempts refused without a record of their own because there were too many; for the call's last record."""
+        self.unnamed: set[EgressTarget] = set()
+        """Requests to hosts that no rule names, up to ``MAX_UNNAMED``: an operator may be asked about them."""
         self._on_decision = on_decision
         self._on_connection = on_connection
         self._resolver = resolver or partial(system_resolver, principal=principal)
@@ -82,6 +87,8 @@ class EgressGate:
             await self.refuse(attempt)
         decided = replace(attempt, decision=decide(attempt.target, self.rules))
         if decided.decision.effect == "deny":
+            if decided.decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
+                self.unnamed.add(attempt.target)
             await self.refuse(decided)
         return decided
 

@@ -3,13 +3,14 @@
 In the order in which a call meets them: its caller's rights, stops, approvals, budgets; and watch rules at its end.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
+from glovebox_profiles.egress import EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
@@ -19,6 +20,7 @@ from glovebox_server.calls import CallResult, Decision, Listener, Principal, Too
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import StoreUnusable
+from glovebox_server.governance.approvals.lifting import Escalation, budget_escalation, unnamed, widened
 from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.repeats import Repeats
 from glovebox_server.governance.rights import Rights
@@ -42,6 +44,8 @@ class Proposal:
     profile: Profile
     decision: Decision
     inputs: Inputs
+    escalation: Escalation | None = None
+    """What somebody would have to lift, where the call is denied otherwise; rights and profile are those with it."""
 
 
 class Reservation(Protocol):
@@ -92,6 +96,9 @@ class Approvals(Protocol):
             That it may run, or that it may not; or what is to be asked first.
         """
 
+    async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> "Sequence[Question]":
+        """Put questions about what a call was refused while it ran."""
+
     async def settle(self, question: "Question", listener: Listener) -> "State":
         """Put the question, and wait for the answer as long as its caller can wait; where it stands then."""
 
@@ -120,20 +127,29 @@ class Governance:
         """What becomes of a call that its profile allows or asks about, and what it may spend within the block."""
         # Reserved first: a call that nothing is left for must not use up what somebody said.
         async with self._reserved(proposal) as reserved:
-            if isinstance(reserved, Refusal):
-                yield denied(proposal.decision, reserved), None
+            if not isinstance(reserved, Refusal):
+                verdict = await self._consulted(proposal, settled)
+                runs = isinstance(verdict, Decision) and verdict.effect == "allow"
+                if reserved is not None and not runs:
+                    reserved.release()
+                yield verdict, reserved if runs else None
                 return
-            verdict = await self._consulted(proposal, settled)
-            runs = isinstance(verdict, Decision) and verdict.effect == "allow"
-            if reserved is not None and not runs:
-                reserved.release()
-            yield verdict, reserved if runs else None
+        refusal = denied(proposal.decision, reserved)
+        more = budget_escalation(proposal.rights, refusal) if self.approvals and not proposal.escalation else None
+        if more is None:
+            yield refusal, None
+            return
+        rights = widened(proposal.rights, proposal.call.tool, [more])
+        async with self.admitted(replace(proposal, escalation=more, rights=rights), settled) as found:
+            yield found
 
     def _reserved(self, proposal: Proposal) -> "AbstractAsyncContextManager[Reservation | Refusal | None]":
         return nullcontext() if self.budgets is None else self.budgets.reserved(proposal)
 
     async def _consulted(self, proposal: Proposal, settled: "State | None") -> "Decision | Question":
-        if self.approvals is None or not (proposal.decision.effect == "ask" or proposal.rights.approvals):
+        rights = proposal.rights
+        asks = proposal.decision.effect == "ask" or rights.approvals or proposal.escalation or rights.lifts
+        if self.approvals is None or not asks:
             return proposal.decision
         try:
             verdict = await self.approvals.consult(proposal, settled)
@@ -148,6 +164,20 @@ class Governance:
         if self.approvals is None:
             raise AssertionError(question)
         return await self.approvals.settle(question, listener)
+
+    async def requested(self, proposal: Proposal, targets: Iterable[EgressTarget]) -> tuple[str, ...]:
+        """Have an operator asked about hosts that a call was refused while it ran; what its caller is told."""
+        escalations = unnamed(targets, proposal.profile, proposal.rights) if self.approvals else ()
+        if self.approvals is None or not escalations:
+            return ()
+        try:
+            questions = await self.approvals.request(proposal, escalations)
+        except StoreUnusable:
+            return ()  # the program has run, and what it was refused stays refused
+        return tuple(
+            f"Question {each.id} asks whether it may reach {each.subject.target}: call again once that is allowed."
+            for each in questions
+        )
 
     async def decided(self, call: ToolCall, decision: Decision) -> None:
         """Have the watch rules look at a decision that is recorded."""

@@ -4,14 +4,16 @@ The roles are ``glovebox_profiles.policy``'s. Without a policy everybody has the
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Final
 
 from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, digest
+from glovebox_profiles.policy.rights import Rights as Left
 from glovebox_profiles.policy.rights import combined, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Principal
@@ -43,6 +45,8 @@ class Rights:
     """Which of its calls wait for a yes."""
     lifts: tuple[Lift, ...] = ()
     """Which refusals may become a question."""
+    beyond: Mapping[str, Profile] = field(default_factory=dict)
+    """Profiles of the tools outside its role that a yes would give it; none unless the policy lifts that."""
     rates: tuple[Rate, ...] = ()
     """How often its calls may connect to a host."""
     denial: Refusal | None = None
@@ -122,5 +126,11 @@ class Roles:
             budgets=left.budgets,
             approvals=left.approvals,
             lifts=left.lifts,
+            beyond=self._beyond(left),
             rates=left.rates,
         )
+
+    def _beyond(self, left: Left) -> Mapping[str, Profile]:
+        if all(each.what != "tool" for each in left.lifts):
+            return {}
+        return {tool: profile for tool, profile in self._profiles.items() if tool not in left.profiles}

@@ -253,7 +253,7 @@ class CallRecorder:
                 {"name": each["name"], "uri": each["uri"], "digest": f"sha256:{each['sha256']}", "bytes": each["bytes"]}
                 for each in decided.get("inputs", ())
             ],
-            "policy": {"profile": decided["profile_digest"], "rule": decided["rule"], **_role(decided)},
+            "policy": {"profile": decided["profile_digest"], "rule": decided["rule"], **_governed(decided)},
             "egress": [_picked(each, _CONNECTION) for each in connections[: names.MAX_EGRESS]],
             "outcome": {"kind": kind, **_picked(ended, _OUTCOME)},
             "refused_files": sum(each.get("count", 1) for each in refused),
@@ -308,8 +308,10 @@ def _asked(call: ToolCall, decided: Mapping[str, Any]) -> dict[str, Any]:
     return {**asked, "code": _digest(code.encode("utf-8", "surrogatepass"))} if isinstance(code, str) else asked
 
 
-def _role(decided: Mapping[str, Any]) -> dict[str, Any]:
-    return {"role": decided["role"], "policy": decided["policy_digest"]} if "role" in decided else {}
+def _governed(decided: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's role and its policy, and who said yes; nothing of what there is not."""
+    names = {"role": "role", "policy": "policy_digest", "approval": "approval", "grants": "grants"}
+    return {name: decided[key] for name, key in names.items() if key in decided}
 
 
 def _isolation(profile: Profile, started: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,10 @@ class Policy(_Part):
     """The caller's role, where the operator has a policy."""
     policy: str | None = None
     """Digest of that policy."""
+    approval: str | None = None
+    """Id of the question that somebody answered with yes; the log has the answer."""
+    grants: Annotated[tuple[str, ...], _Many]
+    """What was lifted for the call beyond the policy, each as ``what:target (id of the question)``."""
 
 
 class IsolationField(_Part):

@@ -53,6 +53,8 @@ class CallDecided(CallEvent):
     """Digest of the policy in force, where there is one."""
     user: str | None = None
     """The person behind the caller, and the client, as the claims of its access token name them."""
+    grants: tuple[str, ...] | None = None
+    """What was lifted for it beyond the policy, each as ``what:target (id of the question)``; absent where nothing."""
     approval: str | None = None
     """Id of the question that was answered with yes, where one was asked."""
 
@@ -84,6 +86,7 @@ class CallDecided(CallEvent):
             role=decision.role,
             policy_digest=decision.policy_digest,
             approval=decision.approval,
+            grants=tuple(f"{each.what}:{each.target} ({each.approval})" for each in decision.grants) or None,
         )
 
 

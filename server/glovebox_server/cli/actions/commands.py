@@ -56,7 +56,15 @@ class _Told:
 
 
 def call(
-    settings: Settings, out: Console, err: Console, *, tool: str, arguments: str, code: str | None, as_json: bool
+    settings: Settings,
+    out: Console,
+    err: Console,
+    *,
+    tool: str,
+    arguments: str,
+    code: str | None,
+    run: str | None,
+    as_json: bool,
 ) -> int:
     """Make one call, with a program beside the other arguments where there is one; see ``glovebox call``."""
 
@@ -76,7 +84,7 @@ def call(
                     raise InvalidArguments(tool, ("code: --args has one, and so does --code or --file",))
                 raw["code"] = code
             principal = Principal(id=f"local:{os.getuid()}", transport="cli")
-            result = await app.broker.submit(principal, tool, raw, _Told(err), run=app.runs.new())
+            result = await app.broker.submit(principal, tool, raw, _Told(err), run=run or app.runs.new())
             profile = app.profiles.get(tool)
             wanted = profile is not None and profile.files.workspace != "none"
             if wanted and (app.workspace.path is None or (app.workspace.closed and _was_unreadable(result))):

@@ -141,6 +141,8 @@ def _show(console: Console, said: Statement) -> None:
         ("arguments", told.call.arguments),
         ("code", told.call.code or "none"),
         ("profile", f"{told.policy.profile}, rule {told.policy.rule}"),
+        *((("approved", told.policy.approval),) if told.policy.approval else ()),
+        *(("lifted", each) for each in told.policy.grants),
         *([("role", f"{told.policy.role}, policy {told.policy.policy}")] if told.policy.role is not None else []),
         *(("input", f"{each.name}, {each.bytes} bytes, {each.digest}") for each in told.inputs),
     ]

@@ -39,12 +39,17 @@ def approvals_show(settings: Settings, wanted: str, as_json: bool) -> None:
 @approvals.command("allow")
 @click.argument("wanted", metavar="ID")
 @click.option("--run", "for_run", is_flag=True, help="For identical calls of the run too, where the rule permits it.")
+@click.option("--rule", is_flag=True, help="Print the change that would lift the denial for good; answer nothing.")
 @json_option
 @directories
-def approvals_allow(settings: Settings, wanted: str, for_run: bool, as_json: bool) -> None:
+def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool, as_json: bool) -> None:
     """Say yes to a question. Look at it first: `approvals show`."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
 
+    if rule and for_run:
+        raise click.UsageError("--rule answers nothing, so there is no yes that --run could be about.")
+    if rule:
+        sys.exit(commands.as_rule(settings, out, wanted, as_json=as_json))
     sys.exit(commands.answer(settings, out, wanted, allow=True, reach="run" if for_run else "call", as_json=as_json))
 
 

@@ -5,7 +5,7 @@ A yes is used up in the same transaction that finds it, before the call runs: of
 
 import sqlite3
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,12 +21,13 @@ from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.audit.events import Event
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.calls import Decision, Listener, new_id
+from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.errors import Refused
 from glovebox_server.governance.approvals import answering, store
 from glovebox_server.governance.approvals.facts import asked_about, remembered, rules_of, subject
+from glovebox_server.governance.approvals.lifting import Escalation
 from glovebox_server.governance.approvals.question import Answer, Question, Subject, canonical
-from glovebox_server.governance.approvals.rules import Asking
+from glovebox_server.governance.approvals.rules import Asking, with_lift
 from glovebox_server.governance.approvals.states import State
 from glovebox_server.governance.approvals.store import Moment, Standing
 from glovebox_server.governance.database import Database
@@ -124,13 +125,30 @@ class Approvals:
         Raises:
             StoreUnusable: what was said cannot be read.
         """
-        if not rules_of(proposal):
+        if not (rules_of(proposal) or proposal.escalation or self._reaches(proposal)):
             return proposal.decision
         try:
             canonical(proposal.call.arguments)
         except ValueError:
             return denied(proposal.decision, _UNSHOWABLE)
         return await self._write(lambda db: self._consulted(db, proposal, settled))
+
+    async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
+        """Put questions about what a call was refused while it ran; those that are open already are joined.
+
+        Raises:
+            StoreUnusable: they cannot be kept.
+        """
+
+        def put(db: sqlite3.Connection) -> tuple[Question, ...]:
+            at = self._clock()
+            store.expire(db, at)
+            wanted = (replace(proposal, escalation=each) for each in escalations)
+            asked = [(each, with_lift(None, each.escalation, each.call.tool)) for each in wanted]
+            found = (self._not_yet(db, each, asks, None, at) for each, asks in asked if asks is not None)
+            return tuple(each for each in found if isinstance(each, Question))
+
+        return await self._write(put)
 
     async def settle(self, question: Question, listener: Listener) -> State:
         """Ask the person at the client, if their answer counts, and wait for an answer from there or elsewhere.
@@ -215,39 +233,59 @@ class Approvals:
 
     def _consulted(self, db: sqlite3.Connection, proposal: Proposal, settled: State | None) -> Decision | Question:
         """``consult``, in one transaction."""
-        at, call = self._clock(), proposal.call
-        tool = self._tools[call.tool]
-        asks = asked_about(proposal, tool, lambda *wanted: store.unknown(db, *wanted))
-        if asks is None:
-            return replace(proposal.decision, effect="allow")
-        about = subject(proposal, asks.rules, self._environment(call.tool))
+        at, tool = self._clock(), self._tools[proposal.call.tool]
         store.expire(db, at)
-        found = store.same(db, about.digest, at)
-        if found is None or not store.use(db, found, call.id, at):
-            return self._not_yet(db, proposal, asks, at, about=about, found=found, settled=settled)
-        for each in remembered(proposal, tool):
+        asks = asked_about(proposal, tool, lambda *wanted: store.unknown(db, *wanted))
+        whole = with_lift(asks, proposal.escalation, proposal.call.tool)
+        if whole is not None and (found := self._used(db, proposal, whole, at)):
+            return _allowed(proposal, whole, found, _grants([found]))
+        held = self._held(db, proposal, at)
+        lifted = proposal.escalation is None or any(_lifts(each, proposal.escalation) for each in held)
+        asks = asks if lifted else whole
+        found = None if asks is None else self._used(db, proposal, asks, at)
+        if asks is None or found is not None:
+            used = [each for each in held if store.use(db, each, proposal.call.id, at)]
+            return _allowed(proposal, asks, found, _grants(used))
+        return self._not_yet(db, proposal, asks, settled, at)
+
+    def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: Moment) -> Standing | None:
+        """The yes to exactly this, used up by this call."""
+        found = store.same(db, self._subject(proposal, asks).digest, at)
+        if found is None or not store.use(db, found, proposal.call.id, at):
+            return None
+        for each in remembered(proposal, self._tools[proposal.call.tool]):
             store.learn(db, each.kind, each.owner, each.values, at)
-        return replace(
-            proposal.decision,
-            effect="allow",
-            rule=asks.rules[0],
-            reason="Somebody approved it.",
-            hint="",
-            approval=found.question.id,
-        )
+        return found
+
+    def _reaches(self, proposal: Proposal) -> bool:
+        """Whether a program could use the grant of a host."""
+        programs = self._tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
+        return programs and any(each.what == "host" for each in proposal.rights.lifts)
+
+    def _held(self, db: sqlite3.Connection, proposal: Proposal, at: Moment) -> list[Standing]:
+        """Grants that the call could use: for what it wants, and for a program every host, as nobody knows before."""
+        escalation, reaches = proposal.escalation, self._reaches(proposal)
+        if not (escalation or reaches):
+            return []
+        found = store.grants(db, self._subject(proposal, None), at)
+        return [
+            each
+            for each in found
+            if (escalation and _lifts(each, escalation)) or (reaches and each.question.subject.lifted == "host")
+        ]
+
+    def _subject(self, proposal: Proposal, asks: Asking | None) -> Subject:
+        escalation = proposal.escalation if asks is not None and asks.lifts else None
+        rules = asks.rules if asks else ()
+        about = subject(proposal, rules, self._environment(proposal.call.tool))
+        return about if escalation is None else replace(about, lifted=escalation.what, target=escalation.target)
 
     def _not_yet(
-        self,
-        db: sqlite3.Connection,
-        proposal: Proposal,
-        asks: Asking,
-        at: Moment,
-        *,
-        about: Subject,
-        found: Standing | None,
-        settled: State | None,
+        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, settled: State | None, at: Moment
     ) -> Decision | Question:
         """What becomes of a call without a yes: a no holds, a question is put once, and waited for once."""
+        about = self._subject(proposal, asks)
+        found = store.same(db, about.digest, at)
         if found is not None and found.state == "denied":
             return _refused(proposal, "approval.denied", found, asks)
         if settled is not None:
@@ -311,18 +349,37 @@ class Approvals:
         anyio.from_thread.run(self._audit.append, event)
 
 
+def _lifts(each: Standing, escalation: Escalation) -> bool:
+    return (each.question.subject.lifted, each.question.subject.target) == (escalation.what, escalation.target)
+
+
+def _grants(found: Sequence[Standing]) -> tuple[Grant, ...]:
+    about = [(each.question.id, each.question.subject) for each in found]
+    return tuple(Grant(approval=name, what=one.lifted, target=one.target) for name, one in about if one.lifted)
+
+
+def _allowed(proposal: Proposal, asks: Asking | None, found: Standing | None, grants: tuple[Grant, ...]) -> Decision:
+    """The decision that lets a call run, with who said so."""
+    decision = replace(proposal.decision, effect="allow", grants=grants)
+    if asks is None or found is None:
+        return decision
+    return replace(decision, rule=asks.rules[0], reason="Somebody approved it.", hint="", approval=found.question.id)
+
+
 def _refused(proposal: Proposal, rule: str, found: Standing | None, asks: Asking) -> Decision:
     """Why the call does not run, and what to do; a question that is open is named."""
     if rule == "approval.pending":
         identifier = found.question.id if found else ""
         by = asks.asked.by
         whose = "the person at your client" if by == "client" else f"`glovebox approvals allow {identifier}`"
+        run = proposal.call.run
+        unchanged = f"with --run {run}" if run and proposal.call.principal.transport == "cli" else "unchanged"
         return replace(
             proposal.decision,
             effect="ask",
             rule=rule,
             reason=f"{asks.why} Nobody has answered question {identifier} yet.",
-            hint=f"Tell the user. Retry the same call, unchanged, once it is allowed by {whose}.",
+            hint=f"Tell the user. Retry the same call, {unchanged}, once it is allowed by {whose}.",
             approval=identifier or None,
         )
     how, hint = _WORDS[rule]

@@ -9,7 +9,7 @@ from glovebox_profiles.egress import parse_url
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval
-from glovebox_server.governance.approvals.question import Lifted, Subject, canonical
+from glovebox_server.governance.approvals.question import Subject, canonical
 from glovebox_server.governance.approvals.rules import PROFILE_ASKS, WATCH_ASKS, Asking, Facts, applying, asking
 from glovebox_server.governance.governance import Proposal
 from glovebox_server.tools.base import Tool
@@ -27,9 +27,7 @@ class Remembered:
     values: tuple[str, ...]
 
 
-def subject(
-    proposal: Proposal, rules: tuple[str, ...], environment: str, lifted: Lifted | None = None, target: str = ""
-) -> Subject:
+def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> Subject:
     """Everything that a yes to this call is bound to.
 
     Raises:
@@ -47,8 +45,6 @@ def subject(
         workspace=workspace_identity(rights.workspace, proposal.profile),
         environment=environment,
         rules=rules,
-        lifted=lifted,
-        target=target,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from glovebox_profiles.policy.model import Approval
 from glovebox_sandboxes.plural import counted
+from glovebox_server.governance.approvals.lifting import Escalation
 from glovebox_server.governance.approvals.question import Asked, By
 
 PROFILE_ASKS: Final = Approval(name="ask")
@@ -78,6 +79,8 @@ class Asking:
     """Their ids, ``approval.NAME``, in the order of the policy."""
     why: str
     """Why, in one sentence."""
+    lifts: bool = False
+    """Whether a yes would lift a denial too."""
     asked: Asked
     """Who must say yes: the strictest of each rule's demands, so that one yes satisfies all of them."""
 
@@ -123,4 +126,17 @@ def together(demands: Sequence[Asked]) -> Asked:
         another_principal=another,
         reach="run" if all(each.reach == "run" for each in demands) else "call",
         minutes=min(each.minutes for each in demands),
+    )
+
+
+def with_lift(asks: Asking | None, escalation: Escalation | None, tool: str) -> Asking | None:
+    """What is asked about a call that policy denies unless somebody lifts that: one question for all of it."""
+    if escalation is None:
+        return asks
+    reason = f"A call of {tool} would be refused: {escalation.why}."
+    return Asking(
+        rules=(escalation.rule, *(asks.rules if asks else ())),
+        why=f"{reason} {asks.why}" if asks else reason,
+        lifts=True,
+        asked=together([escalation.asked, asks.asked]) if asks else escalation.asked,
     )

@@ -63,7 +63,8 @@ def _lines(question: Question) -> Iterator[str]:
     yield f"Run {visible(about.run)}" + (f", workflow {visible(question.workflow)}" if question.workflow else "")
     yield f"Question {question.id}, open until {question.expires:%Y-%m-%d %H:%M:%S} UTC. {_reach(question)}"
     if about.lifted is not None:
-        yield f"A yes lifts a refusal, for {about.lifted} {visible(about.target)}."
+        target = visible(about.target)
+        yield f"A yes lifts a refusal, for {about.lifted} {target}; for the run, of every call of {about.tool} in it."
     if question.profile:
         for section in explain(Profile.model_validate_json(question.profile)):
             if section.title in _PARTS:

@@ -8,7 +8,7 @@ State = Literal["pending", "allowed", "denied", "expired", "used", "withdrawn"]
 time is over; a yes that a call has used; taken back."""
 Step = Literal["allow", "deny", "expire", "use", "use_in_run", "withdraw"]
 """What can happen to a question: enough principals said yes; one said no; its time came; a call ran on it, once or as
-one of its run; it was taken back, by its caller before an answer or by an operator after it."""
+one of its run; its caller took it back before an answer, or an operator after it."""
 
 TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
     ("pending", "allow"): "allowed",

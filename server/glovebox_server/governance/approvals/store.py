@@ -140,17 +140,21 @@ def same(db: sqlite3.Connection, digest: str, at: Moment) -> Standing | None:
     return next((each for each in found if each.state in ("pending", "allowed", "denied")), None)
 
 
-def granted(db: sqlite3.Connection, question: Question, at: Moment) -> Standing | None:
-    """A yes that lifts for the whole run what this question would lift; None where there is none."""
-    about = question.subject
-    found = _found(db, "WHERE principal = ? AND state = 'allowed' AND reach = 'run'", (about.principal,), at)
-    return next((each for each in found if _lifts(each.question.subject) == _lifts(about)), None)
+def grants(db: sqlite3.Connection, about: Subject, at: Moment) -> list[Standing]:
+    """Every yes that lifts something for a call like this: for its run, or for it alone; ``expire`` comes first."""
+    found = _found(db, "WHERE principal = ? AND state = 'allowed' AND lifted != ''", (about.principal,), at)
+    return [
+        each
+        for each in found
+        if _bound(each.question.subject, each.reach) == _bound(about, each.reach) and each.question.subject.lifted
+    ]
 
 
-def _lifts(about: Subject) -> tuple[str | None, ...]:
-    """What a grant for a run is bound to: all but the call itself."""
-    bound = (about.run, about.tool, about.profile_digest, about.policy_digest)
-    return (about.principal, *bound, about.workspace, about.environment, about.lifted, about.target)
+def _bound(about: Subject, reach: Reach) -> tuple[object, ...]:
+    """What a grant is bound to beside what it lifts: for a run, all but the call itself."""
+    where = (about.principal, about.run, about.tool, about.profile_digest, about.policy_digest)
+    around = (about.workspace, about.environment)
+    return (*where, *around) if reach == "run" else (*where, *around, about.arguments, about.inputs)
 
 
 def pending(db: sqlite3.Connection, principal: str) -> int:

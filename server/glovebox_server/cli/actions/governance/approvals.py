@@ -23,7 +23,9 @@ from glovebox_server.errors import Refused
 from glovebox_server.exits import OK
 from glovebox_server.governance.approvals import answering, store
 from glovebox_server.governance.approvals import stats as counting
+from glovebox_server.governance.approvals.lifting import permanent
 from glovebox_server.governance.approvals.question import Answer, Reach
+from glovebox_server.governance.approvals.shown import shown
 from glovebox_server.governance.approvals.states import State
 from glovebox_server.governance.approvals.store import Standing
 from glovebox_server.governance.database import Database
@@ -68,8 +70,27 @@ def show(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int
     if as_json:
         print_json(out.file, _described(found, whole=True))
         return OK
-    for line in _page(found):
+    if found.state != "pending":
+        out.print(Text(f"It is {found.state}."))
+    out.print(Text(shown(found.question)))
+    return OK
+
+
+def as_rule(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int:
+    """Show the change that would make a yes permanent; see ``glovebox approvals allow --rule``."""
+    with _store(settings) as database:
+        about = _named(database, wanted).question.subject
+    if about.lifted is None:
+        names = " and ".join(about.rules)
+        reason = f"This question lifts no denial: it is asked since {names} of a profile or the policy wants it."
+        raise Refused("approval.rule", reason, "Change that rule, if it asks too often: `glovebox approvals stats`.")
+    lines = permanent(about.lifted, about.target, about.tool)
+    if as_json:
+        print_json(out.file, {"lifts": {"what": about.lifted, "target": about.target}, "diff": list(lines)})
+        return OK
+    for line in lines:
         out.print(Text(line))
+    out.print(Text("Nothing was answered. Make the change yourself, then restart the server."))
     return OK
 
 
@@ -260,20 +281,3 @@ def _of_interest(lines: Iterator[read.Line]) -> Iterator[Record]:
     for line in lines:
         if line.record is not None and any(kind in line.raw for kind in _KINDS):
             yield line.record
-
-
-def _page(found: Standing) -> Iterator[str]:
-    question = found.question
-    about, asked = question.subject, question.asked
-    yield f"{question.id} is {found.state}: {about.tool} for {about.principal} ({question.client or 'no client name'})"
-    yield question.why
-    yield ""
-    arguments = json.loads(about.arguments)
-    code = arguments.pop("code", None)
-    if isinstance(code, str):
-        yield from code.splitlines()
-        yield ""
-    yield json.dumps(arguments, indent=2)
-    if question.workspace_may_change:
-        yield "It can read the workspace, whose files may change after your answer."
-    yield f"A yes is for {'the run' if asked.reach == 'run' else 'one call'}; {asked.quorum} must say yes."
