@@ -28,6 +28,8 @@ class Call(Strict):
     """Section of the trial's profile → lines of TOML in its place; ``""`` is what stands before the first section."""
     profiled: bool = True
     """Whether there is a profile for the tool."""
+    policy: str = ""
+    """TOML of a policy, without its examples: what a role leaves of the profile. Empty: there is none."""
     caller: Literal["one", "another"] = "one"
     workspace: Literal["planted", "gone"] = "planted"
     """``gone``: a directory that does not exist, so that no sandbox can be set up."""
@@ -88,7 +90,7 @@ class CallCase(Claim, Call):
         return self.control.model_copy(update=asked)
 
 
-_ASKED = ("tool", "arguments", "raw", "profile", "profiled", "caller", "workspace", "cancel")
+_ASKED = ("tool", "arguments", "raw", "profile", "profiled", "policy", "caller", "workspace", "cancel")
 
 _SHIPPED = resources.files(__package__).joinpath("calls")
 

@@ -18,7 +18,7 @@ import anyio
 from structlog.testing import capture_logs
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import load
+from glovebox_profiles.load.loader import ProfileSet, load
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.call import Call, CallCase
@@ -31,8 +31,9 @@ from glovebox_server.audit.verify import verify
 from glovebox_server.calls import CallResult, Principal, Text, new_call_id
 from glovebox_server.errors import Refused
 from glovebox_server.failures import failure_of
+from glovebox_server.governance import policy as policies
 from glovebox_server.governance.approvals.question import Question
-from glovebox_server.governance.rights import Rights
+from glovebox_server.governance.rights import Rights, RightsOf, Roles
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
 
@@ -50,6 +51,15 @@ _SECTIONS: Mapping[str, str] = {
     "audit": "keep = []",
 }
 """The trial's profile: it grants what a case could ask for but network, so that nothing is safe by its absence."""
+
+
+_EXAMPLE = """
+[[example]]
+principal = "local:0"
+call = {{ tool = "{tool}", arguments = {{ nothing = "takes this" }} }}
+expect = "deny"
+"""
+"""Every policy ends with one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +147,7 @@ class CallHarness:
     async def _make(self, call: Call, driver: str, names: Mapping[str, str], seen: _Seen) -> None:
         profiles = load([self._profile(call, driver, names)], check_example=apps.check_example)
         served = self._host.root / "gone" if call.workspace == "gone" else self._app.workspace.path
-        rights = Rights(profiles=profiles, workspace=served)
-        governance = replace(self._app.broker.governance, rights_of=lambda _: rights)
+        governance = replace(self._app.broker.governance, rights_of=self._rights(call, profiles, served))
         broker = replace(self._app.broker, governance=governance)
         given = strict_json.check(_filled(call.raw, names)) if call.raw is not None else _filled(call.arguments, names)
         seen.call_id, seen.tool = new_call_id(), call.tool
@@ -147,6 +156,15 @@ class CallHarness:
             seen.result = await broker.submit(_principal(call.caller), call.tool, given, listener, call_id=seen.call_id)
         if scope.cancelled_caught:
             seen.how = "cancelled"
+
+    def _rights(self, call: Call, profiles: ProfileSet, served: Path | None) -> RightsOf:
+        """What the case's policy leaves whoever calls; without one, what its profile says."""
+        if not call.policy:
+            rights = Rights(profiles=profiles, workspace=served)
+            return lambda _: rights
+        path = Path(tempfile.mkdtemp(dir=self._directory)) / "policy.toml"
+        path.write_text(call.policy + _EXAMPLE.format(tool=call.tool))
+        return Roles(policies.load(path, profiles, self._app.tools), profiles, served, {})
 
     def _profile(self, call: Call, driver: str, names: Mapping[str, str]) -> Path:
         directory = Path(tempfile.mkdtemp(dir=self._directory))
