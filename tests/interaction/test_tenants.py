@@ -162,6 +162,37 @@ async def test_two_tenants_share_a_server_and_nothing_else(options: list[str], t
     assert len(signed) == sum(each["effect"] == "allow" for each in decided)
 
 
+async def test_what_a_token_is_bound_to_narrows_what_its_caller_may_do(options: list[str], tmp_path: Path) -> None:
+    """A token made with a role and a workflow: each has to allow. Without the workflow it has the role whole (control).
+
+    A role that the policy does not have is refused when the token is made.
+    """
+    path = tmp_path / "policy.toml"
+    more = '[roles.lister]\ntools = ["list_workspace_files", "run_python"]\n[workflows]\nnightly = "lister"\n'
+    path.write_text(path.read_text().replace("[principals]", f"{more}[principals]"))
+    made = {}
+    for name, bound in (("night", ["--role", "support", "--workflow", "nightly"]), ("day", ["--role", "support"])):
+        command = [GLOVEBOX, "token", "create", name, *bound, "--json", *options]
+        done = await anyio.run_process(command)
+        made[name] = json.loads(done.stdout)["token"]
+    wrong = await anyio.run_process([GLOVEBOX, "token", "create", "x", "--role", "suport", *options], check=False)
+    assert wrong.returncode != 0
+    assert b"suport" in wrong.stderr
+    with served(options, tmp_path) as (url, _):
+        async with client_of(url, made["night"], "auto") as night, client_of(url, made["day"], "auto") as day:
+            assert [tool.name for tool in (await night.list_tools()).tools] == ["list_workspace_files"]
+            assert [tool.name for tool in (await day.list_tools()).tools] == [
+                "list_workspace_files",
+                "read_workspace_file",
+            ]
+            for client, role in ((night, "support+lister"), (day, "support")):
+                assert (await capabilities(client))["role"] == role
+                refused = await client.call_tool("run_python", {"code": "1"})
+                assert refused.structured_content["refused"]["rule"] == "role.tools"
+            listed = await night.call_tool("list_workspace_files", {})
+            assert "support.txt" in str(listed.content)
+
+
 def test_a_policy_that_is_wrong_starts_nothing(options: list[str], tmp_path: Path) -> None:
     """Exit code 2, with file, line, key and nearest, before the state directory has a log."""
     path = tmp_path / "policy.toml"

@@ -153,6 +153,10 @@ def test_a_principal_is_explained_by_its_roles(tmp_path: Path) -> None:
     assert told["roles"] == ["releaser"]
     told = json.loads(run("explain", "token:x", "--scope", "glovebox:analyst", "--json", "--policy", path).stdout)
     assert told["roles"] == ["analyst"]
+    state = ("--state-dir", tmp_path / "state", "--policy", path)
+    made = CliRunner().invoke(main, [*map(str, ("token", "create", "x", "--role", "analyst", *state))])
+    assert made.exit_code == 0, made.output
+    assert json.loads(run("explain", "token:x", "--json", *state).stdout)["roles"] == ["analyst"]
     found = run("explain", "token:x", "--policy", path)
     assert found.stdout.startswith(
         "token:x may call nothing (policy.principal): The operator's policy gives you no role"

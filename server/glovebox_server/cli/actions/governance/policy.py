@@ -24,6 +24,7 @@ from glovebox_server.governance.policy import load, policy_file
 from glovebox_server.governance.watch.rules import actions
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.transport import tokens
 
 
 def check(settings: Settings, path: Path | None, out: Console, *, as_json: bool) -> int:
@@ -60,10 +61,11 @@ def explain(
     scopes: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Print in plain words what one principal may do.
+    """Print in plain words what one principal may do; of a token that there is, with what it is bound to.
 
     Raises:
         ProfileError: there is no policy, or it is wrong, or it has no such workflow, role or scope.
+        TokensUnusable: others could read the tokens.
     """
     path = _file(settings)
     if not principal.startswith(("local:", "token:", "oauth:")):
@@ -71,6 +73,7 @@ def explain(
         raise ProfileError(path, None, "", f'"{principal}" is no principal', fix)
     profiles = load_profiles(settings)
     policy = load(path, profiles, TOOLS)
+    roles, workflow = _bound(settings, principal, roles, workflow)
     _known(path, "workflow", (workflow,) if workflow else (), policy.workflows)
     _known(path, "role", roles, policy.roles)
     _known(path, "scope", scopes, policy.scopes)
@@ -124,6 +127,20 @@ def _file(settings: Settings) -> Path:
         fix = f"Write {place}, or name one with --policy; see docs/operate/policy.md."
         raise ProfileError(place, None, "", "there is no policy, so everybody has what the profiles say", fix)
     return path
+
+
+def _bound(
+    settings: Settings, principal: str, roles: tuple[str, ...], workflow: str | None
+) -> tuple[tuple[str, ...], str | None]:
+    """The role and the workflow of a token, where it is there and nothing else was named."""
+    kind, _, name = principal.partition(":")
+    place = settings.state_dir / tokens.DIRECTORY
+    if kind != "token" or not place.exists():
+        return roles, workflow
+    found = tokens.load(place, None).get(name)
+    if found is None:
+        return roles, workflow
+    return roles or ((found.role,) if found.role else ()), workflow or found.workflow
 
 
 def _known(path: Path, what: str, given: tuple[str, ...], names: Any) -> None:
