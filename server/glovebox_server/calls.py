@@ -147,8 +147,11 @@ class Listener(Protocol):
     def ended_by(self) -> str:
         """Asked when the call is cancelled: ``client``, ``stream closed``, ``token removed`` or ``server stopping``."""
 
-    def waits(self) -> bool:
-        """Whether its caller hears progress, so that it knows what it waits for: else it is told to call again."""
+    def waits(self) -> float:
+        """Seconds its caller waits for somebody's answer; True for as long as any client does.
+
+        False where it hears no progress, so that it would not know what it waits for: it is told to call again.
+        """
 
     async def ask(self, question: "Question") -> "Answer | None":
         """Ask the person at the client, and wait for the answer; None where this client cannot be asked."""

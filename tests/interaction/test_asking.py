@@ -16,6 +16,7 @@ from tests.interaction.served import PAIRS, Era, Transport
 from tests.interaction.test_real_server import GLOVEBOX, connected
 
 from glovebox_profiles.load.loader import SHIPPED
+from glovebox_server.governance.approvals.approvals import STATE_RULE
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -55,6 +56,12 @@ def kinds(directory: Path) -> list[str]:
     kept = ("approval.", "call.")
     found: list[str] = [json.loads(line)["kind"] for line in log_lines(directory / "state" / "audit")]
     return [kind for kind in found if kind.startswith(kept)]
+
+
+def refusals(directory: Path) -> list[dict[str, Any]]:
+    """Records of answers that did not count."""
+    records = [json.loads(line) for line in log_lines(directory / "state" / "audit")]
+    return [record for record in records if record["kind"] == "approval.refused"]
 
 
 @pytest.mark.parametrize(("transport", "era"), PAIRS)
@@ -109,8 +116,9 @@ async def test_a_state_answers_for_its_caller_tool_and_arguments_alone(options: 
         assert isinstance(first, types.InputRequiredResult)
         state = first.request_state or ""
         for forged in ("", "a_1", state[:-2], state[::-1], state + "A", "v1." + "A" * 100):
-            with pytest.raises(MCPError, match="requestState"):
+            with pytest.raises(MCPError, match="requestState") as refused:
                 await ask(client, CODE, input_responses=yes, request_state=forged or "x")
+            assert refused.value.error.data["rule"] == STATE_RULE
         with pytest.raises(MCPError, match="requestState"):
             await ask(client, CODE + "\n", input_responses=yes, request_state=state)
         # An answer without the state it belongs to is none: the question is put again.
@@ -122,6 +130,8 @@ async def test_a_state_answers_for_its_caller_tool_and_arguments_alone(options: 
         again = await ask(client, CODE, input_responses=yes, request_state=state)
         assert isinstance(again, types.InputRequiredResult)
     assert kinds(tmp_path).count("call.finished") == 1
+    assert [record["data"]["rule"] for record in refusals(tmp_path)] == [STATE_RULE] * 7
+    assert {record["data"]["answered_by"] for record in refusals(tmp_path)} == {"token:default"}
 
 
 async def ask(client: Client, code: str, **answer: Any) -> types.CallToolResult | types.InputRequiredResult:

@@ -5,9 +5,11 @@ later. What has to stay exact does not come here, an artifact's bytes, or has no
 """
 
 import json
+import re
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
+from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.segment import Segment
@@ -17,6 +19,12 @@ from glovebox_server.printable import LAYOUT, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+#: What ``governance.approvals.shown`` puts before each line that the caller wrote.
+_BAR = re.compile(r" *\d* │ ")
+
+#: Fewest columns that a folded line keeps for itself.
+_NARROW = 20
 
 #: Columns; wider than any line of a table.
 _WIDE = 10_000
@@ -55,6 +63,28 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
         return
     for line in console.render_lines(table, options):
         console.print(Text("".join(segment.text for segment in line).rstrip()), soft_wrap=True)
+
+
+def print_question(console: Console, text: str) -> None:
+    """Print what a person is asked. On a terminal no line begins with what the caller wrote: a long one is folded.
+
+    Args:
+        console: where to.
+        text: of ``governance.approvals.shown``.
+    """
+    for line in text.split("\n"):
+        for piece in _folded(line, console.width) if console.is_terminal else (line,):
+            console.print(Text(piece))
+
+
+def _folded(line: str, columns: int) -> Iterable[str]:
+    """A line in pieces that fit; what goes on stands behind the same bar, or is indented."""
+    found = _BAR.match(line)
+    first = found[0] if found else ""
+    further = f"{'│ ':>{len(first)}}" if found else "    "
+    pieces = chop_cells(line[len(first) :], max(_NARROW, columns - max(len(first), len(further))))
+    for number, piece in enumerate(pieces or [""]):
+        yield (further if number else first) + piece
 
 
 def print_json(file: IO[str], value: object, *, indent: int | None = 2) -> None:

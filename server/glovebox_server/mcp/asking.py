@@ -6,14 +6,17 @@ its caller, tool and arguments. What was asked stays on the server: the state na
 A model cannot answer: what counts is the host application's answer, never an argument.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import mcp_types as types
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
-from mcp.shared.exceptions import NoBackChannelError
+from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from glovebox_server.calls import Principal
+from glovebox_server.governance.approvals.approvals import STATE_RULE
 from glovebox_server.governance.approvals.question import Answer, Question, Reach
 from glovebox_server.governance.approvals.shown import shown
 from glovebox_server.mcp.delivery import Context, Identify
@@ -25,12 +28,21 @@ MAX_ASKED_BYTES: Final = 64 * 1024
 #: How long a state is good for, in seconds; the question it names is over long before.
 STATE_SECONDS: Final = 24 * 3600.0
 
+_HINT: Final = "Make the call without requestState: it is asked anew."
+
+#: How the SDK's refusals of states are told from others.
+_INVALID: Final = "invalid_request_state"
+
 #: Name of the request within a result that asks, and of the one field of its form.
 _REQUEST: Final = "approval"
 _FIELD: Final = "answer"
 _ALLOW: Final = "allow"
 _ALLOW_RUN: Final = "allow for this run"
 _DENY: Final = "deny"
+
+
+RefusedState = Callable[[Principal], Awaitable[None]]
+"""Records that a caller sent a state that is none."""
 
 
 class ClientMustAnswer(Exception):  # noqa: N818 - it is no error
@@ -87,15 +99,36 @@ def asked(question: Question) -> types.InputRequiredResult:
     return types.InputRequiredResult(input_requests={_REQUEST: request}, request_state=question.id)
 
 
-def sealed(key: bytes, identify: Identify) -> RequestStateBoundary:
+def sealed(key: bytes, identify: Identify, refused: RefusedState) -> RequestStateBoundary:
     """What binds states to their caller and request, and lets none in that was not made so: a middleware of the SDK's.
 
     Args:
         key: shared by the servers of a state directory, for this use alone.
         identify: who makes a request.
+        refused: records who sent one that is none.
     """
     security = RequestStateSecurity(keys=[key], ttl=STATE_SECONDS, bind_principal=lambda ctx: identify(ctx).id)
-    return RequestStateBoundary(security, default_audience="glovebox")
+    return _Boundary(security, lambda ctx: refused(identify(ctx)))
+
+
+class _Boundary(RequestStateBoundary):
+    """The SDK's, whose refusals are on record and have a rule."""
+
+    def __init__(self, security: RequestStateSecurity, refused: Callable[[Context], Awaitable[None]]) -> None:
+        super().__init__(security, default_audience="glovebox")
+        self._refused = refused
+
+    async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        try:
+            return await super().__call__(ctx, call_next)
+        except MCPError as problem:
+            data = problem.error.data
+            if not isinstance(data, dict) or data.get("reason") != _INVALID:
+                raise
+            await self._refused(ctx)
+            raise MCPError(
+                problem.error.code, problem.error.message, {**data, "rule": STATE_RULE, "hint": _HINT}
+            ) from None
 
 
 def _asks(ctx: Context) -> bool:

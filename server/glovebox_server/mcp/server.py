@@ -103,6 +103,9 @@ class App(Stores, Protocol):
     def states_key(self) -> bytes:
         """Binds what clients carry between asking and answering."""
 
+    async def refused_state(self, principal: Principal) -> None:
+        """Record that a caller sent a request state that nobody gave it."""
+
     @property
     def version(self) -> str:
         """Of Glovebox."""
@@ -143,7 +146,7 @@ class McpServer:
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.server.extensions[delivery.AUDIT_EXTENSION] = {}
-        self.server.middleware.append(asking.sealed(app.states_key, identify))
+        self.server.middleware.append(asking.sealed(app.states_key, identify, app.refused_state))
 
     def stop(self) -> None:
         """End every call and every listen stream under way; each still gets an answer. Idempotent."""

@@ -1,6 +1,9 @@
 """What the commands of the command line do, apart from words and options. Each returns an exit code."""
 
+import math
 import os
+import sys
+import termios
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -20,22 +23,28 @@ from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
 from glovebox_server.audit.file import LogFile
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import print_json, print_question, print_table
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
-from glovebox_server.governance.approvals.question import Question
+from glovebox_server.governance.approvals.question import Answer, Question
+from glovebox_server.governance.approvals.shown import shown
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 
+#: Longest line that is read for an answer: the longest that a terminal hands over (termios(3), canonical mode).
+MAX_ANSWER_BYTES = 4096
+
 
 class _Told:
-    """A listener for a terminal: what happens now, on one line of standard error."""
+    """A listener for a terminal: what happens now, on one line of standard error; asks whoever sits at it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, principal: Principal, *, asks: bool) -> None:
         self._console = console
+        self._principal = principal
+        self._asks = asks and console.file.isatty() and sys.stdin.isatty()
 
     def progress(self, message: str) -> None:
         if self._console.is_terminal:
@@ -47,12 +56,20 @@ class _Told:
     def ended_by(self) -> str:
         return "client"
 
-    def waits(self) -> bool:
-        """Whether a person sees what is waited for, and can answer on another terminal."""
-        return self._console.is_terminal
+    def waits(self) -> float:
+        """A person sees what is waited for, and can answer here or on another terminal; the question ends the wait."""
+        return math.inf if self._console.is_terminal else 0
 
-    async def ask(self, _question: Question) -> None:
-        """Not here: the person is asked by `glovebox approvals`."""
+    async def ask(self, question: Question) -> Answer | None:
+        """Ask whoever made the call; None without a terminal on both sides."""
+        if not self._asks:
+            return None
+        print_question(self._console, shown(question))
+        self._console.print(Plain("May it run? [y/N] "), end="")
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
+        await anyio.wait_readable(sys.stdin)
+        said = os.read(sys.stdin.fileno(), MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().lower()
+        return Answer(allow=said in ("y", "yes"), by=self._principal.id, channel="client", digest=question.digest)
 
 
 def call(
@@ -84,7 +101,8 @@ def call(
                     raise InvalidArguments(tool, ("code: --args has one, and so does --code or --file",))
                 raw["code"] = code
             principal = Principal(id=f"local:{os.getuid()}", transport="cli")
-            result = await app.broker.submit(principal, tool, raw, _Told(err), run=run or app.runs.new())
+            told = _Told(err, principal, asks=not as_json)
+            result = await app.broker.submit(principal, tool, raw, told, run=run or app.runs.new())
             profile = app.profiles.get(tool)
             wanted = profile is not None and profile.files.workspace != "none"
             if wanted and (app.workspace.path is None or (app.workspace.closed and _was_unreadable(result))):

@@ -19,7 +19,7 @@ import rfc8785
 
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.audit.events import Event
+from glovebox_server.audit.events import ApprovalRefused, Event
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.errors import Refused
@@ -35,12 +35,14 @@ from glovebox_server.governance.governance import Proposal, denied
 from glovebox_server.tools.base import Tool
 
 WAIT_SECONDS: Final = 45.0
-"""Longest wait for an answer: as long as for a turn, so that a client still reads what came of it."""
+"""How long an MCP client waits for an answer: as long as for a turn, so that it still reads what came of it."""
 POLL_SECONDS: Final = 0.2
 """Between two looks at the store, which other processes write to: all waiting calls of a server share them."""
 MAX_REFUSED: Final = 64
 """Refused answers on record within ``REFUSED_SECONDS``: a client that forges them must not fill the disk."""
 REFUSED_SECONDS: Final = 3600.0
+STATE_RULE: Final = "approval.state"
+"""Rule of a request whose state no server of this state directory gave its caller for it, or not lately."""
 
 _UNSHOWABLE: Final = Refusal(
     rule="approval.arguments",
@@ -176,7 +178,7 @@ class Approvals:
                 scope.cancel()
 
         try:
-            with anyio.move_on_after(WAIT_SECONDS):
+            with anyio.move_on_after(max(WAIT_SECONDS, listener.waits())):
                 async with anyio.create_task_group() as tasks:
                     if question.asked.by != "operator" and not question.asked.another_principal:
                         tasks.start_soon(ask, tasks.cancel_scope)
@@ -203,14 +205,25 @@ class Approvals:
         try:
             return await self._write(lambda db: answering.answer(db, identifier, given, self._clock(), self._record))
         except Refused as objection:
-            now = self._clock().at
-            while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
-                self._refused.popleft()
-            if len(self._refused) < MAX_REFUSED:
-                self._refused.append(now)
-                known = None if objection.rule == "approval.unknown" else identifier
-                await self._audit.append(answering.refused(known, given, objection))
+            known = None if objection.rule == "approval.unknown" else identifier
+            await self._record_refused(answering.refused(known, given, objection))
             raise
+
+    async def refused_state(self, by: str) -> None:
+        """Record that a caller sent a request state that nobody gave it; see ``mcp.asking``.
+
+        Raises:
+            AuditUnavailable: it cannot be recorded.
+        """
+        await self._record_refused(ApprovalRefused(rule=STATE_RULE, answered_by=by, channel="client"))
+
+    async def _record_refused(self, refused: ApprovalRefused) -> None:
+        now = self._clock().at
+        while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
+            self._refused.popleft()
+        if len(self._refused) < MAX_REFUSED:
+            self._refused.append(now)
+            await self._audit.append(refused)
 
     async def withdraw(self, identifier: str, by: str) -> Standing:
         """Take a question, or a yes that is good, back; returns where it stood.

@@ -18,7 +18,7 @@ from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import Event, draft
 from glovebox_server.cli.actions.commands import audit_log
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import print_json, print_question, print_table
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK
 from glovebox_server.governance.approvals import answering, store
@@ -72,7 +72,7 @@ def show(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int
         return OK
     if found.state != "pending":
         out.print(Text(f"It is {found.state}."))
-    out.print(Text(shown(found.question)))
+    print_question(out, shown(found.question))
     return OK
 
 
