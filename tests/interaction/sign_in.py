@@ -42,6 +42,16 @@ class Storage:
         self.client = client_info
 
 
+def known(issuer: str) -> OAuthClientInformationFull:
+    """A client that an administrator registered, as ``provider.mjs`` has it: it may ask for every scope."""
+    return OAuthClientInformationFull(
+        client_id="known",
+        redirect_uris=[AnyUrl(CALLBACK)],
+        token_endpoint_auth_method="none",  # noqa: S106 - the name of a method
+        issuer=issuer,
+    )
+
+
 class Browser:
     """Follows to where a person would be sent, until it is the client's own address."""
 

@@ -11,7 +11,8 @@ import pytest
 from tests.fixtures.issuers import SCOPES, an_issuer
 from tests.interaction import node
 from tests.interaction.served import served
-from tests.interaction.sign_in import Browser, Storage, no_page, signed_in
+from tests.interaction.sign_in import CALLBACK, Browser, Storage, known, no_page, signed_in
+from tests.interaction.test_real_server import over_http
 
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record
@@ -43,7 +44,7 @@ async def test_a_client_that_knows_only_the_address_signs_in_and_calls(mode: str
 def oidc_provider() -> Iterator[str]:
     """An identity provider by another author, in a process of its own; gives its issuer."""
     place = node.directory()
-    command = ["node", str(node.HERE / "typescript" / "provider.mjs"), *SCOPES]
+    command = ["node", str(node.HERE / "typescript" / "provider.mjs"), CALLBACK, *SCOPES]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=node.variables(place)) as process:
         try:
             assert process.stdout is not None
@@ -72,3 +73,55 @@ async def test_the_same_at_a_provider_by_another_author(mode: str, tmp_path: Pat
                 assert result.structured_content["stdout"] == "echo 1"
     (record,) = decided(tmp_path)
     assert record.data["principal"] == f"oauth:{issuer}#bob@example.org"
+
+
+POLICY = """
+version = 1
+[roles.analyst]
+tools = ["run_python", "read_workspace_file"]
+[roles.reader]
+tools = ["read_workspace_file"]
+[scopes]
+"glovebox:reader" = "reader"
+"glovebox:analyst" = "analyst"
+[[example]]
+principal = "oauth:https://id.example#alice"
+scopes = ["glovebox:reader"]
+call = { tool = "run_python", arguments = { code = "1" } }
+expect = "deny"
+rule = "role.tools"
+"""
+
+
+def wanted(browser: Browser) -> list[set[str]]:
+    """Scopes of ours at each sign-in; the SDK also asks for what lets it refresh its token."""
+    return [set(each.split()) - {"offline_access"} for each in browser.asked]
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.usefixtures("runtime_dir")
+async def test_scopes_are_roles_and_a_person_is_asked_for_more_where_a_tool_needs_it(tmp_path: Path) -> None:
+    """The server as it is shipped, its policy, `oidc-provider` and the SDK's client, from the first 401 to a result."""
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "data.csv").write_text("a,b\n1,2\n")
+    tmp_path.chmod(0o755)
+    with oidc_provider() as issuer:
+        options = ["--workspace", str(tmp_path / "workspace"), "--state-dir", str(tmp_path / "state")]
+        options += ["--policy", str(tmp_path / "policy.toml"), "--oauth-issuer", issuer]
+        with over_http(options, tmp_path) as (url, _):
+            browser, storage = Browser(sign_in), Storage(client=known(issuer))
+            async with signed_in(url, browser, storage) as client:
+                assert [tool.name for tool in (await client.list_tools()).tools] == ["read_workspace_file"]
+                assert "1,2" in str(await client.call_tool("read_workspace_file", {"path": "data.csv"}))
+                assert wanted(browser) == [{"glovebox:reader"}]
+                result = await client.call_tool("run_python", {"code": "6 * 7"})
+                assert result.structured_content is not None
+                assert result.structured_content["value"] == "42"
+            assert wanted(browser) == [{"glovebox:reader"}, set(SCOPES)]
+    records = decided(tmp_path / "state")
+    assert [(record.data["tool"], record.data["role"]) for record in records] == [
+        ("read_workspace_file", "reader"), ("run_python", "analyst"),
+    ]  # fmt: skip
+    assert {record.data["principal"] for record in records} == {f"oauth:{issuer}#bob@example.org"}
+    assert {record.data["user"].partition(" via ")[0] for record in records} == {"bob@example.org"}

@@ -214,15 +214,39 @@ async def test_a_client_that_needs_more_asks_the_person_again_and_goes_on(tmp_pa
 
 
 async def test_many_subjects_leave_nothing_behind(tmp_path: Path) -> None:
-    """Who came and went is in no table of the gate, however many they were."""
+    """Who came and went is in no table, but for bounded ones, however many they were."""
     async with both(tmp_path) as (issuer, server):
         async with httpx2.AsyncClient() as http:
             for number in range(60):
                 token = issuer.token(audience(server), sub=f"subject-{number}")
                 answer = await http.get(f"{server.url}/health", headers={"Authorization": f"Bearer {token}"})
                 assert answer.status_code == 200
-        await until(lambda: not server.gate._open and not server.gate._asked and not server.gate._requests)
+        server.app.broker.release.set()
+        for number in range(10):
+            token = issuer.token(audience(server), sub=f"subject-{number}")
+            assert (await call(server, token)).status_code == 200
+        gate = server.gate
+        await until(lambda: not gate._open and not gate._asked and not gate._requests and not gate._unanswered)
+        assert not server.app.broker.admission._calls
         assert json.loads((await asked(f"{server.url}/health", server.tokens["alice"])).text)["status"] == "ok"
+
+
+async def test_a_session_is_its_subjects_whatever_token_it_comes_with(tmp_path: Path) -> None:
+    """It goes on with the next token of the same subject, and is nobody else's, were it with a token of Glovebox's."""
+    async with both(tmp_path) as (issuer, server), httpx2.AsyncClient() as http:
+
+        async def post(token: str, session: str | None, message: Mapping[str, Any]) -> httpx2.Response:
+            headers = {"Authorization": f"Bearer {token}", "Accept": "application/json, text/event-stream"}
+            named = {} if session is None else {"Mcp-Session-Id": session, "Mcp-Protocol-Version": "2025-11-25"}
+            whole = {"jsonrpc": "2.0", "id": 1, **message}
+            return await http.post(f"{server.url}/mcp", json=whole, headers=headers | named)
+
+        client = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+        begun = await post(issuer.token(audience(server)), None, {"method": "initialize", "params": client})
+        session, listed = begun.headers["mcp-session-id"], {"method": "tools/list"}
+        assert (await post(issuer.token(audience(server)), session, listed)).status_code == 200
+        assert (await post(issuer.token(audience(server), sub="bob"), session, listed)).status_code == 404
+        assert (await post(server.tokens["alice"], session, listed)).status_code == 404
 
 
 def test_scopes_stand_for_roles_in_the_order_of_the_policy() -> None:

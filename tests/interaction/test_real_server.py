@@ -40,7 +40,7 @@ def directories(tmp_path: Path) -> list[str]:
 
 
 @contextmanager
-def _http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
+def over_http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
     """Run a server on a free port; give its base URL, read where an operator finds it, and a token."""
     log = directory / "log"
     token = give_token(directory / "state")
@@ -69,7 +69,7 @@ async def connected(
         async with Client(server, mode=mode, **abilities) as client:
             yield client
         return
-    with _http(options, directory) as (url, token):
+    with over_http(options, directory) as (url, token):
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
             wire = sse_client(f"{url}/sse", headers=headers)
@@ -142,7 +142,7 @@ def _target(transport: str, options: list[str], directory: Path) -> Iterator[lis
     if transport == "stdio":
         yield [GLOVEBOX, "serve", *options]
         return
-    with _http(options, directory) as (url, token):
+    with over_http(options, directory) as (url, token):
         yield [url, token]
 
 

@@ -206,3 +206,4 @@ async def test_a_caller_that_leaves_while_waiting_leaves_no_trace() -> None:
         tasks.cancel_scope.cancel()
     async with gate.enter("alice", "t", {"n": 3}), anyio.create_task_group():
         pass
+    assert not gate._calls

@@ -103,6 +103,8 @@ class Admission:
                     yield
         finally:
             mine.discard(call)
+            if not mine:  # without a trace: subjects of an authorization server are many
+                del self._calls[principal]
 
     def _check(self, call: _UnderWay, mine: set[_UnderWay]) -> None:
         if len(mine) >= self._per_principal:

@@ -343,6 +343,8 @@ class Resources:
             yield
         finally:
             self._listeners[principal.id] -= 1
+            if not self._listeners[principal.id]:
+                del self._listeners[principal.id]
 
 
 def _records(directory: Path, call_id: str) -> list[Record]:

@@ -60,6 +60,9 @@ MESSAGES_PATH = "/messages/"
 #: again. As many as there are sessions over streamable HTTP, and nobody's go for another's.
 MAX_LEVELS = 1024
 
+#: Callers whose levels are remembered; the oldest hear ``info`` again. Far more than have tokens.
+MAX_CALLERS = 4096
+
 _log = structlog.get_logger(__name__)
 
 
@@ -176,7 +179,7 @@ class McpServer:
             endings = {"server stopping": self._stopping, **endings_of(ctx)}
             for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
-            level = self._levels[principal.id].get(session, "info")
+            level = self._levels[principal.id].get(session, "info") if principal.id in self._levels else "info"
             asker = asking.Asker(ctx, principal, params)
             async with delivery.listening(ctx, self._app.audit, call_id, level, endings, ask=asker.ask) as reporter:
                 try:
@@ -227,7 +230,10 @@ class McpServer:
         return result.model_copy(update={"meta": {**(result.meta or {}), RUN_META_KEY: handle}})
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        own, session = self._levels[self._identify(ctx).id], session_of(ctx)
+        caller, session = self._identify(ctx).id, session_of(ctx)
+        own = self._levels[caller]
+        if len(self._levels) > MAX_CALLERS:
+            del self._levels[next(each for each in self._levels if each != caller)]
         own[session] = params.level
         own.move_to_end(session)
         if len(own) > MAX_LEVELS:

@@ -63,7 +63,7 @@ class Downloads:
         try:
             await self._answer(Request(scope), principal, receive, send)
         finally:
-            self._under_way[principal.id] -= 1
+            self._under_way -= Counter((principal.id,))
 
     async def _answer(self, request: Request, principal: Principal, receive: Receive, send: Send) -> None:
         begun = False
