@@ -100,6 +100,18 @@ def test_a_tokens_role_narrows_and_never_widens_what_the_principal_has() -> None
     assert gone.denial.rule == "policy.role"
 
 
+def test_a_tool_that_may_be_lifted_stays_as_narrow_as_the_role_that_has_it() -> None:
+    """A yes gives what one role lacks, not what another takes away; the control is a lift that only one of them has."""
+    lift = '[[roles.{}.lift]]\nwhat = "tool"\n'
+    text = EVERYTHING.replace('tools = ["run_python"]', 'tools = ["fetch_url"]')
+    text = text.replace("[principals]", lift.format("analyst") + lift.format("releaser") + "[principals]")
+    found = rights(caller(workflow="release"), text)
+    assert not found.profiles
+    assert found.beyond["run_python"].limits.wall_seconds == 20
+    assert found.beyond["search_workspace"] == PROFILES["search_workspace"]
+    assert rights(caller(workflow="release"), text.replace(lift.format("releaser"), "")).beyond == {}
+
+
 def test_roles_that_name_different_workspaces_leave_none() -> None:
     """Neither is given away; the control is one of them that names none."""
     text = EVERYTHING.replace("[roles.releaser]", '[roles.releaser]\nworkspace = "/srv/release"')

@@ -104,15 +104,32 @@ def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profil
     )
 
 
+def beyond(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+    """Return the profiles of tools that some of these roles do not have, as those narrow them that do."""
+    roles = [policy.roles[name] for name in names]
+    return _narrowed(
+        {
+            tool: (profile, [each for each in roles if tool in each.tools])
+            for tool, profile in profiles.items()
+            if not all(tool in each.tools for each in roles)
+        }
+    )
+
+
 def _profiles(roles: Sequence[Role], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+    had = {tool: profile for tool, profile in profiles.items() if all(tool in each.tools for each in roles)}
+    return _narrowed({tool: (profile, roles) for tool, profile in had.items()})
+
+
+def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[str, Profile]:
+    """Each profile as these roles narrow it; without those that can run under none of their narrowings together."""
     found = {}
-    for tool, profile in profiles.items():
-        if not all(tool in each.tools for each in roles):
-            continue
+    for tool, (profile, roles) in profiles.items():
         try:
             found[tool] = reduce(
                 lambda one, other: one if one == other else meet(one, other),
-                (narrowed(profile, each.narrow[tool]) if tool in each.narrow else profile for each in roles),
+                (narrowed(profile, each.narrow[tool]) for each in roles if tool in each.narrow),
+                profile,
             )
         except ProfileError:  # no driver in common
             continue

@@ -14,7 +14,7 @@ from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, digest
 from glovebox_profiles.policy.rights import Rights as Left
-from glovebox_profiles.policy.rights import combined, roles_in_force
+from glovebox_profiles.policy.rights import beyond, combined, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Principal
 
@@ -126,11 +126,11 @@ class Roles:
             budgets=left.budgets,
             approvals=left.approvals,
             lifts=left.lifts,
-            beyond=self._beyond(left),
+            beyond=self._beyond(left, names),
             rates=left.rates,
         )
 
-    def _beyond(self, left: Left) -> Mapping[str, Profile]:
+    def _beyond(self, left: Left, names: tuple[str, ...]) -> Mapping[str, Profile]:
         if all(each.what != "tool" for each in left.lifts):
             return {}
-        return {tool: profile for tool, profile in self._profiles.items() if tool not in left.profiles}
+        return beyond(self._policy, names, self._profiles)
