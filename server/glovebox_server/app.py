@@ -274,7 +274,7 @@ async def _budgets(settings: Settings, in_force: Governed) -> AsyncIterator["Bud
         return
     from glovebox_server.governance.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
 
-    with opened_budgets(settings.state_dir) as found:
+    async with opened_budgets(settings.state_dir) as found:
         yield found
 
 

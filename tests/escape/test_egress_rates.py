@@ -28,6 +28,11 @@ name = "connections-a-day"
 per = "principal"
 every = "day"
 connections = 4
+
+[[example]]
+principal = "token:a"
+call = { tool = "run_python", arguments = { code = "1" } }
+expect = "deny"
 """
 
 

@@ -1,18 +1,19 @@
-"""Budgets as calls use them: reserved before, settled after. Whatever waits for the file is off the event loop.
+"""Budgets as calls use them: reserved before, settled right after. What waits for the file is off the event loop.
 
 A call's result is never held back because it could not be settled: its reservation then stays spent until it can be.
 """
 
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from glovebox_profiles.egress.hosts import matches
 from glovebox_profiles.policy.model import Rate
@@ -140,9 +141,10 @@ def _bytes(content: Text | Image | Link) -> int:
 class Budgets:
     """The open budgets of a state directory. Make it with ``opened``."""
 
-    def __init__(self, database: Database, clocks: Callable[[], Clocks]) -> None:
-        """Take the open file, and where time comes from."""
+    def __init__(self, database: Database, clocks: Callable[[], Clocks], tasks: TaskGroup) -> None:
+        """Take the open file, where time comes from, and where calls are settled."""
         self._database = database
+        self._tasks = tasks
         self._clocks = clocks
         self._server = new_owner().mark()
         self._unsettled: list[tuple[Asked, Amounts]] = []
@@ -173,16 +175,20 @@ class Budgets:
             reservation.failed()
             raise
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._settle(asked, reservation.amounts())
-
-    async def _settle(self, asked: Asked, spent: Amounts) -> None:
-        try:
-            await self._transact(partial(store.settle, call_id=asked.call_id, spender=asked.spender, spent=spent))
-        except StoreUnusable as problem:
-            _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
+            # Its caller does not wait for this. Whatever this server asks of the file next is asked after it.
             if len(self._unsettled) < MAX_UNSETTLED:
-                self._unsettled.append((asked, spent))
+                self._unsettled.append((asked, reservation.amounts()))
+            self._tasks.start_soon(self.settle)
+
+    async def settle(self) -> None:
+        """Count what calls spent that are over. Not cancelled; a failure is logged, and tried again."""
+        if not self._unsettled:
+            return
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._transact(lambda *_: None)
+            except StoreUnusable as problem:
+                _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
 
     async def connect(self, asked: Asked, rates: Sequence[Rate]) -> Refusal | None:
         """Count one connection of a call against these rates; why there may be none just now."""
@@ -201,6 +207,7 @@ class Budgets:
         """
         spender = Spender(principal=principal.id, run=run or "", workflow=principal.workflow or "", tool="")
         lines = all_lines(rights.budgets, rights.rates, spender, rights.profiles)
+        await self.settle()
         return await self._database.query(lambda connection: store.left(connection, self._clocks(), lines))
 
     async def _transact(self, work: Callable[[sqlite3.Connection, Clocks], _T]) -> _T:
@@ -227,12 +234,17 @@ def spender_of(call: ToolCall) -> Spender:
     return Spender(principal=who.id, run=call.run or "", workflow=who.workflow or "", tool=call.tool)
 
 
-@contextmanager
-def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) -> Iterator[Budgets]:
+@asynccontextmanager
+async def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) -> AsyncIterator[Budgets]:
     """The budgets of a state directory, for the length of the block.
 
     Raises:
         StoreUnusable: their file cannot be used.
     """
     with database.opened(state_dir / database.DIRECTORY / store.NAME, store.SCHEMA) as found:
-        yield Budgets(found, clocks)
+        async with anyio.create_task_group() as tasks:
+            budgets = Budgets(found, clocks, tasks)
+            try:
+                yield budgets
+            finally:
+                await budgets.settle()
