@@ -27,7 +27,7 @@ tools = ["fetch_url", "run_python"]
 EXAMPLE = """
 [[example]]
 principal = "token:anybody"
-call = { tool = "read_workspace_file", arguments = { path = "a" } }
+call = { tool = "read_workspace_file", arguments = { nothing = 1 } }
 expect = "deny"
 """
 LIFT = '[[roles.reader.lift]]\nwhat = "host"\n'

@@ -28,7 +28,6 @@ from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, new_call_id
 from glovebox_server.governance.approvals import lifting
-from glovebox_server.governance.approvals.lifting import Escalation
 from glovebox_server.governance.governance import Governance, Proposal, Reservation, denied
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped
@@ -131,7 +130,8 @@ class Broker:
         self, call: ToolCall, tool: Tool, listener: Listener, settled: "State | None"
     ) -> "CallResult | Question":
         """Decide, and record what was decided; or return what somebody is to be asked first."""
-        decided, rights, escalation = self._considered(call, tool, self.governance.rights_of(call.principal))
+        decide = partial(self._decided, call, tool)
+        decided, rights, escalation = self.governance.considered(call, tool, decide)
         profile = rights.profiles.get(call.tool)
         async with AsyncExitStack() as held:
             decision, inputs = await held.enter_async_context(open_inputs(self.artifacts, call, decided))
@@ -159,21 +159,6 @@ class Broker:
                 return await self._run(allowed, rights, listener, stopped, reservation)
             # Nothing else cancels that scope: the call is recorded as cancelled, and its sandbox is gone.
             return refused(call, denied(decision, stopped.refusal), recorder.head)
-
-    def _considered(self, call: ToolCall, tool: Tool, rights: Rights) -> tuple[Decision, Rights, Escalation | None]:
-        """What policy says; where it denies what it may lift, what it would say then, with what has to be lifted."""
-        decision = self._decided(call, tool, rights)
-        may_ask = decision.effect == "deny" and self.governance.approvals is not None
-        escalation = lifting.escalation(tool, call, rights, decision) if may_ask else None
-        if escalation is None:
-            return decision, rights, None
-        wider = lifting.widened(rights, call.tool, [escalation])
-        lifted = self._decided(call, tool, wider)
-        if lifted.effect == "deny":
-            return decision, rights, None
-        # The digest stays that of the profile as it is on disk: the record names what was lifted beside it.
-        digest = decision.profile_digest or lifted.profile_digest
-        return replace(lifted, effect="ask", profile_digest=digest), wider, escalation
 
     def _decided(self, call: ToolCall, tool: Tool, rights: Rights) -> Decision:
         profile, served = rights.profiles.get(call.tool), rights.workspace is not None

@@ -20,13 +20,14 @@ from glovebox_server.calls import CallResult, Decision, Listener, Principal, Too
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import StoreUnusable
-from glovebox_server.governance.approvals.lifting import Escalation, budget_escalation, unnamed, widened
+from glovebox_server.governance.approvals.lifting import Escalation, budget_escalation, considered, unnamed, widened
 from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.repeats import Repeats
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped, Stops
 from glovebox_server.governance.watch.look import NOTHING, Look
 from glovebox_server.governance.watch.watch import Watch
+from glovebox_server.tools.base import Tool
 
 if TYPE_CHECKING:  # the parts import this one for ``Proposal``
     from glovebox_server.governance.approvals.question import Question
@@ -122,6 +123,13 @@ class Governance:
         """Why the call may not even be looked at: it is stopped, its role does not have the tool, it keeps failing."""
         stopped = self.stops.refusal(call) if self.stops else None
         return stopped or rights.refusal(call.tool) or self.repeats.refusal(call)
+
+    def considered(
+        self, call: ToolCall, tool: Tool, decide: Callable[[Rights], Decision]
+    ) -> tuple[Decision, Rights, Escalation | None]:
+        """What policy says of a call; where somebody may lift its denial, what it says then, and what to lift."""
+        rights = self.rights_of(call.principal)
+        return considered(call, tool, rights, decide) if self.approvals else (decide(rights), rights, None)
 
     @asynccontextmanager
     async def admitted(

@@ -16,9 +16,11 @@ from glovebox_server import workspace
 from glovebox_server.broker.arguments import validated
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.broker.policy import decide
-from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.governance.approvals.facts import asked_about
+from glovebox_server.governance.approvals.lifting import considered
+from glovebox_server.governance.approvals.rules import with_lift
 from glovebox_server.governance.governance import Proposal
 from glovebox_server.governance.rights import Rights, RightsOf, Roles
 from glovebox_server.governance.watch.rules import RULES
@@ -102,14 +104,18 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
             arguments = validated(tool, example.call.arguments)
         except InvalidArguments:
             return "deny", "arguments"
-        profile, objection = rights.profiles.get(tool.name), rights.refusal(tool.name)
-        served = rights.workspace is not None
-        decision = decide(tool, arguments, profile, workspace=served, objection=objection)
-        if profile is None or decision.effect == "deny":
-            return decision.effect, decision.rule
         call = ToolCall(id="", principal=caller, session=None, tool=tool.name, arguments=arguments, received=_NEVER)
+
+        def decided(given: Rights) -> Decision:
+            served, objection = given.workspace is not None, given.refusal(tool.name)
+            return decide(tool, arguments, given.profiles.get(tool.name), workspace=served, objection=objection)
+
+        decision, rights, lifted = considered(call, tool, rights, decided)
+        if decision.effect == "deny":
+            return decision.effect, decision.rule
+        profile = rights.profiles[tool.name]
         proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=Inputs())
-        asks = asked_about(proposal, tool)
+        asks = with_lift(asked_about(proposal, tool), lifted, tool.name)
         return ("ask", asks.rules[0]) if asks else (decision.effect, decision.rule)
 
     return check

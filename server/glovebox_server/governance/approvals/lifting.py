@@ -4,7 +4,7 @@ A public host outside the allow-list, a tool outside the role, a spent budget. N
 address that is not public, nor what is hidden, nor a record, nor a stop. A lifted host passes the gate as any other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -54,6 +54,29 @@ class Escalation:
     def asked(self) -> Asked:
         """Who must say yes; whoever does chooses between this call and the run."""
         return Asked(by=self.lift.by, reach="run", minutes=self.lift.expires_minutes)
+
+
+def considered(
+    call: ToolCall, tool: Tool, rights: Rights, decide: Callable[[Rights], Decision]
+) -> tuple[Decision, Rights, Escalation | None]:
+    """What policy says of a call; where it may lift its denial, what it says then, with those rights.
+
+    Args:
+        call: the call.
+        tool: its tool.
+        rights: the caller's.
+        decide: what policy says of this call under given rights.
+    """
+    decision = decide(rights)
+    lifted = escalation(tool, call, rights, decision) if decision.effect == "deny" else None
+    if lifted is None:
+        return decision, rights, None
+    wider = widened(rights, call.tool, [lifted])
+    then = decide(wider)
+    if then.effect == "deny":
+        return decision, rights, None
+    # The digest stays that of the profile as it is on disk: the record names what was lifted beside it.
+    return replace(then, effect="ask", profile_digest=decision.profile_digest or then.profile_digest), wider, lifted
 
 
 def escalation(tool: Tool, call: ToolCall, rights: Rights, denial: Decision) -> Escalation | None:

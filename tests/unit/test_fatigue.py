@@ -1,0 +1,75 @@
+"""How often the example policy asks: about everything dangerous, and about little else."""
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from tests.fixtures import fatigue
+from tests.fixtures.approving import Desk, a_desk
+from tests.fixtures.fatigue import Seeded
+
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_profiles.load.loader import load as load_profiles
+from glovebox_server.app import check_example
+from glovebox_server.broker.arguments import validated
+from glovebox_server.broker.inputs import Inputs
+from glovebox_server.broker.policy import decide
+from glovebox_server.calls import Decision, Principal, ToolCall, new_call_id
+from glovebox_server.governance.approvals.lifting import considered
+from glovebox_server.governance.approvals.question import Question
+from glovebox_server.governance.governance import Proposal
+from glovebox_server.governance.policy import load
+from glovebox_server.governance.rights import Rights, Roles
+from glovebox_server.tools import TOOLS
+
+POLICY = Path(__file__).parents[2] / "examples" / "policy.toml"
+ORDINARY, DANGEROUS = 400, 40
+MOST = ORDINARY * 5 // 100
+
+
+def test_the_set_is_as_large_as_it_is_said_to_be() -> None:
+    """Four hundred and forty."""
+    found = [each.dangerous for each in fatigue.calls()]
+    assert (found.count(False), found.count(True)) == (ORDINARY, DANGEROUS)
+
+
+async def test_the_example_policy_asks_about_all_that_is_dangerous_and_little_else(tmp_path: Path) -> None:
+    """A person who says yes to ordinary calls and no to the others; each question is counted, whoever it is about."""
+    profiles = load_profiles([SHIPPED], check_example=check_example, tools=TOOLS)
+    roles = Roles(load(POLICY, profiles, TOOLS), profiles, tmp_path, {})
+    asked = {False: 0, True: 0}
+    async with a_desk(tmp_path / "s") as desk:
+        for call in fatigue.calls():
+            if await _asks(desk, roles, call):
+                asked[call.dangerous] += 1
+    assert asked[True] == DANGEROUS
+    assert 0 < asked[False] <= MOST, asked
+
+
+async def _asks(desk: Desk, roles: Roles, seeded: Seeded) -> bool:
+    """Whether a call asks, which is then answered; an ordinary one is let through by its yes."""
+    tool = TOOLS[seeded.tool]
+    principal = Principal(id="token:analyst", transport="http", workflow=seeded.workflow)
+    arguments = validated(tool, seeded.arguments)
+    call = ToolCall(
+        id=new_call_id(), principal=principal, session=None, tool=tool.name, arguments=arguments,
+        received=datetime.now(UTC), run=seeded.run,
+    )  # fmt: skip
+    decision, rights, lifted = considered(call, tool, roles(principal), partial(_decided, call))
+    assert decision.effect != "deny", decision
+    profile = rights.profiles[tool.name]
+    proposal = Proposal(
+        call=call, rights=rights, profile=profile, decision=decision, inputs=Inputs(), escalation=lifted
+    )
+    found = await desk.approvals.consult(proposal, None)
+    if not isinstance(found, Question):
+        assert found.effect == "allow"
+        return False
+    assert await desk.answer(found, allow=not seeded.dangerous) == ("denied" if seeded.dangerous else "allowed")
+    assert (await desk.decided(proposal)).effect == ("deny" if seeded.dangerous else "allow")
+    return True
+
+
+def _decided(call: ToolCall, rights: Rights) -> Decision:
+    objection = rights.refusal(call.tool)
+    return decide(TOOLS[call.tool], call.arguments, rights.profiles.get(call.tool), objection=objection)
