@@ -102,8 +102,8 @@ class _Party:
         async with await anyio.open_process(words, stderr=None) as process, anyio.create_task_group() as stopping:
             assert process.stdout is not None
             assert process.stdin is not None
-            lines, waiting = BufferedByteReceiveStream(process.stdout), set[str]()
-            while self.left or waiting:
+            lines, waiting, well = BufferedByteReceiveStream(process.stdout), set[str](), 0
+            while self.left or waiting or not well:
                 line = json.loads(await lines.receive_until(b"\n", 1 << 16))
                 if line["what"] == "begun" and self.left:
                     self.left -= 1
@@ -112,7 +112,8 @@ class _Party:
                 elif line["what"] == "ended":
                     self._note(line)
                     waiting.discard(line["run"])
-                self.found.bystanders += line["what"] == "well"
+                well += line["what"] == "well"
+            self.found.bystanders += well
             await process.stdin.aclose()
             with suppress(anyio.EndOfStream):
                 while True:

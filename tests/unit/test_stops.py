@@ -12,7 +12,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -282,6 +282,45 @@ async def test_running_and_waiting_calls_end_as_refusals_on_record(scene: Scene,
         assert scene.driver.live == 0
 
 
+class _Asks:
+    """Approvals where somebody is to be asked, who never answers."""
+
+    def __init__(self) -> None:
+        self.waiting = anyio.Event()
+
+    async def consult(self, _proposal: object, _settled: object) -> object:
+        """Somebody is to be asked."""
+        return self
+
+    async def settle(self, _question: object, _listener: object) -> None:
+        """Nobody answers."""
+        self.waiting.set()
+        await anyio.sleep_forever()
+
+
+async def test_a_call_that_waits_for_a_person_ends_too(scene: Scene, tmp_path: Path) -> None:
+    """As a refusal by the stop, on record; the control is that it waits until then."""
+    (tmp_path / "state").mkdir()
+    async with obeying(tmp_path / "state") as stops:
+        asks = _Asks()
+        rights = replace(
+            scene.broker.governance.rights_of(Principal(id="local:1", transport="cli")), approvals=cast("Any", (1,))
+        )
+        governance = replace(
+            scene.broker.governance, stops=stops, approvals=cast("Any", asks), rights_of=lambda _: rights
+        )
+        scene = replace(scene, broker=replace(scene.broker, governance=governance))
+        ended: list[CallResult] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_submitted, scene, "local:1", ended)
+            with anyio.fail_after(10):
+                await asks.waiting.wait()
+            assert ended == []
+            put(tmp_path / "state", a_stop("tool"))
+        assert ended[0].structured["refused"]["rule"] == "stop"
+        assert [(each.kind, each.effect) for each in scene.audit.events] == [("call.decided", "deny")]
+
+
 # The command line.
 
 
@@ -381,6 +420,42 @@ def test_where_the_disk_is_full_everything_is_stopped_instead(state: Path, monke
     monkeypatch.undo()
     assert run(state, "resume", "--all") == (OK, "1 stop lifted.\n")
     assert run(state, "stops", "list") == (OK, "0 stops in force.\n")
+
+
+FULL_DISK = """
+import errno, os, sys
+from click.testing import CliRunner
+from glovebox_server.cli.main import main
+place = sys.argv[1]
+filler = os.open(place + "/filler", os.O_WRONLY | os.O_CREAT, 0o600)
+try:
+    while True:
+        os.write(filler, bytes(512))
+except OSError as problem:
+    assert problem.errno == errno.ENOSPC
+def run(*words):
+    found = CliRunner().invoke(main, [*words, "--state-dir", place + "/state"])
+    print(found.exit_code, found.output)
+    return found
+os.mkdir(place + "/state", 0o700)
+assert "so everything is" in run("stop", "--tool", "run_python", "--because", "now").output
+assert "Everything is stopped" in run("stops", "list").output
+os.ftruncate(filler, 0)
+assert run("resume", "--all").exit_code == 0
+assert run("stop", "--tool", "run_python", "--because", "now").exit_code == 0
+assert "tool run_python" in run("stops", "list").output
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_disk_of_its_own_has_room_for_a_stop(tmp_path: Path) -> None:
+    """A real one; the control is the same command once there is room."""
+    place = tmp_path / "small"
+    place.mkdir(mode=0o700)
+    script = f'mount -t tmpfs -o size=512k,mode=700 none {place} && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-c", FULL_DISK, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_where_nothing_can_be_made_the_command_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ class Stops:
         self._busy.set()
         try:
             self._look()
+            self._end(running)
             yield running
         finally:
             self._running.discard(running)
@@ -119,14 +120,21 @@ class Stops:
             except SecretUnusable as problem:
                 _log.error("a stop is in force in this process alone: %s", problem)
                 self._here.append(stop)
+                self._end_all()
         self._look()
         return stop
 
     def _look(self) -> None:
-        self._found = self._files.look()
-        told, self._told = self._told, tuple(str(each) for each in self._found.damaged)
+        found = self._files.look()
+        if found is self._found:
+            return
+        told, self._told = self._told, tuple(str(each) for each in found.damaged)
         for words in set(self._told) - set(told):
             _log.error("everything is stopped: %s", words)
+        self._found = found
+        self._end_all()
+
+    def _end_all(self) -> None:
         for running in self._running:
             self._end(running)
 

@@ -13,6 +13,8 @@ MAX_WORDS: Final = 64
 _BEFORE: Final = 96
 _AFTER: Final = 700
 """Bytes around the word in which the secret lies."""
+_SHORTEST: Final = 24
+"""No secret of these kinds is shorter."""
 _ENDS: Final = rb"(?![A-Za-z0-9_\-])"
 _EXAMPLE: Final = re.compile(rb"(?i)example|xxxx|\.\.\.|placeholder|redacted|0{12}|1234567890")
 """In a match: somebody explains, and does not tell."""
@@ -61,6 +63,8 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
 
 def kind_of_secret(data: bytes) -> str | None:
     """The kind of a secret in it; None where there is none. Of each word only the first ``MAX_WORDS`` are looked at."""
+    if len(data) < _SHORTEST:
+        return None
     for pattern in PATTERNS:
         for word in pattern.words:
             at = data.find(word)

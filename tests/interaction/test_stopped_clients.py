@@ -1,0 +1,72 @@
+"""What clients see of a stop, from real servers and by the command: a refusal with the reason, and nobody else's."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from click.testing import CliRunner
+from mcp import Client
+from tests.interaction.served import PAIRS, Era, Transport
+from tests.interaction.test_real_server import connected, directories
+
+from glovebox_server.cli.main import main
+
+__all__ = ["directories"]
+pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+BOUND = 1.0
+"""Seconds in which a stopped call ends."""
+LONG = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
+
+
+def command(options: list[str], *words: str) -> str:
+    """One command of the operator's, from another terminal."""
+    found = CliRunner().invoke(main, [*words, *options[2:]])
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def refusal(result: types.CallToolResult) -> dict[str, Any]:
+    """Why it was refused; both forms of the result say it."""
+    assert result.is_error
+    assert result.structured_content is not None
+    found: dict[str, Any] = result.structured_content["refused"]
+    (text,) = [block.text for block in result.content if isinstance(block, types.TextContent)]
+    assert text.startswith(f"Refused ({found['rule']}): {found['reason']}")
+    return found
+
+
+@pytest.mark.parametrize(("transport", "era"), PAIRS)
+async def test_a_stop_ends_the_call_that_runs_and_refuses_the_next(
+    transport: Transport, era: Era, directories: list[str], tmp_path: Path
+) -> None:
+    """In time, as a refusal that both know as one, until it is resumed; the control is before and after."""
+    ended: list[types.CallToolResult] = []
+    begun = anyio.Event()
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        if message and "begun" in message:
+            begun.set()
+
+    async def run(client: Client) -> None:
+        ended.append(await client.call_tool("run_python", {"code": LONG}, progress_callback=hear))
+
+    async with connected(transport, era, directories, tmp_path) as client:
+        assert not (await client.call_tool("run_python", {"code": "print(1)"})).is_error
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, client)
+            with anyio.fail_after(20):
+                await begun.wait()
+            words = ("stop", "--tool", "run_python", "--because", "It runs in circles")
+            await anyio.to_thread.run_sync(lambda: command(directories, *words))
+            stopped = anyio.current_time()
+        assert anyio.current_time() - stopped < BOUND
+        found = refusal(ended[0])
+        assert found["rule"] == "stop"
+        assert found["reason"] == "This tool is stopped: It runs in circles."
+        assert "nothing you can change lifts it" in found["hint"]
+        assert refusal(await client.call_tool("run_python", {"code": "print(1)"})) == found
+        assert not (await client.call_tool("list_workspace_files", {})).is_error
+        command(directories, "resume", "--all")
+        assert not (await client.call_tool("run_python", {"code": "print(1)"})).is_error
