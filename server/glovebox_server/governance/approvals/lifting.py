@@ -10,9 +10,7 @@ from typing import Final
 
 from glovebox_profiles.egress import EgressRule, parse_url
 from glovebox_profiles.egress import decide as decide_egress
-from glovebox_profiles.egress.addresses import refusal
 from glovebox_profiles.egress.errors import InvalidTarget
-from glovebox_profiles.egress.hosts import parse_address
 from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
@@ -119,10 +117,12 @@ def liftable_host(method: str, url: str, profile: Profile) -> str | None:
 
 
 def may_be_lifted(target: EgressTarget, profile: Profile) -> bool:
-    """Whether it is only the host that no rule names. What its name resolves to is checked when it is dialled."""
-    address = parse_address(target.host)
-    plain = target.method in EgressRule(host="example.org").methods and (address is None or refusal(address) is None)
-    return plain and decide_egress(target, profile.network.allow).rule == "egress.host"
+    """Whether it is only the host that no rule names, and is read.
+
+    An address that is not public is no target; what a name resolves to is checked when it is dialled.
+    """
+    reads = target.method in EgressRule(host="example.org").methods
+    return reads and decide_egress(target, profile.network.allow).rule == "egress.host"
 
 
 def host_of(target: EgressTarget) -> str:

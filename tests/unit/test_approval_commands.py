@@ -1,0 +1,178 @@
+"""``glovebox approvals``: answering out of band, and what it shows."""
+
+import json
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
+
+from glovebox_profiles.policy.model import Approval, Lift
+from glovebox_server.audit.verify import verify
+from glovebox_server.cli.main import main
+from glovebox_server.errors import StoreUnusable
+from glovebox_server.exits import OK, REFUSED, UNAVAILABLE
+from glovebox_server.governance.approvals import store
+from glovebox_server.governance.approvals.lifting import Escalation
+from glovebox_server.governance.approvals.store import Moment
+
+QUIET = ASKING.model_copy(update={"approval": "none"})
+ME = f"local:{os.getuid()}"
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    """One server, whose clock is the host's as that of commands is."""
+    async with a_desk(tmp_path / "s", store.now) as found:  # type: ignore[arg-type]  # nobody moves this one
+        yield found
+
+
+def _run(desk: Desk, *words: str) -> Result:
+    return CliRunner().invoke(main, ["approvals", *words, "--state-dir", str(desk.state)])
+
+
+def _json(desk: Desk, *words: str) -> dict[str, Any]:
+    result = _run(desk, *words, "--json")
+    assert result.exit_code == OK, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+async def test_a_question_is_listed_shown_and_allowed(desk: Desk) -> None:
+    """Its beginning names it; the call passes, the log is whole, and a second answer is refused on record."""
+    made = proposal("print('\u202e')")
+    question = await desk.asked(made)
+    listed = _run(desk, "list")
+    assert question.id in listed.output
+    assert "pending" in listed.output
+    shown = _run(desk, "show", question.id[:10])
+    assert "⟪U+202E⟫" in shown.output
+    assert "\u202e" not in shown.output
+    assert _json(desk, "show", question.id)["arguments"] == {"code": "print('\u202e')"}
+    assert _json(desk, "allow", question.id)["state"] == "allowed"
+    assert (await desk.decided(again(made))).approval == question.id
+    late = _run(desk, "allow", question.id)
+    assert late.exit_code == REFUSED
+    assert desk.kinds()[-1] == "approval.refused"
+    answered = next(each for each in desk.records() if each.kind == "approval.answered")
+    assert (answered.data["answered_by"], answered.data["channel"]) == (ME, "operator")
+    assert verify(desk.state / "audit").ok
+
+
+async def test_a_no_is_said_and_holds(desk: Desk) -> None:
+    """The call is refused by who said it."""
+    made = proposal()
+    question = await desk.asked(made)
+    assert _json(desk, "deny", question.id)["state"] == "denied"
+    refused = await desk.decided(again(made))
+    assert refused.rule == "approval.denied"
+    assert ME in refused.reason
+
+
+async def test_an_answer_by_the_callers_own_user_is_the_callers_own(desk: Desk) -> None:
+    """Where another principal is wanted it does not count, and the question stays open."""
+    rules = (Approval(name="four-eyes", another_principal=True),)
+    question = await desk.asked(proposal(profile=QUIET, rules=rules, principal=ME))
+    result = _run(desk, "allow", question.id, "--json")
+    assert result.exit_code == REFUSED
+    assert json.loads(result.stdout)["refused"]["rule"] == "approval.own"
+    assert _json(desk, "list")["approvals"][0]["state"] == "pending"
+
+
+async def test_grants_are_listed_revoked_and_shown_as_a_rule(desk: Desk) -> None:
+    """``--rule`` answers nothing; after ``revoke`` nothing is granted."""
+    lift = Escalation(what="host", target="https://example.org:443", lift=Lift(what="host"))
+    made = proposal(profile=QUIET)
+    object.__setattr__(made, "escalation", lift)
+    question = await desk.asked(made)
+    rule = _run(desk, "allow", question.id, "--rule")
+    assert '+  { host = "example.org", ports = [443] },' in rule.output
+    assert _json(desk, "grants") == {"grants": []}
+    assert _json(desk, "allow", question.id, "--run")["reach"] == "run"
+    (grant,) = _json(desk, "grants")["grants"]
+    assert grant["lifts"] == {"what": "host", "target": "https://example.org:443"}
+    assert [each.kind for each in desk.records()[-2:]] == ["approval.answered", "grant.made"]
+    _json(desk, "revoke", question.id)
+    assert desk.kinds()[-1] == "grant.revoked"
+    assert _json(desk, "grants") == {"grants": []}
+
+
+async def test_only_a_lifted_denial_has_a_rule_that_would_make_it_permanent(desk: Desk) -> None:
+    """Of a question that a rule wants, that rule is named."""
+    question = await desk.asked(proposal())
+    result = _run(desk, "allow", question.id, "--rule")
+    assert result.exit_code == REFUSED
+    assert "approval.ask" in result.output
+
+
+async def test_a_name_that_means_no_question_or_two_is_refused(desk: Desk) -> None:
+    """Nobody says yes to something else by a slip."""
+    await desk.asked(proposal("print(1)"))
+    await desk.asked(proposal("print(2)"))
+    for wanted in ("a_", "a_01", "a_zzzzzzzzzz"):
+        assert _run(desk, "allow", wanted).exit_code == REFUSED
+    assert {each["state"] for each in _json(desk, "list")["approvals"]} == {"pending"}
+
+
+async def test_stats_count_questions_answers_and_time(desk: Desk) -> None:
+    """From the log alone; what is older than ``--since`` does not count."""
+    for number in range(4):
+        question = await desk.asked(proposal(f"print({number})"))
+        if number < 3:
+            await desk.answer(question, allow=number < 2)
+    found = _json(desk, "stats")
+    assert (found["asked"], found["answered"], found["allowed"]) == (4, 3, 2)
+    assert found["approval_rate"] == pytest.approx(2 / 3, abs=0.001)
+    assert found["by_rule"] == {"approval.ask": 4}
+    assert 0 <= found["median_seconds"] < 10
+    assert _json(desk, "stats", "--since", "2030-01-01")["asked"] == 0
+    assert "approval.ask: 4" in _run(desk, "stats").output
+
+
+def test_where_nobody_ever_asked_nothing_is_made(tmp_path: Path) -> None:
+    """Listing is no reason for a store."""
+    tmp_path.chmod(0o700)
+    result = CliRunner().invoke(main, ["approvals", "list", "--state-dir", str(tmp_path)])
+    assert (result.exit_code, result.output) == (OK, "Nobody waits for an answer.\n")
+    assert not store.path(tmp_path).exists()
+
+
+async def test_a_damaged_store_refuses_calls_and_commands_and_stays_as_it_is(tmp_path: Path) -> None:
+    """A yes that cannot be read is no yes; nothing is made anew."""
+    state = tmp_path / "s"
+    async with a_desk(state) as desk:
+        made = proposal()
+        await desk.answer(await desk.asked(made))
+    for each in store.path(state).parent.glob("*.sqlite*"):
+        each.write_bytes(b"\xff" * 8192)
+    with pytest.raises(StoreUnusable):
+        async with a_desk(state) as desk:
+            await desk.decided(again(made))
+    result = CliRunner().invoke(main, ["approvals", "list", "--state-dir", str(state)])
+    assert result.exit_code == UNAVAILABLE
+    assert store.path(state).read_bytes() == b"\xff" * 8192
+
+
+async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
+    """What cannot be read whole is no yes."""
+    state = tmp_path / "s"
+    async with a_desk(state) as desk:
+        made = proposal()
+        await desk.answer(await desk.asked(made))
+        with sqlite3.connect(store.path(state)) as db:
+            db.execute("UPDATE questions SET body = json_remove(body, '$.subject.principal')")
+        db.close()
+        with pytest.raises(StoreUnusable, match="this version"):
+            await desk.decided(again(made))
+
+
+def test_the_clock_is_that_of_the_host() -> None:
+    """Of this boot, and it grows."""
+    one, other = store.now(), store.now()
+    assert isinstance(one, Moment)
+    assert one.boot == other.boot
+    assert one.at <= other.at
