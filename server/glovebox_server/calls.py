@@ -49,6 +49,12 @@ class ToolCall:
     """The piece of work it belongs to: one connection, one session, or what a handle of the server's names."""
 
 
+def whose(principal: Principal, run: str | None) -> dict[str, str]:
+    """What every record, result and refusal says of whose a call is."""
+    said = {"principal": principal.id, "client": principal.client, "run": run, "workflow": principal.workflow}
+    return {name: value for name, value in said.items() if value is not None}
+
+
 def elapsed_ms(call: ToolCall) -> float:
     """Milliseconds since a call's turn came."""
     return round((datetime.now(UTC) - call.received).total_seconds() * 1000, _DIGITS)

@@ -83,9 +83,18 @@ def test_meta_has_the_calls_facts_and_nothing_else() -> None:
         "call_id": "c_1",
         "profile_digest": "sha256:p",
         "audit": {"seq": 7, "hash": "a" * 64},
+        "principal": "local:1",
         "isolation": FOUND,
         "receipt": {"uri": "receipt://c_1", "digest": "sha256:1"},
     }
+
+
+def test_meta_of_a_result_and_of_a_refusal_says_whose_the_call_is() -> None:
+    """Principal, client, run and workflow: as the call's records do."""
+    caller = Principal(id="token:ci", transport="http", client="C 1", workflow="release")
+    denied = refused(replace(CALL, principal=caller, run="r_1"), DECISION, HEAD)
+    said = {name: denied.meta[name] for name in ("principal", "client", "run", "workflow")}
+    assert said == {"principal": "token:ci", "client": "C 1", "run": "r_1", "workflow": "release"}
 
 
 def test_files_and_figures_are_links_and_data() -> None:

@@ -55,6 +55,7 @@ async def test_a_file_comes_back_with_its_record(tmp_path: Path) -> None:
             assert reader.artifact == found
             assert b"".join([chunk async for chunk in reader.chunks()]) == data
     assert (found.owner, found.call_id, found.name) == (ALICE.id, a_call().id, "plots/a.png")
+    assert (found.client, found.run, found.workflow) == ("C 1", "r_1", "release")
     assert (found.sha256, found.bytes) == (hashlib.sha256(data).hexdigest(), len(data))
     assert (found.media_type, found.risks) == ("image/png", ())
     assert (found.created, found.expires) == (clock.now, clock.now + TTL)

@@ -78,7 +78,11 @@ CALLS: dict[str, tuple[CallEvent, ...]] = {
     "c_deny": (begun("c_deny", effect="deny", rule="network.allow", reason="No rule names 'evil.example'."),),
     "c_ask": (begun("c_ask", effect="ask", rule="approval.ask"),),
     "c_file": (begun("c_file", principal="token:ci", tool="fetch_url"), MEASURED, ARTIFACT, finished("c_file")),
-    "c_web": (begun("c_web", principal="token:ci", client=""), EGRESS, finished("c_web")),
+    "c_web": (
+        begun("c_web", principal="token:ci", client="", run="r_1", workflow="release"),
+        EGRESS,
+        finished("c_web"),
+    ),
     "c_runs": (begun("c_runs", arguments={"code": "print('needle in code')\n"}),),
 }
 #: As a person would say how each came out.
@@ -136,6 +140,12 @@ def test_every_call_is_found_newest_first_with_its_outcome(log: Path) -> None:
         ({"principals": ("token:ci",), "tools": ("run_python",)}, ["c_web"]),
         ({"clients": ("Cursor",)}, ["c_exit"]),
         ({"clients": ("over http", "Cursor")}, ["c_exit"]),
+        ({"runs": ("r_1",)}, ["c_web"]),
+        ({"runs": ("r_1",), "tools": ("fetch_url",)}, []),
+        ({"runs": ("r_1", "r_2"), "workflows": ("release",)}, ["c_web"]),
+        ({"runs": ("r_2",)}, []),
+        ({"workflows": ("release", "other")}, ["c_web"]),
+        ({"workflows": ("other",)}, []),
         ({"outcomes": ("denied", "ask")}, ["c_deny", "c_ask"]),
         ({"outcomes": ("running",)}, ["c_runs"]),
         ({"tools": ("nobody_has_it",)}, []),

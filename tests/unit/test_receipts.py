@@ -69,7 +69,8 @@ async def test_it_binds_everything_the_log_says_of_the_call(tmp_path: Path) -> N
     assert predicate["call"] == {
         "id": CALL_ID, "tool": "run_python", "principal": "local:1", "transport": "cli",
         "received": "2026-11-20T12:00:00Z", "arguments": records[0].data["arguments_digest"],
-        "code": "sha256:" + hashlib.sha256(CODE.encode()).hexdigest(),
+        "code": "sha256:" + hashlib.sha256(CODE.encode()).hexdigest(), "client": "C 1", "run": "r_1",
+        "workflow": "release",
     }  # fmt: skip
     assert [each["digest"] for each in predicate["inputs"]] == ["sha256:" + "2" * 64]
     assert predicate["policy"] == {"profile": "sha256:p", "rule": "allow"}

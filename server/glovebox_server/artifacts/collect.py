@@ -132,15 +132,18 @@ class Sink:
         while view:
             view = view[os.write(self._descriptor, view) :]
 
-    def finish(self, owner: str, call_id: str, created: datetime, expires: datetime) -> Artifact:
+    def finish(self, call: ToolCall, created: datetime, expires: datetime) -> Artifact:
         """Write what is left to the disk and return the record. Blocking."""
         self._flush()
         os.fsync(self._descriptor)
         content = self._sniffer.finish(self.name)
         return Artifact(
             uri=self.uri,
-            owner=owner,
-            call_id=call_id,
+            owner=call.principal.id,
+            call_id=call.id,
+            client=call.principal.client,
+            run=call.run,
+            workflow=call.principal.workflow,
             name=self.name,
             sha256=self._digest.hexdigest(),
             bytes=self._size,
@@ -236,7 +239,7 @@ class Collection:
                 if sink.failed:  # the caller swallowed it, but a file with a hole is no file
                     raise sink.failed
                 created = self._clock()
-                finish = partial(sink.finish, self._call.principal.id, self._call.id, created, created + self._ttl)
+                finish = partial(sink.finish, self._call, created, created + self._ttl)
                 artifact = await self.worker.run("keeping an output file", finish)
             finally:
                 os.close(descriptor)

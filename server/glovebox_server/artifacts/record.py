@@ -48,6 +48,12 @@ class Artifact:
     """When its last byte had arrived."""
     expires: AwareDatetime
     """From then on it is unknown to everyone."""
+    client: str | None = None
+    """What the caller's client called itself."""
+    run: str | None = None
+    """Id of the piece of work that the call belonged to."""
+    workflow: str | None = None
+    """Name that the operator had bound to it."""
     risks: tuple[str, ...]
     """Why it must not be opened or promoted unseen, one sentence each; empty when nothing was noticed."""
 
@@ -62,7 +68,7 @@ _ADAPTER: Final = TypeAdapter(Artifact)
 
 def encode(artifact: Artifact) -> bytes:
     """Return the record as one JSON object."""
-    return _ADAPTER.dump_json(artifact)
+    return _ADAPTER.dump_json(artifact, exclude_none=True)
 
 
 def decode(data: bytes) -> Artifact:

@@ -7,7 +7,7 @@ from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.audit.chain import Head
 from glovebox_server.broker.collector import Delivered
-from glovebox_server.calls import CallResult, Content, Decision, Link, Text, ToolCall
+from glovebox_server.calls import CallResult, Content, Decision, Link, Text, ToolCall, whose
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Isolation, Tool
 
@@ -131,9 +131,8 @@ def _meta(call: ToolCall, decision: Decision, isolation: Isolation | None, head:
         "call_id": call.id,
         "profile_digest": decision.profile_digest,
         "audit": {"seq": head.seq, "hash": head.hash},
+        **whose(call.principal, call.run),
     }
-    if call.run is not None:
-        meta["run"] = call.run
     if isolation is not None:
         meta["isolation"] = isolation.model_dump()
     return meta

@@ -51,6 +51,8 @@ def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
 @click.option("--tool", "tools", multiple=True, help="Calls of this tool.")
 @click.option("--principal", "principals", multiple=True, help="Calls of this caller, as token:ci or local:1000.")
 @click.option("--client", "clients", multiple=True, help="Calls of this program, as it is shown; '' for none.")
+@click.option("--run", "runs", multiple=True, help="Calls of this run, as `audit show` has it: r_ and 26 characters.")
+@click.option("--workflow", "workflows", multiple=True, help="Calls of this workflow; '' for none.")
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
 @click.option("--since", type=Moment(), help="Not before this time (UTC where it names no zone), or so long ago: 2h.")
 @click.option("--until", type=Moment(), help="Before this time.")

@@ -45,8 +45,8 @@ FLUSH_SECONDS = 0.5
 
 #: Fields of records that log messages have above the level ``debug``: a trivial call's take less than 1 KB together.
 BRIEF = (
-    "tool", "effect", "rule", "reason", "driver", "level", "host", "port", "name", "uri", "risks", "ended", "exit_code",
-    "by", "error", "first", "count",
+    "tool", "run", "workflow", "effect", "rule", "reason", "driver", "level", "host", "port", "name", "uri", "risks",
+    "ended", "exit_code", "by", "error", "first", "count",
 )  # fmt: skip
 
 Context = ServerRequestContext[Any, Any]
@@ -235,7 +235,8 @@ def _brief(params: AuditParams) -> dict[str, Any]:
     """A record in a few words. Whoever is sent log messages did not ask for measurements, and may show a model each."""
     data = {name: params.data[name] for name in BRIEF if isinstance(params.data.get(name), str | int | list)}
     if params.kind != CallDecided.kind:
-        data.pop("tool", None)  # the first has said it
+        for name in ("tool", "run", "workflow"):
+            data.pop(name, None)  # the first has said it
     if data.get("effect") == "allow":
         data.pop("reason", None)
     return {"seq": params.seq, "kind": params.kind, "call_id": params.call_id, "data": data}

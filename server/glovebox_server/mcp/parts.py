@@ -12,7 +12,7 @@ import mcp_types as types
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.artifacts.store import Reader
 from glovebox_server.errors import Refused
-from glovebox_server.mcp.rendering import SHA256_META_KEY, risks_meta
+from glovebox_server.mcp.rendering import CALL_META_KEY, SHA256_META_KEY, risks_meta
 
 #: Most of an artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
 MAX_BYTES = 512 * 1024
@@ -64,7 +64,7 @@ def contents(uri: str, artifact: Artifact, content: bytes, meta: dict[str, Any] 
     known = {
         "uri": uri,
         "mime_type": artifact.media_type,
-        "_meta": {**risks_meta(artifact.risks), **(meta or {})} or None,
+        "_meta": {CALL_META_KEY: _made_by(artifact), **risks_meta(artifact.risks), **(meta or {})},
     }
     if _is_text(artifact):
         try:
@@ -72,6 +72,13 @@ def contents(uri: str, artifact: Artifact, content: bytes, meta: dict[str, Any] 
         except UnicodeDecodeError:
             pass
     return types.BlobResourceContents(blob=base64.b64encode(content).decode(), **known)
+
+
+def _made_by(artifact: Artifact) -> dict[str, str]:
+    """The call that it is of, and whose that was."""
+    made = {"call_id": artifact.call_id, "principal": artifact.owner, "client": artifact.client, "run": artifact.run,
+            "workflow": artifact.workflow}  # fmt: skip
+    return {name: value for name, value in made.items() if value is not None}
 
 
 def _numbers(query: str) -> tuple[int, int]:

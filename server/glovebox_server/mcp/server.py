@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_server.calls import CallResult, Listener, Principal, new_call_id
+from glovebox_server.calls import CallResult, Listener, Principal, new_call_id, whose
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
 from glovebox_server.governance.runs import Runs
@@ -173,7 +173,7 @@ class McpServer:
         try:
             run = self._run_of(ctx, principal, session)
         except Refused as refused:
-            return _failed(refused, call_id)
+            return _of(_failed(refused, call_id), call_id, principal, None)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             endings = {"server stopping": self._stopping, **endings_of(ctx)}
@@ -202,7 +202,8 @@ class McpServer:
         if isinstance(outcome, asking.ClientMustAnswer):
             return asking.asked(outcome.question)
         if isinstance(outcome, Exception):
-            return self._named(ctx, principal, run, _failed(outcome, call_id))
+            failed = _of(_failed(outcome, call_id), call_id, principal, run)
+            return self._named(ctx, principal, run, failed)
         return self._named(ctx, principal, run, rendering.tool_result(outcome, ctx.protocol_version))
 
     def _run_of(self, ctx: Context, principal: Principal, session: str | None) -> str:
@@ -339,6 +340,11 @@ def _first_page(params: types.PaginatedRequestParams | None) -> None:
     """Refuse a cursor: each of our lists is one page, so none was ever given out."""
     if params is not None and params.cursor is not None:
         raise MCPError(types.INVALID_PARAMS, "There is no such cursor: the list is one page; ask without one.")
+
+
+def _of(result: types.CallToolResult, call_id: str, principal: Principal, run: str | None) -> types.CallToolResult:
+    """The same result of a request that became no call, or none that ended well, and whose it was."""
+    return result.model_copy(update={"meta": {rendering.CALL_META_KEY: {"call_id": call_id, **whose(principal, run)}}})
 
 
 def _failed(error: Exception, call_id: str) -> types.CallToolResult:

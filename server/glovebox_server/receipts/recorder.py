@@ -31,7 +31,7 @@ from glovebox_server.audit.events import (
 )
 from glovebox_server.audit.log import Then
 from glovebox_server.audit.segments.statements import Signs
-from glovebox_server.calls import ToolCall, elapsed_ms
+from glovebox_server.calls import ToolCall, elapsed_ms, whose
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.failures import foreseen
 from glovebox_server.receipts import names
@@ -101,9 +101,7 @@ class CallRecorder:
         self._issuer = issuer
         self._call = call
         self._profile = profile
-        whose = {"tool": call.tool, "principal": call.principal.id, "client": call.principal.client,
-                 "run": call.run, "workflow": call.principal.workflow}  # fmt: skip
-        self._whose = {name: value for name, value in whose.items() if value is not None}
+        self._whose = {"tool": call.tool, **whose(call.principal, call.run)}
         self._written: list[Record] = []
         self._held: list[Event | Draft] = []
         self._published: tuple[str, ...] = ()
@@ -303,6 +301,7 @@ def _asked(call: ToolCall, decided: Mapping[str, Any]) -> dict[str, Any]:
         "transport": decided["transport"],
         "received": call.received.isoformat().replace("+00:00", "Z"),
         "arguments": decided["arguments_digest"],
+        **_picked(decided, ("client", "run", "workflow")),
     }
     code = call.arguments.get("code")
     return {**asked, "code": _digest(code.encode("utf-8", "surrogatepass"))} if isinstance(code, str) else asked

@@ -48,6 +48,12 @@ class Call(_Part):
     """Digest of the canonical JSON of the arguments."""
     code: str | None = None
     """For ``run_python``: digest of the program's text in UTF-8."""
+    client: str | None = None
+    """What the client calls itself; self-reported."""
+    run: str | None = None
+    """Id of the piece of work it belongs to."""
+    workflow: str | None = None
+    """Name that the operator bound to the caller's token or to the server."""
 
 
 class GivenInput(_Part):

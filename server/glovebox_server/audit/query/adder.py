@@ -87,7 +87,7 @@ class Adder:
         execute, many = self._connection.execute, self._connection.executemany
         execute("BEGIN IMMEDIATE")
         many("INSERT OR REPLACE INTO words VALUES (?, ?)", [(number, word) for word, number in self._words.items()])
-        many("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", self._new_calls)
+        many("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", self._new_calls)
         many("INSERT OR REPLACE INTO ids VALUES (?, ?)", self._new_ids)
         many("UPDATE calls SET outcome = ?, last = ? WHERE id = ?", self._new_ends)
         if self._searchable:
@@ -127,15 +127,18 @@ class Adder:
 
     def _begin(self, call: str, fields: Any, offset: int) -> None:
         data = fields["data"]
-        whose = (
-            self._word("" if data.get(name) is None else str(data[name])) for name in ("tool", "principal", "client")
-        )
+        whose = {
+            name: clean("" if data.get(name) is None else str(data[name]))
+            for name in ("tool", "principal", "client", "run", "workflow")
+        }
+        # There may be as many runs as calls: they are no words, which are all kept at hand.
+        kept = (word if name == "run" else self._word(word) for name, word in whose.items())
         self._calls += 1
         try:
             time = microseconds(datetime.fromisoformat(fields["time"]))
         except ValueError:
             time = 0
-        self._new_calls.append((self._calls, *whose, self._word(RUNNING), time, offset))
+        self._new_calls.append((self._calls, *kept, self._word(RUNNING), time, offset))
         self._new_ids.append((call, self._calls))
         self._open[call] = (self._calls, set())
 

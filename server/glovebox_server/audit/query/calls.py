@@ -44,6 +44,8 @@ class Call:
     tool: str
     principal: str
     client: str | None
+    run: str | None
+    workflow: str | None
     transport: str
     outcome: str
     """One of ``outcomes.OUTCOMES``."""
@@ -98,7 +100,9 @@ def of_records(decided: Record, end: Record) -> Call:
         time=decided.time,
         tool=str(said.get("tool", "")),
         principal=str(said.get("principal", "")),
-        client=None if said.get("client") is None else str(said["client"]),
+        client=_text_or_none(said, "client"),
+        run=_text_or_none(said, "run"),
+        workflow=_text_or_none(said, "workflow"),
         transport=str(said.get("transport", "")),
         outcome=outcome(end.kind, last) or "",
         rule=str(said.get("rule", "")),
@@ -106,6 +110,10 @@ def of_records(decided: Record, end: Record) -> Call:
         elapsed_ms=last.get("elapsed_ms"),
         error=last.get("error"),
     )
+
+
+def _text_or_none(data: Mapping[str, Any], name: str) -> str | None:
+    return None if data.get(name) is None else str(data[name])
 
 
 def texts(data: Mapping[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 NAME = "index.sqlite"
 
 #: It changes with what is in the tables. An index of another format is made again.
-FORMAT = 1
+FORMAT = 2
 
 #: How long one query waits for another. The first one on a large log takes minutes.
 LOCK_WAIT_SECONDS = 300.0
@@ -26,7 +26,7 @@ _TABLES = (
     "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB, texts INTEGER)",
     "CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT UNIQUE)",
     # No index: reading all of it is a tenth of a second a million calls, whatever is asked, and none is chosen wrongly.
-    "CREATE TABLE calls (id INTEGER PRIMARY KEY, tool, principal, client, outcome, time, first, last)",
+    "CREATE TABLE calls (id INTEGER PRIMARY KEY, tool, principal, client, run, workflow, outcome, time, first, last)",
     "CREATE TABLE ids (call TEXT PRIMARY KEY, id INTEGER) WITHOUT ROWID",
     # Each text is in the index once: most are said of many calls.
     "CREATE TABLE known (digest BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID",

@@ -48,6 +48,8 @@ class Filters:
     principals: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
     """As a call says it; of none empty, or as ``Call.through`` has it."""
+    runs: tuple[str, ...] = ()
+    workflows: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
     """Of ``outcomes.OUTCOMES``."""
     since: datetime | None = None
@@ -63,6 +65,8 @@ class Filters:
             (not self.tools or call.tool in self.tools)
             and (not self.principals or call.principal in self.principals)
             and (not self.clients or (call.client or "") in self.named())
+            and (not self.runs or (call.run or "") in self.runs)
+            and (not self.workflows or (call.workflow or "") in self.workflows)
             and (not self.outcomes or call.outcome in self.outcomes)
             and (self.since is None or time >= self.since)
             and (self.until is None or time < self.until)
@@ -186,6 +190,7 @@ class Index:
             ("tool", filters.tools),
             ("principal", filters.principals),
             ("client", tuple(filters.named())),
+            ("workflow", filters.workflows),
             ("outcome", filters.outcomes),
         ):
             if wanted:
@@ -194,6 +199,9 @@ class Index:
                     return None
                 conditions.append(f"{column} IN ({', '.join('?' * len(found))})")
                 values += found
+        if filters.runs:
+            conditions.append(f"run IN ({', '.join('?' * len(filters.runs))})")
+            values += map(clean, filters.runs)
         for comparison, time in (("time >= ?", filters.since), ("time < ?", filters.until)):
             if time is not None:
                 conditions.append(comparison)

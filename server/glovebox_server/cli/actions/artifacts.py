@@ -79,6 +79,9 @@ def _described(artifact: Artifact) -> dict[str, object]:
         "risks": list(artifact.risks),
         "call_id": artifact.call_id,
         "principal": artifact.owner,
+        "client": artifact.client,
+        "run": artifact.run,
+        "workflow": artifact.workflow,
         "created": artifact.created.isoformat(),
         "expires": artifact.expires.isoformat(),
     }

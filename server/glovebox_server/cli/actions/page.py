@@ -89,6 +89,9 @@ def _asked(first: Record) -> Iterator[_Row]:
     client = f" ({data['client']})" if data.get("client") else ""
     yield ("asked", f"{data.get('tool')}, by {data.get('principal')}{client} over {data.get('transport')}", "bold")
     yield ("", f"{first.time[:19].replace('T', ' ')} UTC", "")
+    for name in ("run", "workflow"):
+        if data.get(name):
+            yield (name, str(data[name]), "")
     if data.get("role"):
         yield ("role", f"{data['role']}, by policy {data.get('policy_digest')}", "")
     if isinstance(data.get("arguments"), dict):

@@ -138,6 +138,7 @@ def _show(console: Console, said: Statement) -> None:
     told = said.predicate
     facts = [
         ("call", f"{told.call.id}, {told.call.tool}, by {told.call.principal}, {told.call.received}"),
+        *((name, value) for name in ("client", "run", "workflow") if (value := getattr(told.call, name)) is not None),
         ("arguments", told.call.arguments),
         ("code", told.call.code or "none"),
         ("profile", f"{told.policy.profile}, rule {told.policy.rule}"),
