@@ -39,6 +39,7 @@ from glovebox_server.governance import server_key
 from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.governance import Governance
 from glovebox_server.governance.policy import Governed, governed
+from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
 from glovebox_server.governance.stops.stops import Stops
@@ -79,6 +80,8 @@ class App:
     audit: AuditLog
     artifacts: ArtifactStore
     runs: Runs
+    refusals: Refusals
+    """Requests that never became a call."""
     states_key: bytes = field(repr=False)
     """Binds what clients carry between asking and answering."""
     policy: Policy | None = None
@@ -203,6 +206,7 @@ async def opened(
         max_bytes_total=settings.artifact_total_mib * 2**20,
         parts=ARTIFACT_PARTS if shared else 1,
     )
+    refusals = Refusals()
     signer, key = Signer.load(settings.state_dir), server_key.load(settings.state_dir)
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
@@ -225,6 +229,7 @@ async def opened(
             ),
             ended,
         ),
+        refusals.recorded(audit),
         anyio.create_task_group() as tasks,
     ):
         sandboxes = SandboxProvider(drivers=available, pool=pool, prewarm=prewarm)
@@ -234,6 +239,7 @@ async def opened(
         if transport != "cli":
             await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)
+        tasks.start_soon(refusals.follow, audit)
         broker = Broker(
             tools=TOOLS,
             governance=Governance(
@@ -253,6 +259,7 @@ async def opened(
             broker=broker,
             audit=audit,
             artifacts=store,
+            refusals=refusals,
             runs=Runs(server_key.derived(key, "runs")),
             states_key=server_key.derived(key, "request states"),
             policy=in_force.policy,

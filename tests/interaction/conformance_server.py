@@ -109,7 +109,7 @@ async def _main(directory: Path) -> None:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
             callers = Callers({"runner": a_token("runner", TOKEN)})
-            inner, _ = http_application(surface, app.artifacts, callers)
+            inner, _ = http_application(surface, app.artifacts, callers, app.refusals)
             gate = AuthMiddleware(inner, hosts=hosts, callers=callers)
             config = uvicorn.Config(_with_token(gate), log_config=None, ws="none", timeout_graceful_shutdown=1)
             sys.stdout.write(f"http://127.0.0.1:{port}/mcp\n")

@@ -24,6 +24,7 @@ from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.governance.budgets.spending import Left
+from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
@@ -203,6 +204,7 @@ class FakeApp:
     environments: Mapping[str, Environment] = field(default_factory=dict)
     states_key: bytes = b"s" * 32
     runs: Runs = field(default_factory=lambda: Runs(b"k" * 32))
+    refusals: Refusals = field(default_factory=Refusals)
     version: str = "0.0.0"
 
     def rights_of(self, _principal: Principal) -> Rights:
@@ -257,8 +259,10 @@ async def fake_app(directory: Path, *, shared: bool = False) -> AsyncIterator[Fa
             max_bytes_total=1 << 24,
             parts=4,
         )
-        async with store:
+        refusals = Refusals()
+        async with store, refusals.recorded(audit):
             yield FakeApp(
+                refusals=refusals,
                 broker=WaitingBroker(audit=audit, artifacts=store, admission=Admission(shared=shared)),
                 audit=audit,
                 settings=Places(state_dir=directory),

@@ -23,6 +23,7 @@ from glovebox_server.cli.governance.stops import resume, stop, stops
 from glovebox_server.cli.governance.tokens import token
 from glovebox_server.cli.governance.usage import usage
 from glovebox_server.cli.options import (
+    Form,
     Group,
     complete_environment,
     complete_tool,
@@ -31,6 +32,7 @@ from glovebox_server.cli.options import (
     importing,
     json_option,
     out,
+    workflow_option,
 )
 from glovebox_server.cli.profiles import profiles
 from glovebox_server.cli.receipts import receipt
@@ -62,6 +64,7 @@ for _command in (stop, resume, usage):
 @click.option("--oauth-issuer", metavar="URL", help="Let in whoever has an access token of this issuer, too (http).")
 @click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")
 @click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
+@workflow_option
 @directories
 def serve(
     settings: Settings,
@@ -73,6 +76,7 @@ def serve(
     oauth_issuer: str | None,
     oauth_audience: tuple[str, ...],
     oauth_any_type: bool,
+    workflow: str | None,
 ) -> None:
     """Serve MCP clients until they leave or a signal ends it."""
     _require_http(transport, "host", "port", "allowed_host", "oauth_issuer", "oauth_audience", "oauth_any_type")
@@ -86,7 +90,14 @@ def serve(
         oauth = {"issuer": oauth_issuer, "audiences": oauth_audience, "any_type": oauth_any_type}
     sys.exit(
         commands.serve(
-            settings, err, transport=transport, host=host, port=port, allowed_hosts=allowed_host, oauth=oauth
+            settings,
+            err,
+            transport=transport,
+            host=host,
+            port=port,
+            allowed_hosts=allowed_host,
+            oauth=oauth,
+            workflow=workflow,
         )
     )
 
@@ -105,7 +116,13 @@ def serve(
     type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
     help="The program, in a file; - reads standard input.",
 )
-@click.option("--run", metavar="ID", help="Go on in this run, as a refusal names it; else the call is one of its own.")
+@click.option(
+    "--run",
+    metavar="ID",
+    type=Form("r_[0-9a-hjkmnp-tv-z]{26}", "r_ and 26 characters, as `audit show` has it"),
+    help="Go on in this run, as a refusal names it; else the call is one of its own.",
+)
+@workflow_option
 @json_option
 @directories
 def call(
@@ -116,6 +133,7 @@ def call(
     code: str | None,
     file: Path | None,
     run: str | None,
+    workflow: str | None,
     as_json: bool,
 ) -> None:
     """Make one call of a tool, in a sandbox.
@@ -140,9 +158,11 @@ def call(
             code = _read("--file", opened)
     elif code is not None:
         _require_text("--code", code)
-    if run is not None and not re.fullmatch("r_[0-9a-z]{26}", run):
-        raise click.UsageError("--run: a run's id is r_ and 26 characters.")
-    sys.exit(commands.call(settings, out, err, tool=tool, arguments=text, code=code, run=run, as_json=as_json))
+    sys.exit(
+        commands.call(
+            settings, out, err, tool=tool, arguments=text, code=code, run=run, workflow=workflow, as_json=as_json
+        )
+    )
 
 
 @main.command()

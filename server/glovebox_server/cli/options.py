@@ -130,6 +130,31 @@ def _wrong(settings: Settings, name: str) -> str | None:
         return None if later else f"cannot be used: {problem.strerror}"
 
 
+class Form(click.ParamType[str]):
+    """A word of one form."""
+
+    name = "name"
+
+    def __init__(self, pattern: str, words: str) -> None:
+        """Take the form, and how it is told to a person."""
+        self._pattern = re.compile(pattern, re.ASCII)
+        self._words = words
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Take a word, or say what it must look like."""
+        if not self._pattern.fullmatch(value):
+            self.fail(f"{value!r} is none: {self._words}.", param, ctx)
+        return value
+
+
+workflow_option = click.option(
+    "--workflow",
+    metavar="NAME",
+    type=Form("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter"),
+    help="What calls are part of, where their token is bound to nothing.",
+)
+
+
 class Told(click.Command):
     """A command whose failures end in a sentence and an exit code."""
 

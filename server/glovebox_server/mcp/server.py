@@ -14,14 +14,17 @@ from uuid import UUID
 import anyio
 import mcp_types as types
 import structlog
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, new_call_id, whose
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
+from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.runs import Runs
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
 from glovebox_server.mcp.delivery import Context, Identify
@@ -103,6 +106,10 @@ class App(Stores, Protocol):
         """Names the pieces of work that calls belong to."""
 
     @property
+    def refusals(self) -> Refusals:
+        """Counts requests that never become a call."""
+
+    @property
     def states_key(self) -> bytes:
         """Binds what clients carry between asking and answering."""
 
@@ -149,6 +156,7 @@ class McpServer:
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.server.extensions[delivery.AUDIT_EXTENSION] = {}
+        self.server.middleware.append(self._counted)
         self.server.middleware.append(asking.sealed(app.states_key, identify, app.refused_state))
 
     def stop(self) -> None:
@@ -173,6 +181,7 @@ class McpServer:
         try:
             run = self._run_of(ctx, principal, session)
         except Refused as refused:
+            self._app.refusals.note(refused.rule, principal.id)
             return _of(_failed(refused, call_id), call_id, principal, None)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
@@ -202,9 +211,23 @@ class McpServer:
         if isinstance(outcome, asking.ClientMustAnswer):
             return asking.asked(outcome.question)
         if isinstance(outcome, Exception):
+            if isinstance(outcome, InvalidArguments | Refused):
+                # No call of the broker's began: what it decided about is a result.
+                rule = outcome.rule if isinstance(outcome, Refused) else "arguments"
+                self._app.refusals.note(rule, principal.id)
             failed = _of(_failed(outcome, call_id), call_id, principal, run)
             return self._named(ctx, principal, run, failed)
         return self._named(ctx, principal, run, rendering.tool_result(outcome, ctx.protocol_version))
+
+    async def _counted(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Count what ends in an error of the protocol that is its caller's fault: a middleware of the SDK's."""
+        try:
+            return await call_next(ctx)
+        except (MCPError, ValidationError) as error:
+            rule = _rule_of(error)
+            if rule is not None:
+                self._app.refusals.note(rule, self._identify(ctx).id)
+            raise
 
     def _run_of(self, ctx: Context, principal: Principal, session: str | None) -> str:
         """The run a request belongs to.
@@ -340,6 +363,16 @@ def _first_page(params: types.PaginatedRequestParams | None) -> None:
     """Refuse a cursor: each of our lists is one page, so none was ever given out."""
     if params is not None and params.cursor is not None:
         raise MCPError(types.INVALID_PARAMS, "There is no such cursor: the list is one page; ask without one.")
+
+
+def _rule_of(error: MCPError | ValidationError) -> str | None:
+    """Which rule of ours a request broke that ended in this error; None where it is no fault of its."""
+    if isinstance(error, ValidationError):
+        return "parameters"
+    said = error.error.data if isinstance(error.error.data, dict) else {}
+    if error.error.code == types.INVALID_PARAMS:
+        return str(said.get("rule", "tool.unknown" if "tools" in said else "parameters"))
+    return {types.METHOD_NOT_FOUND: "method", types.INVALID_REQUEST: "parameters"}.get(error.error.code)
 
 
 def _of(result: types.CallToolResult, call_id: str, principal: Principal, run: str | None) -> types.CallToolResult:

@@ -17,6 +17,7 @@ Rule 6  Answers to what fails say nothing of the server but the rule.
 import contextlib
 from collections import Counter
 from collections.abc import Collection
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 import anyio
@@ -27,6 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glovebox_server.calls import Principal
+from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.transport import messages
 from glovebox_server.transport.callers import Callers, Grant, Shares
@@ -62,12 +64,29 @@ CLOSED: Final = "stream closed"
 #: Paths of the older transport, for the record.
 _SSE_PATHS: Final = ("/sse", "/messages")
 
+#: Which rule was broken, by the answer of this gate; ``http`` for another.
+_RULES: Final = {
+    400: "message",
+    401: "http.token",
+    403: "http.origin",
+    408: "http.slow",
+    413: "message.size",
+    421: "http.host",
+    429: "busy.requests",
+}
+
 
 class AuthMiddleware:
     """The ASGI application around the application."""
 
     def __init__(
-        self, inner: ASGIApp, *, hosts: Collection[str], callers: Callers, authority: Authority | None = None
+        self,
+        inner: ASGIApp,
+        *,
+        hosts: Collection[str],
+        callers: Callers,
+        authority: Authority | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """Take what is behind the gate.
 
@@ -76,12 +95,14 @@ class AuthMiddleware:
             hosts: values of ``Host`` that are ours, port included where clients send it.
             callers: who may come in.
             authority: who else may, with an access token.
+            refusals: what is counted.
         """
         self._inner = inner
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
         self._callers = callers
         self._authority = authority
+        self._refusals = refusals or Refusals()
         # Under way: what its token is worth, what says that the stream is closed, and the request itself.
         self._requests: set[tuple[Grant, anyio.Event, anyio.CancelScope]] = set()
         self._shares = Shares(MAX_CONNECTIONS, callers, subjects=authority is not None)
@@ -99,9 +120,18 @@ class AuthMiddleware:
         elif scope["type"] == "http":
             refusal = self._refusal(scope) or await self._identified(scope)
             if refusal is not None:
-                await refusal(scope, receive, send)
+                await self._refuse(refusal, scope, receive, send)
             else:
                 await self._admit(scope, receive, send)
+
+    async def _refuse(self, answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that goes no further; what is no refusal, as who asks for /health, is not counted."""
+        if answer.status_code >= HTTPStatus.BAD_REQUEST:
+            caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
+            stepped = caller is not None and answer.status_code == HTTPStatus.FORBIDDEN
+            rule = "http.scope" if stepped else _RULES.get(answer.status_code, "http")
+            self._refusals.note(rule, None if caller is None else caller.id)
+        await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """What the headers alone are answered with, whoever asks."""
@@ -150,7 +180,7 @@ class AuthMiddleware:
         caller, endings = scope[PRINCIPAL_SCOPE_KEY].id, scope[ENDINGS_SCOPE_KEY]
         if not self._shares.allows(caller, self._open):
             refusal = Response("Too many requests of this caller are open", status_code=429)
-            await refusal(scope, receive, send)
+            await self._refuse(refusal, scope, receive, send)
             return
         asks = scope["method"] != "GET"
         request = (scope[GRANT_SCOPE_KEY], endings[CLOSED], anyio.CancelScope())
@@ -183,7 +213,7 @@ class AuthMiddleware:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, gone: anyio.Event) -> None:
         read = await self._read(scope, receive)
         if isinstance(read, Response):
-            await read(scope, receive, send)
+            await self._refuse(read, scope, receive, send)
         if not isinstance(read, _Body):
             return
         if self._authority and read.tool is not None:
@@ -191,14 +221,15 @@ class AuthMiddleware:
             host = _values(scope, b"host")[0]
             refusal = self._authority.step_up(grant, principal, host, scope["path"], read.tool)
             if refusal is not None:
-                await refusal(scope, receive, send)
+                await self._refuse(refusal, scope, receive, send)
                 return
         # The SDK keeps one answer for each id as text: two requests under one would get each other's.
         caller, session = scope[PRINCIPAL_SCOPE_KEY].id, "".join(_values(scope, b"mcp-session-id"))
         asked = (caller, session, str(read.identity)) if session and read.identity is not None else None
         if asked in self._unanswered:
             reason = "a request of this session has this id, as text, and is not answered yet; use another"
-            await _malformed(messages.Malformed(types.INVALID_REQUEST, reason, read.identity))(scope, receive, send)
+            malformed = _malformed(messages.Malformed(types.INVALID_REQUEST, reason, read.identity))
+            await self._refuse(malformed, scope, receive, send)
             return
         with contextlib.ExitStack() as answered:
             if asked is not None:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,6 +44,7 @@ from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
+from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, App, McpServer, build, client_of
 from glovebox_server.transport import downloads, logs, stdio, tokens
@@ -86,7 +88,7 @@ class CannotListen(Diagnosed):
     """The address cannot, or must not, be listened on."""
 
 
-async def serve_stdio(app: App, wire: stdio.StdioFds | None = None) -> str:
+async def serve_stdio(app: App, wire: stdio.StdioFds | None = None, *, workflow: str | None = None) -> str:
     """Serve one client over stdin and stdout, in whichever protocol era it opens.
 
     Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before
@@ -95,18 +97,22 @@ async def serve_stdio(app: App, wire: stdio.StdioFds | None = None) -> str:
     Args:
         app: the composition root, entered.
         wire: descriptors to use instead of the process's own; for tests.
+        workflow: what its calls are part of.
 
     Returns:
         Why it ended, for the audit log: ``stdin closed`` or the signal's name.
     """
     if wire is None:
         with stdio.claimed_fds() as own:
-            return await serve_stdio(app, own)
+            return await serve_stdio(app, own, workflow=workflow)
     logs.to_stderr()
     uid = f"local:{os.getuid()}"
 
     def identify(ctx: Context) -> Principal:
-        return Principal(id=uid, transport="stdio", client=client_of(ctx))
+        return Principal(id=uid, transport="stdio", client=client_of(ctx), workflow=workflow)
+
+    def refused(rule: str) -> None:
+        app.refusals.note(rule, uid)
 
     surface, unanswered = build(app, identify), stdio.Unanswered()
     with anyio.CancelScope() as scope:
@@ -116,7 +122,7 @@ async def serve_stdio(app: App, wire: stdio.StdioFds | None = None) -> str:
                 await unanswered.settled()
             scope.cancel()
 
-        async with _on_signal(surface, end) as names, stdio.streams(wire, unanswered) as (incoming, outgoing):
+        async with _on_signal(surface, end) as names, stdio.streams(wire, unanswered, refused) as (incoming, outgoing):
             await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
     return names[0] if names else "stdin closed"
 
@@ -130,6 +136,7 @@ async def serve_http(
     roles: Collection[str] = (),
     oauth: OAuth | None = None,
     scopes: Scopes | None = None,
+    workflow: str | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
@@ -143,6 +150,7 @@ async def serve_http(
         roles: of the policy; a token that is bound to another is refused.
         oauth: whose access tokens are accepted beside those, if anybody's.
         scopes: what the scopes of such tokens stand for; nothing, where there is no policy.
+        workflow: what calls are part of whose token is bound to none.
         on_ready: told the base URL, without a trailing slash, once connections are accepted.
 
     Returns:
@@ -159,13 +167,15 @@ async def serve_http(
     with contextlib.closing(_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = _names(address, bound, allowed_hosts)
-        surface = build(app, by_token)
+        surface = build(app, partial(by_token, workflow=workflow))
         authority = None
         if oauth is not None:
             authority = authority_of(oauth, names, scopes or Scopes())
             await authority.issuer.fetch()
-        application, sessions = http_application(surface, app.artifacts, callers, subjects=oauth is not None)
-        gate = AuthMiddleware(application, hosts=names, callers=callers, authority=authority)
+        application, sessions = http_application(
+            surface, app.artifacts, callers, app.refusals, subjects=oauth is not None
+        )
+        gate = AuthMiddleware(application, hosts=names, callers=callers, authority=authority, refusals=app.refusals)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
 
         async def end() -> None:
@@ -233,7 +243,7 @@ class Sessions(StreamableHTTPSessionManager):
 
 
 def http_application(
-    surface: McpServer, artifacts: ArtifactStore, callers: Callers, *, subjects: bool = False
+    surface: McpServer, artifacts: ArtifactStore, callers: Callers, refusals: Refusals, *, subjects: bool = False
 ) -> tuple[ASGIApp, Sessions]:
     """Return all that is served over HTTP, and the sessions of one transport; the gate around it alone checks callers.
 
@@ -241,6 +251,7 @@ def http_application(
         surface: what is served.
         artifacts: what can be downloaded.
         callers: who shares the sessions.
+        refusals: what is counted.
         subjects: whether those of an authorization server do, too.
     """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
@@ -255,7 +266,11 @@ def http_application(
         return Response()
 
     async def health(_request: Request) -> Response:
-        told = {"longest_stall_ms": event_loop.longest_stall_ms(), "unusable_token_files": callers.unusable}
+        told = {
+            "longest_stall_ms": event_loop.longest_stall_ms(),
+            "unusable_token_files": callers.unusable,
+            "refused_requests": dict(refusals.totals),
+        }
         return JSONResponse({"status": "ok", **told})
 
     routes = [
@@ -308,12 +323,17 @@ async def _note_used(directory: Path, callers: Callers, noted: dict[str, float])
         await anyio.to_thread.run_sync(tokens.note_used, directory, due)
 
 
-def by_token(ctx: Context) -> Principal:
-    """Identify a caller by what the gate found; a request that did not come through the gate has none."""
+def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:
+    """Identify a caller by what the gate found; a request that did not come through the gate has none.
+
+    Args:
+        ctx: of the request.
+        workflow: what calls are part of whose token is bound to none.
+    """
     if ctx.request is None:
         raise MCPError(types.INTERNAL_ERROR, "The request has no authenticated caller.")
     principal: Principal = ctx.request.scope[PRINCIPAL_SCOPE_KEY]
-    return replace(principal, client=client_of(ctx))
+    return replace(principal, client=client_of(ctx), workflow=principal.workflow or workflow)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import os
 import select
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -112,7 +112,9 @@ def claimed_fds() -> Iterator[StdioFds]:
 
 
 @asynccontextmanager
-async def streams(wire: StdioFds, unanswered: Unanswered) -> AsyncIterator[tuple[Incoming, Outgoing]]:
+async def streams(
+    wire: StdioFds, unanswered: Unanswered, refused: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[tuple[Incoming, Outgoing]]:
     """Run the two directions and give their ends to the SDK's server.
 
     The incoming stream ends when the client closes its end, in either direction.
@@ -120,6 +122,7 @@ async def streams(wire: StdioFds, unanswered: Unanswered) -> AsyncIterator[tuple
     Args:
         wire: the descriptors.
         unanswered: told of every message, in both directions.
+        refused: told the rule that a line broke which is no message.
     """
     inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
@@ -127,7 +130,7 @@ async def streams(wire: StdioFds, unanswered: Unanswered) -> AsyncIterator[tuple
 
     async def read() -> None:
         with reading:
-            await _read(wire.read, inbox, outgoing.clone(), unanswered)
+            await _read(wire.read, inbox, outgoing.clone(), unanswered, refused)
 
     async def write() -> None:
         await _write(wire.write, outbox, inbox, unanswered)
@@ -146,13 +149,18 @@ async def streams(wire: StdioFds, unanswered: Unanswered) -> AsyncIterator[tuple
 
 
 async def _read(
-    fd: int, inbox: MemoryObjectSendStream[SessionMessage | Exception], reply: Outgoing, unanswered: Unanswered
+    fd: int,
+    inbox: MemoryObjectSendStream[SessionMessage | Exception],
+    reply: Outgoing,
+    unanswered: Unanswered,
+    refused: Callable[[str], None],
 ) -> None:
     with inbox, reply, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for line in _lines(fd):
             try:
                 message = _parse(line)
             except Malformed as error:
+                refused("message.size" if line is None else "message")
                 await reply.send(SessionMessage(error.answer))
             else:
                 unanswered.read(message.message)

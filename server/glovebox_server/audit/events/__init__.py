@@ -49,6 +49,7 @@ from glovebox_server.audit.events.log import (
 from glovebox_server.audit.events.server import (
     PoolChanged,
     ProfileLoaded,
+    RequestsRefused,
     ServerStarted,
     ServerStopped,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "ProfileLoaded",
     "ReceiptSigned",
     "RemovalReason",
+    "RequestsRefused",
     "SandboxStarted",
     "SegmentBegun",
     "SegmentRemoved",
@@ -110,6 +112,7 @@ EVENTS: Mapping[str, type[Event]] = {
         ServerStopped,
         ProfileLoaded,
         PoolChanged,
+        RequestsRefused,
         TokenCreated,
         TokenRevoked,
         CallDecided,

@@ -1,7 +1,8 @@
 """Events of a server as a whole: its start and end, profiles, the sandboxes it prepares."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from glovebox_server.audit.events.base import Event
 
@@ -37,6 +38,21 @@ class ServerStopped(Event):
     """Why, in a few words: ``stdin closed``, ``SIGTERM``."""
     longest_stall_ms: float | None = None
     """Longest time in which nobody was served, since it began to serve; null where that is not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsRefused(Event):
+    """Requests were refused before they became calls. Counts alone, once a minute at most, and at the server's end."""
+
+    kind: ClassVar[str] = "requests.refused"
+
+    since: str
+    """When the first of them came: RFC 3339, UTC."""
+    count: int
+    """How many there were."""
+    refused: tuple[Mapping[str, Any], ...]
+    """``principal`` (absent for strangers; ``others`` beyond 32), ``rule`` (``other`` beyond 8 of one caller) and
+    ``count``: nothing that a request held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

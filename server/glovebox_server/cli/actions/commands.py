@@ -81,6 +81,7 @@ def call(
     arguments: str,
     code: str | None,
     run: str | None,
+    workflow: str | None,
     as_json: bool,
 ) -> int:
     """Make one call, with a program beside the other arguments where there is one; see ``glovebox call``."""
@@ -100,7 +101,7 @@ def call(
                 if "code" in raw:
                     raise InvalidArguments(tool, ("code: --args has one, and so does --code or --file",))
                 raw["code"] = code
-            principal = Principal(id=f"local:{os.getuid()}", transport="cli")
+            principal = Principal(id=f"local:{os.getuid()}", transport="cli", workflow=workflow)
             told = _Told(err, principal, asks=not as_json)
             result = await app.broker.submit(principal, tool, raw, told, run=run or app.runs.new())
             profile = app.profiles.get(tool)
@@ -165,6 +166,7 @@ def serve(
     port: int,
     allowed_hosts: tuple[str, ...],
     oauth: Mapping[str, Any] | None = None,
+    workflow: str | None = None,
 ) -> int:
     """Serve until the clients or a signal end it; see ``glovebox serve``."""
     from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
@@ -180,7 +182,7 @@ def serve(
                 err.print(str(app.workspace), markup=False, highlight=False)
             if transport == "stdio":
                 event_loop.settled()
-                app.ended.append(await transports.serve_stdio(app))
+                app.ended.append(await transports.serve_stdio(app, workflow=workflow))
             else:
                 options = given(settings, "state_dir")
 
@@ -199,6 +201,7 @@ def serve(
                         roles={} if app.policy is None else app.policy.scopes,
                         refuses=lambda principal, tool: app.rights_of(principal).refusal(tool) is not None,
                     ),
+                    workflow=workflow,
                     on_ready=ready,
                 )
                 app.ended.append(await served)

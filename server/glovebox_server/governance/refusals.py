@@ -1,0 +1,117 @@
+"""Counts requests that never become a call, and has the log say how many there were: often enough, never too often.
+
+Whoever sends them pays for none of it: a note is an addition in memory, and what is written is bounded by the clock and
+by the number of callers, not by the requests. Nothing that a request holds is kept: a record names rules of ours, and
+callers that proved who they are.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import anyio
+
+from glovebox_server.audit.events import Event, RequestsRefused
+from glovebox_server.errors import AuditUnavailable
+
+#: Between the first refusal after a silence and its record, in seconds: those that come with it are told together.
+FIRST_SECONDS: Final = 1.0
+
+#: From one record to the next, in seconds: at most 60 of them are written in an hour.
+PAUSE_SECONDS: Final = 60.0
+
+#: Callers that one record names, beside strangers; those that came later are counted as ``OTHERS``. No id is a word
+#: without a colon, as this is.
+MAX_PRINCIPALS: Final = 32
+OTHERS: Final = "others"
+
+#: Rules that one record names of each caller; those that were broken later are counted as ``OTHER``.
+MAX_RULES: Final = 8
+OTHER: Final = "other"
+
+#: Characters of a caller's id: an authorization server chose the subject in it.
+_MAX_ID: Final = 128
+
+_STRANGER: Final = ""
+
+
+class _Log(Protocol):
+    async def append(self, event: Event) -> object:
+        """See ``AuditLog.append``."""
+
+
+class Refusals:
+    """How many requests were refused before they became calls, by caller and rule."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.totals: Counter[str] = Counter()
+        """By rule, since the server began."""
+        self._since: str | None = None
+        self._new: dict[str, Counter[str]] = {}
+        self._came = anyio.Event()
+
+    def note(self, rule: str, principal: str | None = None) -> None:
+        """Count one.
+
+        Args:
+            rule: of ours, that it broke; never a word of the request's.
+            principal: id of the caller; None for a stranger.
+        """
+        self.totals[rule] += 1
+        if self._since is None:
+            self._since = _now()
+        _add(self._new, rule, _STRANGER if principal is None else principal[:_MAX_ID], 1)
+        self._came.set()
+
+    async def record(self, log: _Log) -> None:
+        """Write what was noted since the last record, if anything; where that fails it stays noted."""
+        since, found = self._since, self._new
+        if since is None:
+            return
+        self._since, self._new, self._came = None, {}, anyio.Event()
+        rows = tuple(
+            {**({"principal": principal} if principal else {}), "rule": rule, "count": count}
+            for principal, counts in found.items()
+            for rule, count in counts.items()
+        )
+        try:
+            count = sum(counts.total() for counts in found.values())
+            await log.append(RequestsRefused(since=since, count=count, refused=rows))
+        except AuditUnavailable:
+            self._since = since
+            for principal, counts in found.items():
+                for rule, count in counts.items():
+                    _add(self._new, rule, principal, count)
+            self._came.set()
+
+    @asynccontextmanager
+    async def recorded(self, log: _Log) -> AsyncIterator[None]:
+        """Write what is left at the block's end, however it ends."""
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.record(log)
+
+    async def follow(self, log: _Log) -> None:
+        """Write records until cancelled."""
+        while True:
+            await self._came.wait()
+            await anyio.sleep(FIRST_SECONDS)
+            with anyio.CancelScope(shield=True):  # else nobody would know whether it was written
+                await self.record(log)
+            await anyio.sleep(PAUSE_SECONDS)
+
+
+def _add(counted: dict[str, Counter[str]], rule: str, principal: str, count: int) -> None:
+    if principal and principal not in counted and len(counted) - (_STRANGER in counted) >= MAX_PRINCIPALS:
+        principal = OTHERS
+    rules = counted.setdefault(principal, Counter())
+    rules[rule if rule in rules or len(rules) < MAX_RULES else OTHER] += count
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

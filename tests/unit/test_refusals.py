@@ -1,0 +1,113 @@
+"""Requests that never become a call are counted for everybody, and written rarely, whatever their number."""
+
+import json
+from collections import Counter
+
+import anyio
+import pytest
+
+from glovebox_server.audit.events import Event, RequestsRefused, draft
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance import refusals
+from glovebox_server.governance.refusals import MAX_PRINCIPALS, MAX_RULES, OTHER, OTHERS, Refusals
+
+
+class Log:
+    """Keeps what is written, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.written: list[RequestsRefused] = []
+        self.fails = False
+
+    async def append(self, event: Event) -> None:
+        """Take one record."""
+        if self.fails:
+            raise AuditUnavailable("record", "the disk is full", "Free space.")
+        assert isinstance(event, RequestsRefused)
+        self.written.append(event)
+
+    @property
+    def bytes(self) -> int:
+        """Of all data that was written."""
+        return sum(len(draft(each).encoded) for each in self.written)
+
+    def counts(self) -> Counter[tuple[str | None, str]]:
+        """By caller and rule."""
+        found: Counter[tuple[str | None, str]] = Counter()
+        for each in self.written:
+            for row in each.refused:
+                found[row.get("principal"), row["rule"]] += row["count"]
+        return found
+
+
+async def test_a_million_refused_requests_are_a_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted to the last one; a caller that is refused once is named beside the one that floods."""
+    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(refusals, "PAUSE_SECONDS", 0.1)
+    log, counted = Log(), Refusals()
+    began = anyio.current_time()
+    async with counted.recorded(log), anyio.create_task_group() as tasks:
+        tasks.start_soon(counted.follow, log)
+        for number in range(1_000_000):
+            counted.note("http.token")
+            if number % 100_000 == 0:
+                await anyio.sleep(0.005)
+        counted.note("arguments", "token:quiet")
+        passed = anyio.current_time() - began
+        tasks.cancel_scope.cancel()
+    assert log.counts() == {(None, "http.token"): 1_000_000, ("token:quiet", "arguments"): 1}
+    assert sum(each.count for each in log.written) == 1_000_001
+    assert len(log.written) <= 2 + passed / 0.1
+    assert log.bytes < 300 * len(log.written)
+
+
+async def test_the_most_that_one_record_can_hold_is_small_and_strangers_have_their_place() -> None:
+    """A thousand callers that break a hundred rules each; who came first is named, all are counted."""
+    log, counted = Log(), Refusals()
+    for caller in range(1000):
+        for rule in range(100):
+            counted.note(f"rule.{rule}", f"oauth:https://id.example#{caller}" + "x" * 1000)
+    counted.note("http.host")
+    await counted.record(log)
+    (record,) = log.written
+    assert record.count == 100_001
+    principals = {row.get("principal") for row in record.refused}
+    assert len(principals) == MAX_PRINCIPALS + 2
+    assert {None, OTHERS} <= principals
+    assert len(record.refused) == (MAX_PRINCIPALS + 1) * (MAX_RULES + 1) + 1
+    assert log.counts()[OTHERS, OTHER] == (1000 - MAX_PRINCIPALS) * (100 - MAX_RULES)
+    assert log.counts()[None, "http.host"] == 1
+    assert log.bytes < 96 * 1024
+
+
+async def test_what_could_not_be_written_is_written_later_with_the_same_beginning() -> None:
+    """A full disk loses no count; the control is that nothing is written of nothing."""
+    log, counted = Log(), Refusals()
+    await counted.record(log)
+    assert log.written == []
+    log.fails = True
+    counted.note("tool.unknown", "token:a")
+    await counted.record(log)
+    since = json.loads(json.dumps(counted.totals))
+    counted.note("tool.unknown", "token:a")
+    log.fails = False
+    await counted.record(log)
+    await counted.record(log)
+    (record,) = log.written
+    assert (record.count, log.counts()) == (2, {("token:a", "tool.unknown"): 2})
+    assert since == {"tool.unknown": 1}
+    assert counted.totals == {"tool.unknown": 2}
+
+
+async def test_the_last_counts_are_written_at_the_end_and_hold_nothing_of_a_request() -> None:
+    """However the block ends; a record has callers that are known, rules of ours and numbers."""
+    log, counted = Log(), Refusals()
+    with anyio.CancelScope() as scope:
+        async with counted.recorded(log):
+            counted.note("run.handle", "token:a")
+            scope.cancel()
+            await anyio.sleep(1)
+    (record,) = log.written
+    data = draft(record).data
+    assert set(data) == {"since", "count", "refused"}
+    assert data["refused"] == [{"principal": "token:a", "rule": "run.handle", "count": 1}]
