@@ -236,10 +236,10 @@ async def opened(
         for tool, profile in profiles.items():
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
+        tasks.start_soon(refusals.follow, audit)
         if transport != "cli":
             await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)
-        tasks.start_soon(refusals.follow, audit)
         broker = Broker(
             tools=TOOLS,
             governance=Governance(

@@ -3,7 +3,6 @@
 Heavy modules are imported by the command that needs them, so that ``glovebox --help`` is quick.
 """
 
-import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
