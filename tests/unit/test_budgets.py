@@ -266,6 +266,7 @@ async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Pa
                 body = '{"lines": [], "who": ["token:a", "", "run_python"]}'
                 connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (f"c_{number}", mark, body))
             connection.execute("UPDATE clock SET tidied = 0")
+        spent.budgets._tidies_at = 0
         await spent.call()
         await spent.budgets.settle()
         with sqlite3.connect(path) as connection:

@@ -145,6 +145,7 @@ class Budgets:
         """Take the open file, where time comes from, and where calls are settled."""
         self._database = database
         self._tasks = tasks
+        self._tidies_at = 0
         self._clocks = clocks
         self._server = new_owner().mark()
         self._unsettled: list[tuple[Asked, Amounts]] = []
@@ -215,8 +216,10 @@ class Budgets:
 
         def all_of_it(connection: sqlite3.Connection) -> _T:
             clocks = self._clocks()
-            if store.is_untidy(connection, clocks):
-                store.tidy(connection, clocks, is_orphan)
+            if clocks.since_boot >= self._tidies_at:
+                if store.is_untidy(connection, clocks):
+                    store.tidy(connection, clocks, is_orphan)
+                self._tidies_at = clocks.since_boot + store.TIDY_MS
             for asked, spent in unsettled:
                 store.settle(connection, clocks, asked.call_id, asked.spender, spent)
             return work(connection, clocks)

@@ -30,6 +30,9 @@ NAME: Final = "budgets.sqlite"
 TIDY_MS: Final = 60_000
 """How often what is over is removed, and calls of dead servers are taken for spent."""
 
+KEEP_MS: Final = 1_000
+"""How old the kept time may be: by so much time may stand still over a reboot whose wall clock is behind."""
+
 HOURLY_DAYS: Final = 32
 """For so long usage is kept by the hour, then by the day."""
 
@@ -54,7 +57,6 @@ SCHEMA: Final = (
                         tidied INTEGER NOT NULL);
     CREATE TABLE spent (budget TEXT, key TEXT, since INTEGER, until INTEGER NOT NULL, {_NUMBERS},
                         PRIMARY KEY (budget, key, since)) WITHOUT ROWID;
-    CREATE INDEX spent_until ON spent (until);
     CREATE TABLE reserved (call TEXT PRIMARY KEY, server TEXT NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE usage (since INTEGER, hours INTEGER, principal TEXT, workflow TEXT, tool TEXT, lost INTEGER NOT NULL,
                         {_NUMBERS}, PRIMARY KEY (since, hours, principal, workflow, tool)) WITHOUT ROWID
@@ -114,7 +116,6 @@ def reserve(connection: sqlite3.Connection, clocks: Clocks, server: str, asked: 
             return _refused(connection, clocks, asked, line, takes)
         left = {name: limit - spent.get(name, 0) for name, limit in line.limits.items()}
         granted.append(Granted(line=line, takes=takes, left=left, refills=_refills(line, clocks, time)))
-    _write_time(connection, clocks, time)
     rows = []
     for each in granted:
         since, until = window(each.line.every, time)
@@ -133,7 +134,6 @@ def spend(connection: sqlite3.Connection, clocks: Clocks, asked: Asked) -> Refus
         takes = taken(line, _spent(connection, line, time), asked.worst)
         if isinstance(takes, str):
             return _refused(connection, clocks, asked, line, takes)
-    _write_time(connection, clocks, time)
     for line in asked.lines:
         _add(connection, line, *window(line.every, time), asked.worst)
     return None
@@ -151,12 +151,11 @@ def settle(connection: sqlite3.Connection, clocks: Clocks, call_id: str, spender
         connection.execute(_CORRECT, (*more, name, key, since))
     if spent:
         _use(connection, clocks, spender, spent)
-    _write_time(connection, clocks, _time(connection, clocks))
 
 
 def left(connection: sqlite3.Connection, clocks: Clocks, lines: Sequence[Line]) -> list[Left]:
     """What is left of each."""
-    return _left(connection, clocks, _time(connection, clocks), lines)
+    return _left(connection, clocks, _time(connection, clocks, keep=False), lines)
 
 
 def tidy(connection: sqlite3.Connection, clocks: Clocks, is_gone: Callable[[str], bool]) -> list[str]:
@@ -166,7 +165,7 @@ def tidy(connection: sqlite3.Connection, clocks: Clocks, is_gone: Callable[[str]
         Ids of these calls.
     """
     time = _time(connection, clocks)
-    _write_time(connection, clocks, time, tidied=time)
+    connection.execute("UPDATE clock SET tidied = ?", (time,))
     servers = [name for (name,) in connection.execute("SELECT DISTINCT server FROM reserved").fetchall()]
     lost: list[str] = []
     for server in filter(is_gone, servers):
@@ -195,23 +194,22 @@ def tidy(connection: sqlite3.Connection, clocks: Clocks, is_gone: Callable[[str]
 def is_untidy(connection: sqlite3.Connection, clocks: Clocks) -> bool:
     """Whether it is time for ``tidy``."""
     found = connection.execute("SELECT tidied FROM clock").fetchone()
-    return found is None or _time(connection, clocks) - found[0] >= TIDY_MS
+    return found is None or _time(connection, clocks, keep=False) - found[0] >= TIDY_MS
 
 
-def _time(connection: sqlite3.Connection, clocks: Clocks) -> int:
+def _time(connection: sqlite3.Connection, clocks: Clocks, *, keep: bool = True) -> int:
+    """The time now; kept at most once in ``KEEP_MS``, since within a boot it follows from what was kept before."""
     found = connection.execute("SELECT time, boot, since_boot FROM clock").fetchone()
     last = None if found is None else Mark(time=found[0], boot=found[1], since_boot=found[2])
-    return advanced(last, clocks).time
-
-
-def _write_time(connection: sqlite3.Connection, clocks: Clocks, time: int, tidied: int | None = None) -> None:
-    done = connection.execute(
-        "UPDATE clock SET time = ?, boot = ?, since_boot = ?, tidied = coalesce(?, tidied)",
-        (time, clocks.boot, clocks.since_boot, tidied),
-    )
-    if not done.rowcount:
-        row = (time, clocks.boot, clocks.since_boot, time if tidied is None else tidied)
-        connection.execute("INSERT INTO clock VALUES (?, ?, ?, ?)", row)
+    mark = advanced(last, clocks)
+    if not keep or (last is not None and last.boot == mark.boot and mark.time - last.time < KEEP_MS):
+        return mark.time
+    row = (mark.time, mark.boot, mark.since_boot)
+    if last is None:
+        connection.execute("INSERT INTO clock VALUES (?, ?, ?, ?)", (*row, mark.time))
+    else:
+        connection.execute("UPDATE clock SET time = ?, boot = ?, since_boot = ?", row)
+    return mark.time
 
 
 def _spent(connection: sqlite3.Connection, line: Line, time: int) -> dict[str, int]:
