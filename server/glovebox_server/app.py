@@ -25,8 +25,6 @@ from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.segments.rotation import Retention, Rotation
-from glovebox_server.audit.segments.statements import Signs
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import validated
 from glovebox_server.broker.broker import Broker
@@ -50,6 +48,7 @@ from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep.environments import required
+from glovebox_server.upkeep.log import rotation
 from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -298,17 +297,6 @@ async def _on_record(audit: AuditLog, started: ServerStarted, ended: list[str]) 
         reason = ended[0] if ended else "done"
         with anyio.CancelScope(shield=True):
             await audit.append(ServerStopped(reason=reason, longest_stall_ms=event_loop.longest_stall_ms()))
-
-
-def retention(settings: Settings) -> Retention:
-    """What of the audit log may be removed: nothing unless a setting says so."""
-    days, mib = settings.audit_keep_days, settings.audit_keep_mib
-    return Retention(seconds=None if days is None else days * 86400, bytes=None if mib is None else mib * 2**20)
-
-
-def rotation(settings: Settings, signer: Signs) -> Rotation:
-    """How the audit log rotates."""
-    return Rotation(signer=signer, retention=retention(settings))
 
 
 def _packages(environments: Mapping[str, Environment], tool: str) -> str:

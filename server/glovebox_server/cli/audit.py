@@ -122,7 +122,7 @@ def audit_prove(settings: Settings, call_id: str) -> None:
 def audit_seal(settings: Settings) -> None:
     """Seal what is written so far, so that it can be proved."""
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
-    from glovebox_server.cli.actions.commands import audit_log  # noqa: PLC0415 - see the module's header
+    from glovebox_server.upkeep.log import audit_log  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.seal(settings.state_dir / "audit", out, lambda: audit_log(settings)))
 

@@ -16,12 +16,10 @@ from rich.text import Text as Plain
 
 from glovebox_profiles.load.loader import ProfileSet
 from glovebox_sandboxes import strict_json
-from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
-from glovebox_server.audit.file import LogFile
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.terminal import print_json, print_question, print_table
 from glovebox_server.errors import InvalidArguments
@@ -29,10 +27,10 @@ from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.governance.approvals.question import Answer, Question
 from glovebox_server.governance.approvals.shown import shown
 from glovebox_server.printable import LAYOUT, printable
-from glovebox_server.receipts.keys import Signer
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.log import audit_log, retention
 
 #: Longest line that is read for an answer: the longest that a terminal hands over (termios(3), canonical mode).
 MAX_ANSWER_BYTES = 4096
@@ -216,7 +214,7 @@ def clean(settings: Settings, out: Console, *, dry_run: bool, as_json: bool) -> 
 
     if settings.state_dir.exists():
         prepare_state(settings.state_dir)  # nothing is looked for in what somebody else may fill
-    kept = apps.retention(settings)
+    kept = retention(settings)
     items = cleaning.look(settings, kept) if dry_run else cleaning.clean(settings, kept, partial(audit_log, settings))
     total = sum(item.bytes for item in items)
     if as_json:
@@ -232,13 +230,6 @@ def clean(settings: Settings, out: Console, *, dry_run: bool, as_json: bool) -> 
     words = "would be removed" if dry_run else "removed"
     out.print(Plain(f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {words}."))
     return OK
-
-
-def audit_log(settings: Settings) -> LogFile:
-    """The audit log, opened to write to it without serving anybody."""
-    owner = new_owner()
-    rotates = apps.rotation(settings, Signer.load(settings.state_dir))
-    return LogFile(settings.state_dir / "audit", f"g{owner.pid}-{owner.started}", rotates)
 
 
 def given(settings: Settings, *names: str) -> list[str]:

@@ -17,20 +17,18 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import Event, draft
-from glovebox_server.cli.actions.commands import audit_log
 from glovebox_server.cli.terminal import print_json, print_question, print_table
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK
 from glovebox_server.governance.approvals import answering, store
 from glovebox_server.governance.approvals import stats as counting
-from glovebox_server.governance.approvals.lifting import permanent
 from glovebox_server.governance.approvals.question import Answer, Reach
-from glovebox_server.governance.approvals.shown import shown
 from glovebox_server.governance.approvals.states import State
 from glovebox_server.governance.approvals.store import Standing
 from glovebox_server.governance.database import Database
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
+from glovebox_server.upkeep.log import audit_log
 
 _OPEN: Final[tuple[State, ...]] = ("pending", "allowed")
 _LEAST: Final = 6
@@ -65,6 +63,8 @@ def grants(settings: Settings, out: Console, *, as_json: bool) -> int:
 
 def show(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int:
     """Show one question whole; see ``glovebox approvals show``."""
+    from glovebox_server.governance.approvals.shown import shown  # noqa: PLC0415 - brings profiles
+
     with _store(settings) as database:
         found = _named(database, wanted)
     if as_json:
@@ -78,6 +78,8 @@ def show(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int
 
 def as_rule(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int:
     """Show the change that would make a yes permanent; see ``glovebox approvals allow --rule``."""
+    from glovebox_server.governance.approvals.lifting import permanent  # noqa: PLC0415 - brings profiles and policy
+
     with _store(settings) as database:
         about = _named(database, wanted).question.subject
     if about.lifted is None:

@@ -11,7 +11,6 @@ from rich.text import Text as Plain
 
 from glovebox_sandboxes.plural import counted
 from glovebox_server.audit.events import Event, StopLifted, draft
-from glovebox_server.cli.actions.commands import audit_log
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.governance.stops.stop import MAX_BECAUSE, Scope, Stop, new_stop, stops_of
@@ -19,6 +18,7 @@ from glovebox_server.governance.stops.stops import made
 from glovebox_server.printable import printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
+from glovebox_server.upkeep.log import audit_log
 
 __all__ = ["MAX_BECAUSE", "listed", "resume", "stop"]
 

@@ -11,7 +11,6 @@ from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.audit.events import TokenCreated, TokenRevoked, draft
-from glovebox_server.cli.actions.commands import audit_log
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.governance import policy as policies
@@ -19,6 +18,7 @@ from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 from glovebox_server.transport.tokens import Token
+from glovebox_server.upkeep.log import audit_log
 
 #: The tokens that ``client-config`` makes: of these names, the first that is free, and then with a number behind it.
 FIRST, NEXT = "default", "client"

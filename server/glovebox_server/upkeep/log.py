@@ -1,0 +1,26 @@
+"""The audit log of a state directory as its settings want it: how long it is kept, and opened for a command."""
+
+from glovebox_sandboxes.host.owner import new_owner
+from glovebox_server.audit.file import LogFile
+from glovebox_server.audit.segments.rotation import Retention, Rotation
+from glovebox_server.audit.segments.statements import Signs
+from glovebox_server.receipts.keys import Signer
+from glovebox_server.settings import Settings
+
+
+def retention(settings: Settings) -> Retention:
+    """What of the audit log may be removed: nothing unless a setting says so."""
+    days, mib = settings.audit_keep_days, settings.audit_keep_mib
+    return Retention(seconds=None if days is None else days * 86400, bytes=None if mib is None else mib * 2**20)
+
+
+def rotation(settings: Settings, signer: Signs) -> Rotation:
+    """How the audit log rotates."""
+    return Rotation(signer=signer, retention=retention(settings))
+
+
+def audit_log(settings: Settings) -> LogFile:
+    """The audit log, opened to write to it without serving anybody."""
+    owner = new_owner()
+    rotates = rotation(settings, Signer.load(settings.state_dir))
+    return LogFile(settings.state_dir / "audit", f"g{owner.pid}-{owner.started}", rotates)
