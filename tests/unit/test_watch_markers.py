@@ -8,13 +8,16 @@ import json
 import quopri
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glovebox_sandboxes.contract.outcome import Blob, Captured, Changes, Outcome, Shown, SkippedFile, Usage
 from glovebox_server.governance.watch.look import LIVE_BYTES, Look, of_url
 from glovebox_server.governance.watch.markers import Needles, Scanner
 from glovebox_server.governance.watch.secrets import MAX_WORDS, PATTERNS, kind_of_secret
@@ -137,6 +140,42 @@ def test_what_is_printed_live_is_shown_until_a_marker_is_in_it() -> None:
     shown.clear()
     Look(Needles.of({}), secrets=True).printed(shown.append)(MARKER.encode())
     assert shown == [MARKER]
+
+
+def an_outcome(**changed: Any) -> Outcome:
+    """What a program that did nothing comes to."""
+    nothing = Captured(text="", total_bytes=0, dropped_bytes=0)
+    outcome = Outcome(
+        ended="exited", code=0, reason="", stdout=nothing, stderr=nothing, value=None, blobs=(), skipped=(),
+        usage=Usage(wall_ms=1, cpu_ms=1, memory_peak_bytes=1),
+    )  # fmt: skip
+    return replace(outcome, **changed)
+
+
+_TEXT = Captured(text=MARKER, total_bytes=40, dropped_bytes=0)
+_SHOWN = Shown(name="a.png", media_type="image/png", data=b"PNG" + MARKER.encode())
+PARTS: Mapping[str, Outcome] = {
+    "stdout": an_outcome(stdout=_TEXT),
+    "stderr": an_outcome(stderr=_TEXT),
+    "value": an_outcome(value={"text": [MARKER]}),
+    "problem": an_outcome(problems=(MARKER,)),
+    "name of a file": an_outcome(skipped=(SkippedFile(name=f"{MARKER}.txt", reason="x"),)),
+    "picture": an_outcome(blobs=(Blob(media_type="image/png", data=MARKER.encode()),)),
+    "copy of a picture": an_outcome(blobs=(Blob(media_type="image/png", data=b"PNG", shown=_SHOWN),)),
+    "copy of a file": an_outcome(shown=(_SHOWN,)),
+    "name of a change": an_outcome(
+        changes=Changes(created=(), changed=(f"a/{MARKER}",), deleted=(), counts={}, patch=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_whatever_a_job_gives_back_is_looked_at(part: str) -> None:
+    """The control is what gives back nothing."""
+    for outcome, hits in ((PARTS[part], 1), (an_outcome(), 0)):
+        look = Look(NEEDLES, secrets=True)
+        look.search(look.pieces(outcome))
+        assert len({each.what for each in look.findings}) == hits
 
 
 _B = "Ab3" * 40

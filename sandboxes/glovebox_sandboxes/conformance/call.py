@@ -2,7 +2,8 @@
 
 The format of ``calls/*.toml``, beside that of ``case``, which is about a sandbox alone. In texts of a case
 ``{{host NAME}}`` stands for what is planted on the host under that name (see ``host``), and ``{{artifact NAME}}`` for
-the address of a file that the call before it gave back. Patterns are regular expressions that must match the whole of
+the address of a file that the call before it gave back; ``{{canary even}}`` and ``{{canary odd}}`` are the letters of a
+canary's marker, by turns. Patterns are regular expressions that must match the whole of
 a field and some part of a text. Nothing here may import a driver or do I/O beyond reading its own files.
 """
 
@@ -35,6 +36,8 @@ class Call(Strict):
     """``gone``: a directory that does not exist, so that no sandbox can be set up."""
     cancel: _Pattern = ""
     """The call is cancelled as soon as what it printed matches this."""
+    stop: _Pattern = ""
+    """An operator stops the call as soon as what it printed matches this."""
 
     refused: str = ""
     """The rule that refuses it."""
@@ -90,7 +93,7 @@ class CallCase(Claim, Call):
         return self.control.model_copy(update=asked)
 
 
-_ASKED = ("tool", "arguments", "raw", "profile", "profiled", "policy", "caller", "workspace", "cancel")
+_ASKED = ("tool", "arguments", "raw", "profile", "profiled", "policy", "caller", "workspace", "cancel", "stop")
 
 _SHIPPED = resources.files(__package__).joinpath("calls")
 

@@ -8,9 +8,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ from glovebox_server.failures import failure_of
 from glovebox_server.governance import policy as policies
 from glovebox_server.governance.approvals.question import Question
 from glovebox_server.governance.rights import Rights, RightsOf, Roles
+from glovebox_server.governance.stops.stop import new_stop, stops_of
+from glovebox_server.governance.watch.canaries import canaries_of, new_canary
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
 
@@ -101,6 +105,11 @@ class CallHarness:
         self._host = host
         self._directory = directory
         self._state = app.settings.state_dir
+        self._stops = stops_of(self._state)
+        # Known to the server, and in no file: a case's program puts it together.
+        canary = new_canary(host.workspace, "none")
+        canaries_of(self._state).add(canary.id, canary.model_dump_json().encode())
+        self._marker = canary.marker
 
     async def judge(self, case: CallCase, driver: str) -> Judged:
         """Make the calls of one case on this driver and judge them."""
@@ -125,6 +134,7 @@ class CallHarness:
         seen = _Seen()
         names = {f"host {name}": str(value) for name, value in self._host.names.items()}
         names |= {f"artifact {name}": uri for name, uri in uris.items()}
+        names |= {"canary even": self._marker[::2], "canary odd": self._marker[1::2]}
         try:
             await self._make(call, driver, names, seen)
         except ValueError as problem:
@@ -152,10 +162,16 @@ class CallHarness:
         given = strict_json.check(_filled(call.raw, names)) if call.raw is not None else _filled(call.arguments, names)
         seen.call_id, seen.tool = new_call_id(), call.tool
         with anyio.CancelScope() as scope:
-            listener = _Listener(seen, scope, call.cancel)
+            listener = _Listener(seen, [(call.cancel, scope.cancel), (call.stop, partial(self._stop, seen.call_id))])
             seen.result = await broker.submit(_principal(call.caller), call.tool, given, listener, call_id=seen.call_id)
         if scope.cancelled_caught:
             seen.how = "cancelled"
+        for name in self._stops.names():
+            self._stops.remove(name)
+
+    def _stop(self, call_id: str) -> None:
+        stop = new_stop("call", call_id, because="The case says so.", by="proof", made=datetime.now(UTC))
+        self._stops.add(stop.id, stop.encoded())
 
     def _rights(self, call: Call, profiles: ProfileSet, served: Path | None) -> RightsOf:
         """What the case's policy leaves whoever calls; without one, what its profile says."""
@@ -215,12 +231,11 @@ class CallHarness:
 
 
 class _Listener:
-    """Hears what is printed, and cancels when the case says so."""
+    """Hears what is printed, and does what the case says, once, when it matches."""
 
-    def __init__(self, seen: _Seen, scope: anyio.CancelScope, pattern: str) -> None:
+    def __init__(self, seen: _Seen, when: Sequence[tuple[str, Callable[[], None]]]) -> None:
         self._seen = seen
-        self._scope = scope
-        self._pattern = pattern
+        self._when = [(pattern, act) for pattern, act in when if pattern]
 
     def progress(self, message: str) -> None:
         """Nothing is done with signs of life."""
@@ -228,8 +243,11 @@ class _Listener:
     def printed(self, text: str) -> None:
         """Keep it."""
         self._seen.printed += text
-        if self._pattern and re.search(self._pattern, self._seen.printed):
-            self._scope.cancel()
+        for each in tuple(self._when):
+            pattern, act = each
+            if re.search(pattern, self._seen.printed):
+                self._when.remove(each)
+                act()
 
     def ended_by(self) -> str:
         """The case is the client."""

@@ -86,6 +86,14 @@ def canaries_of(state_dir: Path) -> Files[Canary]:
     )
 
 
+def new_canary(workspace: Path, path: str) -> Canary:
+    """Make a canary with a marker of its own; nothing is written."""
+    marker = "".join(secrets.choice(_MARKS) for _ in range(MARKER_LENGTH))
+    return Canary(
+        id=f"y_{new_call_id()[2:]}", workspace=str(workspace), path=path, marker=marker, made=datetime.now(UTC)
+    )
+
+
 def plant(state_dir: Path, workspace: Path, path: str) -> Canary:
     """Put a new canary into a workspace. The server knows it before its file is there.
 
@@ -93,10 +101,7 @@ def plant(state_dir: Path, workspace: Path, path: str) -> Canary:
         CanaryProblem: there is something of that name, or it cannot be made.
         CanariesUnusable: it cannot be remembered, or there are too many.
     """
-    marker = "".join(secrets.choice(_MARKS) for _ in range(MARKER_LENGTH))
-    canary = Canary(
-        id=f"y_{new_call_id()[2:]}", workspace=str(workspace), path=path, marker=marker, made=datetime.now(UTC)
-    )
+    canary = new_canary(workspace, path)
     files = canaries_of(state_dir)
     files.add(canary.id, canary.model_dump_json().encode())
     try:

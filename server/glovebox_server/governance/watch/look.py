@@ -77,9 +77,17 @@ class Look:
         texts = [("stdout", outcome.stdout.text), ("stderr", outcome.stderr.text)]
         if outcome.value is not None:
             texts.append(("value", json.dumps(outcome.value)))
-        texts += [("file", each.name) for each in outcome.skipped]
+        if self._needles:
+            changed = outcome.changes
+            names = () if changed is None else (*changed.created, *changed.changed, *changed.deleted)
+            texts += [("file", name) for name in (*(each.name for each in outcome.skipped), *names)]
+            texts += [("value", each) for each in outcome.problems]
         found = [(where, text.encode("utf-8", "replace")) for where, text in texts if text]
-        return [*found, *(("picture", blob.data) for blob in outcome.blobs)] if self._needles else found
+        if self._needles:
+            pictures = [blob.data for blob in outcome.blobs]
+            pictures += [copy.data for copy in (*outcome.shown, *(blob.shown for blob in outcome.blobs)) if copy]
+            found += [("picture", data) for data in pictures]
+        return found
 
     def search(self, pieces: Iterable[Piece]) -> None:
         """Look at pieces one after the other: what is cut between two of them is found too."""

@@ -1,0 +1,194 @@
+"""``glovebox stop``, ``resume`` and ``stops``: recorded before they act, and in force whatever the disk does."""
+
+import json
+import os
+import signal
+import subprocess  # noqa: TID251 - a whole command is killed
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.fixtures.audit_logs import log_lines
+from tests.unit.test_stops import a_stop, full
+
+from glovebox_server.audit.verify import verify
+from glovebox_server.cli.main import main
+from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.governance.stops.stop import stops_of
+from glovebox_server.secret_files import SecretUnusable
+
+
+def run(place: Path, *words: str) -> tuple[int, str]:
+    """One command on the state directory."""
+    found = CliRunner().invoke(main, [*words, "--state-dir", str(place)])
+    return found.exit_code, found.output
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory that nobody has used."""
+    return tmp_path / "state"
+
+
+def test_stopping_listing_and_resuming_are_on_record(state: Path) -> None:
+    """Two events that say what, why and who; the log is whole."""
+    status, text = run(state, "stop", "--tool", "run_python", "--because", "it went\x1b[2J wild", "--json")
+    found = json.loads(text)
+    assert (status, found["recorded"], found["everything"]) == (OK, True, False)
+    identity = found["stop"]["id"]
+    assert found["stop"]["because"] == "it went\\x1b[2J wild"
+    status, text = run(state, "stops", "list")
+    assert status == OK
+    assert identity in text
+    assert "tool run_python" in text
+    assert run(state, "resume", identity) == (OK, "1 stop lifted.\n")
+    assert json.loads(run(state, "stops", "list", "--json")[1]) == {"stops": [], "damaged": []}
+    records = [json.loads(line) for line in log_lines(state / "audit")]
+    assert [each["kind"] for each in records] == ["stop.made", "stop.lifted"]
+    assert records[0]["data"]["stop"] == records[1]["data"]["stop"] == identity
+    assert verify(state / "audit").ok
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("stop", "--because", "x"), "Say what to stop"),
+        (("stop", "--all", "--tool", "run_python", "--because", "x"), "Say what to stop"),
+        (("stop", "--all"), "--because"),
+        (("stop", "--all", "--because", " "), "1 to 500 characters"),
+        (("stop", "--tool", "run_pyton", "--because", "x"), "there are fetch_url"),
+        (("stop", "--call", "last", "--because", "x"), "a call's id"),
+        (("stop", "--run", "r_1", "--because", "x"), "a run's id"),
+        (("stop", "--principal", "ci", "--because", "x"), "token:ci"),
+        (("stop", "--workflow", "No!", "--because", "x"), "name of a workflow"),
+        (("resume",), "Name one stop"),
+        (("resume", "x", "--all"), "Name one stop"),
+        (("resume", "s_1"), "There is no stop s_1"),
+    ],
+)
+def test_a_slip_stops_nothing_and_says_what_to_write(words: tuple[str, ...], told: str, state: Path) -> None:
+    """A stop that names nobody would be believed."""
+    status, text = run(state, *words)
+    assert status == USAGE
+    assert told in text
+    assert stops_of(state).read().items == ()
+
+
+def test_a_stop_that_cannot_be_recorded_still_stops_and_says_so(state: Path) -> None:
+    """The log's place is taken by a file; lifting it needs the record, and waits for that."""
+    state.mkdir(mode=0o700)
+    (state / "audit").write_text("")
+    status, text = run(state, "stop", "--all", "--because", "now")
+    assert status == OK
+    assert "not in the audit log" in text
+    (stop,) = stops_of(state).read().items
+    assert run(state, "resume", stop.id)[0] == UNAVAILABLE
+    assert stops_of(state).read().items == (stop,)
+    (state / "audit").unlink()
+    assert run(state, "resume", "--all")[0] == OK
+
+
+def test_a_log_that_does_not_answer_holds_no_stop_up(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs is not waited for longer than the bound."""
+    from glovebox_server.cli.actions.governance import stops as commands  # noqa: PLC0415 - its bound is changed
+
+    monkeypatch.setattr(commands, "audit_log", lambda _settings: time.sleep(1))
+    monkeypatch.setattr(commands, "RECORD_SECONDS", 0.05)
+    began = time.monotonic()
+    status, text = run(state, "stop", "--all", "--because", "now")
+    assert time.monotonic() - began < 0.8
+    assert status == OK
+    assert "did not answer in time" in text
+    assert len(stops_of(state).read().items) == 1
+
+
+def test_where_the_disk_is_full_everything_is_stopped_instead(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without content needs no room; the control is a disk with room, where one tool is."""
+    full(monkeypatch, also_empty=False)
+    status, text = run(state, "stop", "--tool", "run_python", "--because", "now")
+    assert status == OK
+    assert "so everything is" in text
+    status, text = run(state, "stops", "list")
+    assert status == UNAVAILABLE
+    assert "Everything is stopped" in text
+    monkeypatch.undo()
+    assert run(state, "resume", "--all") == (OK, "1 stop lifted.\n")
+    assert run(state, "stops", "list") == (OK, "0 stops in force.\n")
+
+
+FULL_DISK = """
+import errno, os, sys
+from click.testing import CliRunner
+from glovebox_server.cli.main import main
+place = sys.argv[1]
+filler = os.open(place + "/filler", os.O_WRONLY | os.O_CREAT, 0o600)
+try:
+    while True:
+        os.write(filler, bytes(512))
+except OSError as problem:
+    assert problem.errno == errno.ENOSPC
+def run(*words):
+    found = CliRunner().invoke(main, [*words, "--state-dir", place + "/state"])
+    print(found.exit_code, found.output)
+    return found
+os.mkdir(place + "/state", 0o700)
+assert "so everything is" in run("stop", "--tool", "run_python", "--because", "now").output
+assert "Everything is stopped" in run("stops", "list").output
+os.ftruncate(filler, 0)
+assert run("resume", "--all").exit_code == 0
+assert run("stop", "--tool", "run_python", "--because", "now").exit_code == 0
+assert "tool run_python" in run("stops", "list").output
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_disk_of_its_own_has_room_for_a_stop(tmp_path: Path) -> None:
+    """A real one; the control is the same command once there is room."""
+    place = tmp_path / "small"
+    place.mkdir(mode=0o700)
+    script = f'mount -t tmpfs -o size=512k,mode=700 none {place} && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-c", FULL_DISK, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_where_nothing_can_be_made_the_command_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not be believed; the control is the test above."""
+    full(monkeypatch, also_empty=True)
+    found = CliRunner().invoke(main, ["stop", "--all", "--because", "now", "--state-dir", str(state)])
+    assert found.exit_code == UNAVAILABLE
+
+
+def test_there_are_never_more_stops_than_are_looked_at(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is refused with what to do; the control is the last that fits."""
+    state.mkdir(mode=0o700)
+    files = stops_of(state)
+    files._most = 2
+    for _ in range(2):
+        stop = a_stop()
+        files.add(stop.id, stop.encoded())
+    with pytest.raises(SecretUnusable, match="2 files already"):
+        files.add("s_" + "2" * 26, b"")
+
+
+KILLED = """
+import os, signal, sys
+from glovebox_server.governance.files import Files
+Files.add = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+from glovebox_server.cli.entry import run
+sys.argv = ["glovebox", "stop", "--all", "--because", "now", "--state-dir", sys.argv[1]]
+sys.exit(run())
+"""
+
+
+def test_killed_between_the_record_and_the_act_it_is_made_again(state: Path) -> None:
+    """The record is there and no stop: never the other way round, and nothing is in the next one's way."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(state)], check=False, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert b'"kind":"stop.made"' in log_lines(state / "audit")[-1]
+    assert stops_of(state).read().items == ()
+    assert run(state, "stop", "--all", "--because", "again")[0] == OK
+    assert len(stops_of(state).read().items) == 1
+    assert verify(state / "audit").ok
