@@ -1,4 +1,4 @@
-"""``python -m tests.interaction.conformance_server DIRECTORY``: our assembly with what the conformance runner calls.
+"""``python -m tests.interaction.conformance_server DIRECTORY token|oauth``: ours, with what the official runner calls.
 
 McpServer, gate and transports are the real ones. Two things are added around them: the runner's fixtures, tried before
 our own tools, and a token on each request, because the runner cannot send one. Prints its URL as one line.
@@ -7,7 +7,9 @@ our own tools, and a token on each request, because the runner cannot send one. 
 import contextlib
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import uvicorn
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.fixtures.callers import a_token
+from tests.fixtures.issuers import an_issuer
 from tests.interaction.conformance_fixtures import PROMPTS, RESOURCES, TEMPLATE, TOOLS, prompt, resource
 from tests.interaction.conformance_rounds import ROUNDS, prompt_round
 from tests.interaction.fakes import fake_app
@@ -25,6 +28,7 @@ from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import McpServer, build
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.callers import Callers
+from glovebox_server.transport.oauth.authority import OAuth, Scopes, authority_of
 from glovebox_server.transport.serve import by_token, http_application
 
 TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other server
@@ -92,30 +96,36 @@ class Fixtures:
         return types.CompleteResult(completion=types.Completion(values=[], total=0, has_more=False))
 
 
-def _with_token(inner: ASGIApp) -> ASGIApp:
+def _with_token(inner: ASGIApp, token: str) -> ASGIApp:
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["headers"] = [*scope["headers"], (b"authorization", f"Bearer {TOKEN}".encode())]
+            scope["headers"] = [*scope["headers"], (b"authorization", f"Bearer {token}".encode())]
         await inner(scope, receive, send)
 
     return application
 
 
-async def _main(directory: Path) -> None:
-    async with fake_app(directory) as app:
+async def _main(directory: Path, way: str) -> None:
+    async with fake_app(directory) as app, AsyncExitStack() as stack:
         surface = build(app, by_token)
         Fixtures(surface)
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
             callers = Callers({"runner": a_token("runner", TOKEN)})
-            inner, _ = http_application(surface, app.artifacts, callers, app.refusals)
-            gate = AuthMiddleware(inner, hosts=hosts, callers=callers)
-            config = uvicorn.Config(_with_token(gate), log_config=None, ws="none", timeout_graceful_shutdown=1)
+            inner, _ = http_application(surface, app.artifacts, callers, app.refusals, subjects=way == "oauth")
+            authority, token = None, TOKEN
+            if way == "oauth":
+                issuer = await stack.enter_async_context(an_issuer())
+                authority = authority_of(OAuth(issuer=issuer.url), hosts, Scopes())
+                await authority.issuer.fetch()
+                token = issuer.token(f"http://{hosts[0]}/mcp", exp=int(time.time()) + 3600)
+            gate = AuthMiddleware(inner, hosts=hosts, callers=callers, authority=authority)
+            config = uvicorn.Config(_with_token(gate, token), log_config=None, ws="none", timeout_graceful_shutdown=1)
             sys.stdout.write(f"http://127.0.0.1:{port}/mcp\n")
             sys.stdout.flush()
             await uvicorn.Server(config).serve(sockets=[listener])
 
 
 if __name__ == "__main__":
-    anyio.run(_main, Path(sys.argv[1]))
+    anyio.run(_main, Path(sys.argv[1]), sys.argv[2])

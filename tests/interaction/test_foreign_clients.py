@@ -73,16 +73,17 @@ def test_the_inspector_calls_a_tool(transport: str, tmp_path: Path) -> None:
     assert result["content"][0]["text"] == "echo plot"
 
 
+@pytest.mark.parametrize("way", ["token", "oauth"])
 @pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
 @pytest.mark.timeout(300)
-def test_the_official_conformance_runner_finds_nothing_missing(revision: str, tmp_path: Path) -> None:
-    """Every scenario that a revision requires passes; there is no list of expected failures.
+def test_the_official_conformance_runner_finds_nothing_missing(revision: str, way: str, tmp_path: Path) -> None:
+    """Every scenario that a revision requires passes, whatever lets the runner in; no failure is expected.
 
     What the runner runs besides and does not score fails where Glovebox has nothing: tools as tasks (an extension),
     and two scenarios that the runner itself calls pending.
     """
     place = node.directory()
-    with _started(sys.executable, "-m", "tests.interaction.conformance_server", str(tmp_path)) as line:
+    with _started(sys.executable, "-m", "tests.interaction.conformance_server", str(tmp_path), way) as line:
         command = ["conformance", "server", "--url", line.strip(), "--requirements", revision]
         printed = node.run(place, *command, "-o", str(tmp_path / "results"), seconds=node.CONFORMANCE_SECONDS)
     summary = printed.partition("=== SUMMARY ===")[2].partition("Not scored")[0]

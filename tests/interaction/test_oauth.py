@@ -1,11 +1,14 @@
 """Callers that come with access tokens: real clients that sign in, at two implementations of an identity provider."""
 
+import json
 import re
 import subprocess  # noqa: TID251 - the identity provider is a process of its own
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import httpx2
 import pytest
 from tests.fixtures.issuers import SCOPES, an_issuer
@@ -38,6 +41,22 @@ async def test_a_client_that_knows_only_the_address_signs_in_and_calls(mode: str
     (record,) = decided(tmp_path)
     assert record.data["principal"] == f"oauth:{issuer.url}#alice"
     assert record.data["user"].startswith("Alice via ")
+
+
+@pytest.mark.parametrize("sdk", ["v1", "v2"])
+async def test_the_typescript_sdk_signs_in_too(sdk: str, tmp_path: Path) -> None:
+    """Both major versions: for this server as the resource, with PKCE."""
+    place = node.directory()
+    async with an_issuer() as issuer, served(tmp_path, "http", oauth=OAuth(issuer=issuer.url)) as server:
+        script = str(node.HERE / "typescript" / "sign_in.mjs")
+        printed = await anyio.to_thread.run_sync(node.run, place, "node", script, sdk, server.url)
+        assert json.loads(printed) == {
+            "refused": "UnauthorizedError",
+            "asked": [{"resource": f"{server.url}/mcp", "pkce": "S256"}],
+            "stdout": "echo 1",
+        }
+    (record,) = decided(tmp_path)
+    assert record.data["principal"] == f"oauth:{issuer.url}#alice"
 
 
 @contextmanager

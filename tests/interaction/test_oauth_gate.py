@@ -72,6 +72,7 @@ async def test_a_stranger_is_told_where_to_sign_in_and_nothing_else(tmp_path: Pa
                 "scopes_supported": ["glovebox:reader", "glovebox:analyst"], "bearer_methods_supported": ["header"],
             }  # fmt: skip
         place = f"{server.url}{METADATA_PATH}/mcp"
+        assert (await asked(place, "a-token-that-expired")).status_code == 200
         assert (await asked(place, Host="evil.example")).status_code == 421
         assert (await asked(place, Origin="https://evil.example")).status_code == 403
         assert (await asked(f"{server.url}{METADATA_PATH}/health")).status_code == 404
@@ -119,6 +120,11 @@ async def test_tokens_that_are_none_are_refused_and_those_that_are_let_in(tmp_pa
         twice = [("Authorization", f"Bearer {good}"), ("Authorization", f"Bearer {good}")]
         async with httpx2.AsyncClient() as http:
             assert (await http.get(place, headers=twice)).status_code == 401
+        counted = server.app.refusals.totals
+        assert all(
+            counted[f"token.{why}"] for why in ("signature", "key", "issuer", "audience", "expired", "malformed")
+        )
+        assert not any(good in rule or "." not in rule for rule in counted)
         assert "longest_stall_ms" in (await asked(place, good)).json()
         assert (await asked(place, server.tokens["alice"])).status_code == 200
 

@@ -108,6 +108,23 @@ def test_what_no_token_can_be_is_told_and_makes_none(words: tuple[str, ...], why
     assert glovebox(state, "token", "create", "ci").exit_code == 0
 
 
+def test_a_role_and_a_workflow_are_the_policys(tmp_path: Path) -> None:
+    """Of the shipped example: others are told, with those that there are; these are bound and listed (the control)."""
+    policy = ("--policy", str(Path(__file__).parents[2] / "examples" / "policy.toml"))
+    for words, why in (
+        (("--role", "analist"), "there is no role 'analist'. The roles are reader, analyst"),
+        (("--workflow", "deploy"), "the policy does not know the workflow 'deploy'"),
+    ):
+        told = glovebox(tmp_path / "state", "token", "create", "ci", *words, *policy)
+        assert (told.exit_code, why in told.output) == (2, True), told.output
+    made = glovebox(
+        tmp_path / "state", "token", "create", "ci", "--role", "analyst", "--workflow", "release", *policy, "--json"
+    )
+    (listed,) = json.loads(glovebox(tmp_path / "state", "token", "list", "--json").stdout)["tokens"]
+    assert listed == {name: value for name, value in json.loads(made.stdout).items() if name != "token"}
+    assert (listed["role"], listed["workflow"]) == ("analyst", "release")
+
+
 def test_client_config_shows_a_plain_token_and_else_makes_one(tmp_path: Path) -> None:
     """JSON parses and holds the token where it must and nowhere else; a hash cannot be shown, so there is a new one."""
     state = tmp_path / "state"

@@ -69,6 +69,34 @@ def test_tokens_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     assert "chmod" in told
 
 
+def test_a_token_of_a_role_that_there_is_not_is_told(tmp_path: Path) -> None:
+    """Exit 4, with the file, the role and what to do; nothing listens."""
+    tokens = tmp_path / "state/tokens"
+    tokens.parent.mkdir(mode=0o700)
+    tokens.mkdir(mode=0o700)
+    (tokens / "ci").touch(mode=0o600)
+    (tokens / "ci").write_text(f'{{"version":1,"sha256":"{"0" * 64}","made":"2026-11-22T10:00:00Z","role":"analyst"}}')
+    served = ["serve", "--transport", "http", "--port", "0", "--state-dir", str(tmp_path / "state")]
+    code, told = ended(served, tmp_path)
+    assert code == UNAVAILABLE, told
+    assert f"{tokens}/ci: it is bound to a role that there is not, 'analyst'" in told
+    assert "http://" not in told
+
+
+@pytest.mark.parametrize(
+    ("issuer", "why"),
+    [("http://id.example", "has no TLS"), ("https://127.0.0.1:1", "for its keys"), ("id.example", "no URL")],
+)
+def test_an_issuer_that_cannot_be_used_is_told(issuer: str, why: str, tmp_path: Path) -> None:
+    """Exit 4, with the issuer and what to do; nothing listens."""
+    served = ["serve", "--transport", "http", "--port", "0", "--state-dir", str(tmp_path / "state")]
+    code, told = ended([*served, "--oauth-issuer", issuer], tmp_path)
+    assert code == UNAVAILABLE, told
+    assert why in told
+    assert "--oauth-issuer" in told
+    assert "listening" not in told
+
+
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
     """Exit 4, with the address and what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

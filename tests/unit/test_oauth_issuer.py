@@ -94,6 +94,8 @@ def _empties(theirs: AnIssuer) -> None:
         (_says(jwks_uri=7), "no jwks_uri"),
         (_says(jwks_uri="http://id.example/jwks"), "no TLS"),
         (_says(jwks_uri="file:///etc/passwd"), "no URL of a web server"),
+        (_says(jwks_uri=f"https://{'a' * 70}.example/"), "Asking the OAuth issuer"),
+        (_says(jwks_uri="https://xn--.example/"), "Asking the OAuth issuer"),
         (_says(padding="x" * issuer.MAX_DOCUMENT), "longer than"),
         (_publishes(b"x" * (issuer.MAX_DOCUMENT + 1)), "longer than"),
         (_publishes(b"[" * 5000), "not JSON|levels"),

@@ -218,6 +218,23 @@ def test_a_token_is_known_by_the_whole_of_it_only() -> None:
         assert callers.grant(presented) is None
 
 
+def test_each_token_is_compared_whichever_is_presented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the right one was found: how long it takes tells nobody how far a guess came."""
+    compared: list[tuple[str, str]] = []
+
+    def noted(known: str, presented: str) -> bool:
+        compared.append((known, presented))
+        return known == presented
+
+    callers = Callers({name: a_token(name, name * 40) for name in "abcd"})
+    monkeypatch.setattr("glovebox_server.transport.callers.hmac.compare_digest", noted)
+    for presented in ("a" * 40, "d" * 40, "a" * 39, ""):
+        compared.clear()
+        callers.grant(presented)
+        assert [known for known, _ in compared] == [tokens.digest_of(name * 40) for name in "abcd"]
+        assert {digest for _, digest in compared} == {tokens.digest_of(presented)}
+
+
 def test_awkward_paths_survive_the_shell_line() -> None:
     """A space or a quote in a path does not change the command."""
     text = client_config.for_stdio(["/opt/my tools/glovebox", "serve", "--workspace", "/home/o'brien"])

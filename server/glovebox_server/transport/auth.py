@@ -32,7 +32,7 @@ from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.transport import messages
 from glovebox_server.transport.callers import Callers, Grant, Shares
-from glovebox_server.transport.oauth.authority import METADATA_PATH, Authority
+from glovebox_server.transport.oauth.authority import METADATA_PATH, Authority, TokenRefused
 from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, Reading
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
@@ -128,8 +128,7 @@ class AuthMiddleware:
         """Answer a request that goes no further; what is no refusal, as who asks for /health, is not counted."""
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
-            stepped = caller is not None and answer.status_code == HTTPStatus.FORBIDDEN
-            rule = "http.scope" if stepped else _RULES.get(answer.status_code, "http")
+            rule = answer.rule if isinstance(answer, TokenRefused) else _RULES.get(answer.status_code, "http")
             self._refusals.note(rule, None if caller is None else caller.id)
         await answer(scope, receive, send)
 
@@ -142,12 +141,12 @@ class AuthMiddleware:
             return Response("Unknown Host", status_code=421)
         if origin and (len(origin) != 1 or origin[0].lower() not in self._origins):
             return Response("Foreign Origin", status_code=403)
-        if scope["method"] == "GET" and not _values(scope, b"authorization"):
-            if scope["path"] == HEALTH_PATH:
-                return JSONResponse({"status": "ok"})
-            if self._authority and scope["path"].startswith(METADATA_PATH):
-                return self._authority.metadata(host[0], scope["path"])
-        return None
+        if scope["method"] != "GET":
+            return None
+        if self._authority and scope["path"].startswith(METADATA_PATH):
+            return self._authority.metadata(host[0], scope["path"])
+        known = _values(scope, b"authorization") or scope["path"] != HEALTH_PATH
+        return None if known else JSONResponse({"status": "ok"})
 
     async def _identified(self, scope: Scope) -> Response | None:
         """Put the caller into the scope of what is let through; return the answer to whoever is nobody."""

@@ -62,6 +62,23 @@ class Scopes:
         return replace(principal, roles=self.of((*scopes, scope)))
 
 
+class TokenRefused(Response):
+    """The answer to whoever comes with a token that is not enough."""
+
+    def __init__(self, rule: str, told: str, status: int, challenge: str | None = None) -> None:
+        """Say it, and how to do better.
+
+        Args:
+            rule: for the record.
+            told: a sentence.
+            status: 401, 403, or 503 where it may be enough later.
+            challenge: what ``WWW-Authenticate`` says; None with 503.
+        """
+        headers = {"Retry-After": "5"} if challenge is None else {"WWW-Authenticate": challenge}
+        super().__init__(told, status_code=status, headers=headers)
+        self.rule = rule
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuth:
     """Whose access tokens are accepted."""
@@ -133,16 +150,17 @@ class Authority:
             path: of the request.
         """
         if not presented:
-            headers = {"WWW-Authenticate": self._challenge(host, path)}
-            return Response("A bearer token is needed", status_code=401, headers=headers)
+            return TokenRefused("http.token", "A bearer token is needed", 401, self._challenge(host, path))
         try:
             return await self.grant(presented)
         except BadToken as bad:
-            headers = {"WWW-Authenticate": self._challenge(host, path, "invalid_token", _TOLD[bad.reason])}
-            return Response(f"The token lets nobody in: {_TOLD[bad.reason]}", status_code=401, headers=headers)
+            told = _TOLD[bad.reason]
+            challenge = self._challenge(host, path, "invalid_token", told)
+            rule = f"token.{bad.reason.replace(' ', '_')}"
+            return TokenRefused(rule, f"The token lets nobody in: {told}", 401, challenge)
         except IssuerBusy:
             told = "A token that was not seen before cannot be checked now"
-            return Response(told, status_code=503, headers={"Retry-After": "5"})
+            return TokenRefused("token.unchecked", told, 503)
 
     def step_up(self, grant: Grant, principal: Principal, host: str, path: str, tool: str) -> Response | None:
         """The answer to a call that another scope would allow; None to everything else.
@@ -160,8 +178,8 @@ class Authority:
         # A client that asked for the new one alone would lose what it has.
         wanted = " ".join([*(each for each in self.scopes.roles if each in grant.scopes), scope])
         told = "This tool needs another scope"
-        headers = {"WWW-Authenticate": self._challenge(host, path, "insufficient_scope", told, wanted)}
-        return Response(told, status_code=403, headers=headers)
+        challenge = self._challenge(host, path, "insufficient_scope", told, wanted)
+        return TokenRefused("token.scope", told, 403, challenge)
 
     def _not_too_many(self) -> None:
         now = self.issuer.clock()

@@ -120,7 +120,7 @@ class Issuer:
                 found = await self._keys_now()
         except TimeoutError:
             raise self._unusable(f"it did not answer within {SECONDS:g} seconds") from None
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:  # of names that are none, too
             raise self._unusable(str(error) or type(error).__name__) from None
         finally:
             self._asking = False
