@@ -1,14 +1,18 @@
 """Watch rules with real sandboxes: a canary that leaves is stopped, and ordinary programs are not minded."""
 
+import re
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.fixtures import ordinary_programs
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import DRIVERS, Heard, profile, submitted
+from tests.fixtures.whole_commands import GLOVEBOX
 
 from glovebox_server import app as apps
 from glovebox_server.governance.watch.canaries import plant
+from glovebox_server.governance.watch.rules import DENIALS_IN_A_ROW
 from glovebox_server.settings import Settings
 
 READ = "text = open('/workspace/deploy.env').read()\n"
@@ -62,3 +66,40 @@ async def test_forty_ordinary_programs_raise_no_alarm(tmp_path: Path) -> None:
             assert alarms == [], code
             await submitted(app, "run_python", {"code": code}, run="r_" + "0" * 26)
         assert b'"kind":"watch.alarm"' in b"".join(log_lines(settings.state_dir / "audit"))
+
+
+ASKING = """
+version = 1
+default = "anybody"
+[roles.anybody]
+tools = ["run_python"]
+[watch]
+denials = "ask"
+[[example]]
+principal = "local:0"
+call = { tool = "run_python", arguments = { code = "1" } }
+expect = "allow"
+"""
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_run_that_is_asked_about_runs_once_an_operator_says_yes(tmp_path: Path) -> None:
+    """By the policy's word; refused until then. The control is another run, which nobody is asked about."""
+    settings = _settings(tmp_path, "bubblewrap")
+    (tmp_path / "policy.toml").write_text(ASKING)
+    (tmp_path / "policy.toml").chmod(0o600)
+    settings = settings.model_copy(update={"policy": tmp_path / "policy.toml"})
+    run, code = "r_" + "0" * 26, {"code": "print(1)"}
+    async with apps.opened(settings, "cli") as app:
+        assert not (await submitted(app, "run_python", code, run=run)).failed
+        for _ in range(DENIALS_IN_A_ROW):
+            denied = await submitted(app, "run_python", {**code, "timeout_seconds": 600}, run=run)
+            assert denied.structured["refused"]["rule"] == "limits.wall_seconds"
+        asked = await submitted(app, "run_python", code, run=run)
+        assert asked.structured["refused"]["rule"] == "approval.pending"
+        assert not (await submitted(app, "run_python", code, run="r_" + "1" * 26)).failed
+        refusal = asked.structured["refused"]
+        question = re.findall(r"a_[0-9a-z]{26}", refusal["reason"] + refusal["hint"])[0]
+        places = ["--state-dir", str(settings.state_dir), "--policy", str(settings.policy)]
+        await anyio.run_process([*GLOVEBOX, "approvals", "allow", question, *places])
+        assert not (await submitted(app, "run_python", code, run=run)).failed
