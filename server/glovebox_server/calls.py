@@ -91,6 +91,8 @@ class Decision:
     """The caller's role, where there is a policy."""
     policy_digest: str | None = None
     """``sha256:…`` of the policy in force, where there is one."""
+    reaches: tuple[str, ...] | None = None
+    """Hosts with ports that it may reach, where those are fewer than its profile's: a redirect leads to no other."""
     grants: tuple["Grant", ...] = ()
     """What was lifted for it beyond the policy."""
     approval: str | None = None

@@ -17,8 +17,11 @@ from glovebox_server.calls import Decision
 from glovebox_server.errors import Refused
 from glovebox_server.governance.approvals import approvals as module
 from glovebox_server.governance.approvals import store
+from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.approvals.question import Question
+from glovebox_server.governance.database import Database
 from glovebox_server.governance.governance import Proposal
+from glovebox_server.tools import TOOLS
 
 
 async def test_a_yes_lets_one_retry_through_and_is_used_up(tmp_path: Path) -> None:
@@ -405,6 +408,24 @@ async def test_a_rule_that_does_not_ask_costs_no_question(tmp_path: Path) -> Non
         await desk.asked(proposal(profile=quiet, rules=rules, policy="sha256:other"))
         question = await desk.asked(proposal(profile=quiet, rules=rules, principal="token:b"))
         assert question.subject.rules == ("approval.programs",)
+
+
+async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path) -> None:
+    """What it asks about is known from the call alone; the control is a call that takes longer."""
+    quiet = ASKING.model_copy(update={"approval": "none", "limits": Limits(wall_seconds=60)})
+    rules = (Approval(name="leaves", when="leaves"), Approval(name="long", when="longer_than", seconds=30))
+
+    def no_store() -> Database:
+        raise AssertionError
+
+    async with a_desk(tmp_path / "s") as desk:
+        closed = Approvals(no_store, desk.audit, TOOLS, lambda _: "", clock=desk.clock)
+        short = proposal(profile=quiet, rules=rules, timeout_seconds=30)
+        found = await closed.consult(short, None)
+        assert isinstance(found, Decision)
+        assert found.effect == "allow"
+        with pytest.raises(AssertionError):
+            await closed.consult(proposal(profile=quiet, rules=rules, timeout_seconds=31), None)
 
 
 async def test_hosts_of_a_run_are_asked_about_once(tmp_path: Path) -> None:

@@ -144,9 +144,7 @@ class Broker:
                 if not isinstance(verdict, Decision):
                     return verdict
                 decision = verdict
-                if profile.network.mode != "none":
-                    rights = lifting.widened(rights, call.tool, lifting.hosts(decision, escalation))
-                    profile = rights.profiles[call.tool]
+                profile = lifting.reaching(profile, decision, escalation)
             recorder = self.receipts.recorder(call, profile)
             await recorder.record(call_decided(call, decision, profile, inputs))
             await self.governance.decided(call, decision)

@@ -127,12 +127,16 @@ class Approvals:
         Raises:
             StoreUnusable: what was said cannot be read.
         """
-        if not (rules_of(proposal) or proposal.escalation or self._reaches(proposal)):
+        lifts = proposal.escalation or self._reaches(proposal)
+        if not (lifts or rules_of(proposal)):
             return proposal.decision
         try:
             canonical(proposal.call.arguments)
         except ValueError:
             return denied(proposal.decision, _UNSHOWABLE)
+        # What is not asked about if nothing came before it is not asked about at all: nothing has to be looked up.
+        if not lifts and asked_about(proposal, self._tools[proposal.call.tool]) is None:
+            return proposal.decision
         return await self._write(lambda db: self._consulted(db, proposal, settled))
 
     async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
@@ -249,6 +253,10 @@ class Approvals:
         at, tool = self._clock(), self._tools[proposal.call.tool]
         store.expire(db, at)
         asks = asked_about(proposal, tool, lambda *wanted: store.unknown(db, *wanted))
+        if tool.request is not None and any(each.when == "new_host" for each in rules_of(proposal)):
+            _, host = remembered(proposal, tool)
+            reaches = tuple(dict.fromkeys((*host.values, *store.known(db, host.kind, host.owner))))
+            proposal = replace(proposal, decision=replace(proposal.decision, reaches=reaches))
         whole = with_lift(asks, proposal.escalation, proposal.call.tool)
         if whole is not None and (found := self._used(db, proposal, whole, at)):
             return _allowed(proposal, whole, found, _grants([found]))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from glovebox_profiles.egress import EgressRule, parse_url
+from glovebox_profiles.egress import EgressRule, meet, parse_url
 from glovebox_profiles.egress import decide as decide_egress
 from glovebox_profiles.egress.errors import InvalidTarget
-from glovebox_profiles.egress.targets import EgressTarget
+from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
 from glovebox_server.calls import Decision, Grant, ToolCall
@@ -148,10 +148,22 @@ def widened(rights: Rights, tool: str, grants: Iterable[Grant | Escalation]) -> 
     return rights
 
 
-def hosts(decision: Decision, already: Escalation | None) -> list[Grant]:
-    """Hosts that were granted to a call, but for the one that its profile was widened by before."""
+def reaching(profile: Profile, decision: Decision, already: Escalation | None) -> Profile:
+    """The profile with the way out that one call has: the hosts it was allowed, and those it was granted besides."""
+    if decision.reaches is not None:
+        network = profile.network
+        allow = meet(network.allow, [_all_of(each) for each in decision.reaches])
+        profile = profile.model_copy(update={"network": network.model_copy(update={"allow": allow})})
     done = already.target if already is not None else ""
-    return [each for each in decision.grants if each.what == "host" and each.target != done]
+    for each in decision.grants:
+        if each.what == "host" and each.target != done:
+            profile = with_host(profile, each.target)
+    return profile
+
+
+def _all_of(place: str) -> EgressRule:
+    host, _, port = place.rpartition(":")
+    return EgressRule(host=host, schemes=frozenset(DEFAULT_PORTS), ports=frozenset({int(port)}), methods=METHODS)
 
 
 def with_host(profile: Profile, target: str) -> Profile:

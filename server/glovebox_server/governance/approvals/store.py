@@ -310,6 +310,12 @@ def unknown(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str]
     return tuple(each for each in values if not db.execute(query, (kind, owner, each)).fetchone())
 
 
+def known(db: sqlite3.Connection, kind: str, owner: str) -> tuple[str, ...]:
+    """All values that approved calls of this owner had."""
+    found = db.execute("SELECT value FROM known WHERE kind = ? AND owner = ? ORDER BY value", (kind, owner))
+    return tuple(row[0] for row in found)
+
+
 def learn(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str], at: Moment) -> None:
     """Remember values of an approved call."""
     for value in values:
