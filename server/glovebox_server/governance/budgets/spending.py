@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from glovebox_profiles.model import Profile
@@ -83,11 +84,14 @@ class Granted:
     takes: Amounts
     left: Amounts
     """What was left before it."""
-    refills: str | None
+    refills: int | None
+    """When, in milliseconds of the wall clock."""
 
 
-def left_of(line: Line, left: Amounts, refills: str | None) -> list[Left]:
-    """The same for people: one for each thing that a budget bounds."""
+def left_of(line: Line, left: Amounts, refills: int | None) -> list[Left]:
+    """What is left of one budget for people: one for each thing that it bounds."""
+    # To the second: the wall clock and that of the windows differ by parts of one.
+    moment = None if refills is None else datetime.fromtimestamp(round(refills / _MS), UTC).isoformat()
     return [
         Left(
             budget=line.name,
@@ -97,7 +101,7 @@ def left_of(line: Line, left: Amounts, refills: str | None) -> list[Left]:
             tool=line.tool,
             left=told(name, max(0, left[name])),
             of=told(name, limit),
-            refills=refills,
+            refills=moment and moment.replace("+00:00", "Z"),
         )
         for name, limit in line.limits.items()
     ]
@@ -105,7 +109,10 @@ def left_of(line: Line, left: Amounts, refills: str | None) -> list[Left]:
 
 def little(granted: Granted, spent: Amounts) -> list[Left]:
     """What is left after a call, where that is less than a fifth."""
+    limits = granted.line.limits
     after = {name: n - spent.get(name, 0) for name, n in granted.left.items()}
+    if all(n * LOW >= limits[name] for name, n in after.items()):
+        return []
     return [each for each in left_of(granted.line, after, granted.refills) if each.left * LOW < each.of]
 
 

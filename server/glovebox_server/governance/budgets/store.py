@@ -8,7 +8,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from glovebox_profiles.policy.model import SPENDING
@@ -239,13 +238,9 @@ def _left(connection: sqlite3.Connection, clocks: Clocks, time: int, lines: Sequ
     return found
 
 
-def _refills(line: Line, clocks: Clocks, time: int) -> str | None:
+def _refills(line: Line, clocks: Clocks, time: int) -> int | None:
     """When, by the wall clock as it is now."""
-    if line.every == "run":
-        return None
-    # To the second: the two clocks differ by parts of one.
-    moment = datetime.fromtimestamp(round((clocks.wall + window(line.every, time)[1] - time) / 1000), UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return None if line.every == "run" else clocks.wall + window(line.every, time)[1] - time
 
 
 def _refused(connection: sqlite3.Connection, clocks: Clocks, asked: Asked, line: Line, name: str) -> Refusal:
