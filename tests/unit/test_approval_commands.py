@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
 
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.audit.verify import verify
+from glovebox_server.cli.actions.governance import approvals as commands
 from glovebox_server.cli.main import main
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE
@@ -131,6 +133,20 @@ async def test_stats_count_questions_answers_and_time(desk: Desk) -> None:
     assert 0 <= found["median_seconds"] < 10
     assert _json(desk, "stats", "--since", "2030-01-01")["asked"] == 0
     assert "approval.ask: 4" in _run(desk, "stats").output
+
+
+async def test_watch_tells_each_question_once_as_it_comes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line of JSON for each; it goes on until it is interrupted."""
+    first, second = [await desk.asked(proposal(f"print({number})")) for number in range(2)]
+    looks = iter((True, False))
+
+    def sleep(_seconds: float) -> None:
+        if not next(looks):
+            raise SystemExit(OK)
+
+    monkeypatch.setattr(commands, "time", SimpleNamespace(sleep=sleep))
+    result = _run(desk, "watch", "--json")
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == [first.id, second.id]
 
 
 def test_where_nobody_ever_asked_nothing_is_made(tmp_path: Path) -> None:

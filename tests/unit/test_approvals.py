@@ -13,6 +13,7 @@ from glovebox_profiles.model import Files, Limits, Network, Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.audit.events import Input
 from glovebox_server.audit.verify import verify
+from glovebox_server.broker.admission import WAIT_SECONDS
 from glovebox_server.calls import Decision
 from glovebox_server.errors import Refused
 from glovebox_server.governance.approvals import approvals as module
@@ -367,6 +368,19 @@ async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_p
                 await anyio.wait_all_tasks_blocked()
                 await other.answer(question)
         assert states == ["allowed"]
+
+
+async def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After as long as for a turn the caller is told the question's id; the question stays open."""
+    assert module.WAIT_SECONDS == WAIT_SECONDS
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        with anyio.fail_after(5):
+            assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
+        assert (await desk.decided(again(made), settled="pending")).approval == question.id
+        assert await desk.answer(question) == "allowed"
 
 
 async def test_a_question_whose_only_caller_left_is_withdrawn(tmp_path: Path) -> None:
