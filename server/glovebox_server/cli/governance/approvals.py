@@ -19,7 +19,7 @@ def approvals() -> None:
 @json_option
 @directories
 def approvals_list(settings: Settings, everything: bool, as_json: bool) -> None:
-    """Questions that wait for an answer, and yeses that are good; the newest first."""
+    """Questions that wait, and yeses that are good; the newest first."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
 
     sys.exit(commands.listed(settings, out, everything=everything, as_json=as_json))
@@ -58,7 +58,10 @@ def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool, 
 @json_option
 @directories
 def approvals_deny(settings: Settings, wanted: str, as_json: bool) -> None:
-    """Say no to a question; the same call is not asked about again until its time is over."""
+    """Say no to a question.
+
+    The same call is not asked about again until its time is over.
+    """
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
 
     sys.exit(commands.answer(settings, out, wanted, allow=False, reach="call", as_json=as_json))
@@ -79,7 +82,7 @@ def approvals_revoke(settings: Settings, wanted: str, as_json: bool) -> None:
 @json_option
 @directories
 def approvals_grants(settings: Settings, as_json: bool) -> None:
-    """Denials that somebody lifted, for a call or a run, and for how long."""
+    """Denials that somebody lifted, and for how long."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
 
     sys.exit(commands.grants(settings, out, as_json=as_json))
@@ -89,7 +92,10 @@ def approvals_grants(settings: Settings, as_json: bool) -> None:
 @json_option
 @directories
 def approvals_watch(settings: Settings, as_json: bool) -> None:
-    """Print each question as it comes, until interrupted; with --json one object for each line."""
+    """Print each question as it comes, until interrupted.
+
+    With --json one object for each line.
+    """
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
 
     sys.exit(commands.watch(settings, out, err, as_json=as_json))
@@ -100,7 +106,10 @@ def approvals_watch(settings: Settings, as_json: bool) -> None:
 @json_option
 @directories
 def approvals_stats(settings: Settings, since: datetime, as_json: bool) -> None:
-    """How often people are asked: prompts for 100 calls, share of yes, time to an answer. From the audit log."""
+    """How often people are asked, and what they say.
+
+    Prompts for 100 calls, share of yes, time to an answer. From the audit log.
+    """
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
 
     sys.exit(commands.stats(settings, out, since=since, as_json=as_json))
