@@ -1,18 +1,14 @@
 """The conformance runner's tools that ask for input and are called again with it (modern era). Not part of Glovebox.
 
-State between the rounds is sealed by the SDK's own codec, as a real tool's would be.
+State between the rounds is sealed and checked by our own surface (``mcp.asking.sealed``), as an approval's is.
 """
 
 from collections.abc import Mapping
 
 import mcp_types as types
-from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
-from mcp.shared.exceptions import MCPError
 from tests.interaction.conformance_fixtures import Answer, Fixture, sampling, text
 
 from glovebox_server.mcp.delivery import Context
-
-_CODEC = AESGCMRequestStateCodec(keys=[b"0" * 32])
 
 Params = types.CallToolRequestParams | types.GetPromptRequestParams
 
@@ -23,17 +19,7 @@ def _asked(message: str, field: str, kind: str = "string") -> types.ElicitReques
 
 
 def _required(requests: types.InputRequests, state: str | None = None) -> types.InputRequiredResult:
-    sealed = None if state is None else _CODEC.seal(state.encode())
-    return types.InputRequiredResult(input_requests=requests, request_state=sealed)
-
-
-def _state(params: Params) -> str | None:
-    if params.request_state is None:
-        return None
-    try:
-        return _CODEC.unseal(params.request_state).decode()
-    except InvalidRequestState:
-        raise MCPError(types.INVALID_PARAMS, "The request state was changed") from None
+    return types.InputRequiredResult(input_requests=requests, request_state=state)
 
 
 def _field(params: Params, key: str, field: str) -> str | None:
@@ -68,7 +54,7 @@ async def _roots(_ctx: Context, params: types.CallToolRequestParams) -> Answer:
 
 def _confirmed(prompt: str, words: str) -> Fixture:
     async def answer(_ctx: Context, params: types.CallToolRequestParams) -> Answer:
-        if _state(params) is not None and params.input_responses:
+        if params.request_state is not None and params.input_responses:
             return _done(words)
         return _required({"confirm": _asked(prompt, "ok", "boolean")}, "asked")
 
@@ -85,13 +71,13 @@ def _three() -> dict[str, types.InputRequest]:
 
 async def _several(_ctx: Context, params: types.CallToolRequestParams) -> Answer:
     given = params.input_responses or {}
-    if _state(params) is not None and _three().keys() <= given.keys():
+    if params.request_state is not None and _three().keys() <= given.keys():
         return _done("all three answered")
     return _required(_three(), "asked")
 
 
 async def _rounds(_ctx: Context, params: types.CallToolRequestParams) -> Answer:
-    state = _state(params)
+    state = params.request_state
     if state == "one" and (name := _field(params, "step1", "name")):
         return _required({"step2": _asked("Step 2: What is your favorite color?", "color")}, f"two {name}")
     if state and state.startswith("two ") and (color := _field(params, "step2", "color")):

@@ -183,7 +183,7 @@ async def test_live_output_and_progress_reach_a_client_that_asked(
 async def test_a_silent_call_gives_signs_of_life(
     transport: Transport, era: Era, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """M7: clients give up a call that says nothing; ours says that it runs, to whoever gave a progress token."""
+    """M7: clients give up a call that says nothing; ours says what it does, to whoever gave a progress token."""
     monkeypatch.setattr(delivery, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(delivery, "PAUSE_SECONDS", 0.01)
     heard: list[str] = []
@@ -197,7 +197,7 @@ async def test_a_silent_call_gives_signs_of_life(
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(lambda: client.call_tool("run_python", {"code": "wait"}, progress_callback=hear))
-        await until(lambda: sum("still running" in message for message in heard) >= 3)
+        await until(lambda: sum(message == "sandbox started (0 s)" for message in heard) >= 3)
         server.app.broker.release.set()
 
 

@@ -138,7 +138,8 @@ async def test_a_trivial_call_costs_a_client_less_than_a_kilobyte_of_messages(
 
 
 @contextmanager
-def _target(transport: str, options: list[str], directory: Path) -> Iterator[list[str]]:
+def target_of(transport: str, options: list[str], directory: Path) -> Iterator[list[str]]:
+    """What a foreign client is told of a server: its command, or its address and a token."""
     if transport == "stdio":
         yield [GLOVEBOX, "serve", *options]
         return
@@ -152,7 +153,7 @@ def test_the_typescript_sdk_runs_python(sdk: str, transport: str, directories: l
     """A client in another language runs a program, reads what it wrote, and gives up an endless one."""
     place = node.directory()
     script = str(node.HERE / "typescript" / "client.mjs")
-    with _target(transport, directories, tmp_path) as target:
+    with target_of(transport, directories, tmp_path) as target:
         printed = node.run(
             place, "node", script, sdk, transport, *target, GLOVEBOX_CODE=CODE, GLOVEBOX_WAITING_CODE=ENDLESS
         )
@@ -172,7 +173,7 @@ def test_the_inspector_runs_python(transport: str, directories: list[str], tmp_p
     """The Inspector's command line runs a program."""
     place = node.directory()
     ask = ["--method", "tools/call", "--tool-name", "run_python", "--tool-arg", "code=6*7"]
-    with _target(transport, directories, tmp_path) as target:
+    with target_of(transport, directories, tmp_path) as target:
         command = [*target, *ask]
         if transport != "stdio":
             url = f"{target[0]}/{'mcp' if transport == 'http' else 'sse'}"

@@ -93,6 +93,7 @@ class Reporter:
         self.goes_on = False
         """Whether the call ends here without its last record: its client makes it again with an answer."""
         self._sentence: str | None = None
+        self._newest = "Waiting for a turn"
         self._printed = ""
         self._skipped = 0
         self._wake = anyio.Event()
@@ -104,7 +105,7 @@ class Reporter:
 
     def progress(self, message: str) -> None:
         """Remember the newest sentence; an older one that was not sent yet is dropped."""
-        self._sentence = message[:MAX_PRINTED]
+        self._sentence = self._newest = message[:MAX_PRINTED]
         self._wake.set()
 
     def printed(self, text: str) -> None:
@@ -138,7 +139,7 @@ class Reporter:
             text = f"[… {self._skipped} characters …]\n{self._printed}" if self._skipped else self._printed
             self._printed, self._skipped = "", 0
         else:
-            text = f"still running after {elapsed:.0f} s"
+            text = f"{self._newest} ({elapsed:.0f} s)"
         if self._sentence is None and not self._printed:
             self._wake = anyio.Event()
         # Time is the one number that always grows, as the protocol demands of progress.

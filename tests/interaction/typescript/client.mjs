@@ -37,17 +37,28 @@ function connection() {
 }
 
 const options = sdk === "v2-modern" ? { versionNegotiation: { mode: "auto" } } : {};
+// What the person at this client says to each question, where they are asked at all.
+const answers = process.env.ANSWERS?.split(",");
+if (answers) options.capabilities = { elicitation: { form: {} } };
 const client = new Client({ name: `typescript-${sdk}`, version: "1" }, options);
 // v1 takes the result's schema as the second parameter, v2 has none.
 const call = (name, args, more) =>
   sdk === "v1" ? client.callTool({ name, arguments: args }, undefined, more) : client.callTool({ name, arguments: args }, more);
 
-const seen = { sdk, transport, progress: [] };
+const seen = { sdk, transport, progress: [], asked: [] };
+if (answers) {
+  const { ElicitRequestSchema } = sdk === "v1" ? await load("@modelcontextprotocol/sdk/types.js") : {};
+  client.setRequestHandler(ElicitRequestSchema ?? "elicitation/create", async ({ params }) => {
+    seen.asked.push(params.message);
+    return { action: "accept", content: { answer: answers.shift() } };
+  });
+}
 await client.connect(connection());
 seen.protocol = client.getNegotiatedProtocolVersion?.() ?? client.transport?._protocolVersion ?? null;
 seen.tools = (await client.listTools()).tools.map((tool) => tool.name);
 const code = process.env.GLOVEBOX_CODE ?? "plot";
 seen.ran = await call("run_python", { code }, { onprogress: (update) => seen.progress.push(update.message) });
+if (answers) seen.denied = await call("run_python", { code });
 const link = seen.ran.content.find((block) => block.type === "resource_link");
 if (link) {
   seen.resource = (await client.readResource({ uri: link.uri })).contents[0];
