@@ -260,6 +260,35 @@ async def test_good_tokens_are_remembered_so_many(monkeypatch: pytest.MonkeyPatc
         assert len(checks._kept) == 3
 
 
+async def test_an_operator_says_what_tokens_are_for() -> None:
+    """Then this server's addresses are no audience any more; unless he does, they are (the control)."""
+    async with an_issuer() as theirs:
+        ours = await opened(theirs)
+        named = authority_of(OAuth(issuer=theirs.url, audiences=("api://glovebox",)), HOSTS, Scopes())
+        await named.issuer.fetch()
+        for audience, with_names, without in (
+            (HERE, "audience", ""), ("https://glovebox.example", "audience", ""), ("api://glovebox", "", "audience"),
+            (["api://other", "api://glovebox"], "", "audience"),
+            ("http://glovebox.example/mcp", "audience", "audience"),
+        ):  # fmt: skip
+            token = theirs.token(audience)
+            assert (await refused(named, token), await refused(ours, token)) == (with_names, without)
+
+
+@pytest.mark.parametrize(
+    ("host", "base"),
+    [
+        ("glovebox.example", "https://glovebox.example"), ("Glovebox.example:443", "https://glovebox.example"),
+        ("glovebox.example:8443", "https://glovebox.example:8443"), ("127.0.0.1:8321", "http://127.0.0.1:8321"),
+        ("localhost:8321", "http://localhost:8321"), ("[::1]:8321", "http://[::1]:8321"), ("[::1]", "http://[::1]"),
+        ("127.0.0.1.evil.example:8321", "https://127.0.0.1.evil.example:8321"),
+    ],
+)  # fmt: skip
+def test_an_address_is_told_as_clients_write_it(host: str, base: str) -> None:
+    """TLS but on this machine itself, and no port that is the scheme's own."""
+    assert authority.base_of(host) == base
+
+
 async def test_a_key_without_a_name_is_found_where_there_is_one() -> None:
     """A token may leave ``kid`` out; where two keys would fit, it may not."""
     async with an_issuer() as theirs:

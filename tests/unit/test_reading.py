@@ -132,6 +132,24 @@ async def test_one_that_stops_waiting_gives_its_turn_up() -> None:
         await slow.read("token:a")
 
 
+@jumping
+async def test_so_many_callers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who came last: subjects of an authorization server are without number. A debt of theirs stays (the control)."""
+    monkeypatch.setattr("glovebox_server.transport.reading.MAX_ACCOUNTS", 10)
+    slow = Slow(0.1)
+    for number in range(30):
+        await slow.read(f"oauth:i#{number}")
+    assert list(slow.reading._accounts) == [f"oauth:i#{number}" for number in range(20, 30)]
+    began = anyio.current_time()
+    await slow.read("oauth:i#29")
+    assert anyio.current_time() - began > 0.1
+    async with slow.reading.turn("oauth:i#waited"):
+        for number in range(10):
+            await slow.read(f"oauth:i#other-{number}")
+        slow.reading.charge("oauth:i#waited", 1)
+    assert "oauth:i#waited" not in slow.reading._accounts
+
+
 class Gate:
     """The gate of a server, in a clock that jumps, before an application that takes 10 ms to answer."""
 

@@ -70,8 +70,9 @@ class Reading:
 
     def charge(self, caller: str, seconds: float) -> None:
         """Have a caller who is not alone pay, in its turn, for what its request will take: seconds of the loop."""
-        if not self._alone(caller):
-            self._accounts[caller].paid += seconds / SHARE
+        account = self._accounts.get(caller)
+        if account is not None and not self._alone(caller):  # None: forgotten while it waited
+            account.paid += seconds / SHARE
 
     def _seen(self, caller: str) -> _Account:
         account = self._accounts.pop(caller, None) or _Account()

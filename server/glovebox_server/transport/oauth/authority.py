@@ -245,7 +245,8 @@ def base_of(host: str) -> str:
     """Scheme and host of an address by which clients reach this server: TLS, but on this machine itself."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     local = name.lower() in ("localhost", "127.0.0.1", "[::1]")
-    return f"{'http' if local else 'https'}://{host.lower()}"
+    # The scheme's own port is not written (RFC 3986, 6.2.3).
+    return f"http://{host.lower()}" if local else f"https://{host.lower().removesuffix(':443')}"
 
 
 def audiences_of(hosts: Collection[str]) -> frozenset[str]:
