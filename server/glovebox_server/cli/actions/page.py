@@ -164,7 +164,7 @@ def _ended(last: Record) -> Iterator[_Row]:
     if told:
         yield ("spent", told, "")
     outcome = calls.outcome(last.kind, data) or "?"
-    more = {"exit_code": "exit code {}", "error": "{}", "by": "by {}", "cause": "cause {}"}
+    more = {"exit_code": "exit code {}", "error": "{}", "by": "by {}", "stop": "{}", "cause": "cause {}"}
     how = [words.format(data[name]) for name, words in more.items() if name in data]
     if last.kind != CallDecided.kind and data.get("reason"):
         how.append(str(data["reason"]))
