@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
+from tests.fixtures.approving import ASKING, Desk, HostClock, a_desk, again, proposal
 
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.audit.verify import verify
@@ -29,7 +29,7 @@ ME = f"local:{os.getuid()}"
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     """One server, whose clock is the host's as that of commands is."""
-    async with a_desk(tmp_path / "s", store.now) as found:  # type: ignore[arg-type]  # nobody moves this one
+    async with a_desk(tmp_path / "s", HostClock()) as found:
         yield found
 
 

@@ -1,5 +1,6 @@
 """Approvals of one state directory: what a yes lets through, and everything that it does not."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.fixtures.approving import ASKING, Desk, Person, a_desk, again, proposal
+from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, again, proposal
 
 from glovebox_profiles.model import Files, Limits, Network, Profile
 from glovebox_profiles.policy.model import Approval
@@ -155,6 +156,28 @@ async def test_of_64_racing_retries_one_runs(tmp_path: Path) -> None:
         assert len(ran) == 1
         # Those that came too late ask anew, and all of them the same.
         assert desk.kinds().count("approval.requested") == 2
+
+
+async def test_of_64_retries_in_four_server_processes_one_runs(tmp_path: Path) -> None:
+    """The same with processes of their own: the store's transaction decides, nothing in memory does."""
+    state = tmp_path / "s"
+    async with a_desk(state, HostClock()) as desk:
+        question = await desk.asked(proposal())
+        await desk.answer(question)
+        command = [sys.executable, "-m", "tests.fixtures.approving", str(state), "16"]
+        counts: list[int] = []
+
+        async def server() -> None:
+            counts.append(int((await anyio.run_process(command)).stdout))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(server)
+        assert sum(counts) == 1
+        standing = await desk.approvals.standing(question.id)
+        assert standing is not None
+        assert standing.state == "used"
+    assert verify(state / "audit").ok
 
 
 async def test_a_yes_for_the_run_is_good_for_identical_calls_of_it_alone(tmp_path: Path) -> None:
