@@ -56,6 +56,9 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "profiles explain": ("run_python",),
     "profiles check": ("none.toml",),
     "profiles diff": ("a.toml", "b.toml"),
+    "policy check": ("none.toml",),
+    "policy explain": ("token:alice",),
+    "policy diff": ("a.toml", "b.toml"),
     "audit show": ("c_0",),
     "receipt show": ("c_0",),
     "receipt verify": ("none.json", "--key", "none.pem"),
@@ -86,7 +89,7 @@ def words(command: str, place: Path) -> list[str]:
 def test_every_command_is_walked() -> None:
     """The control of the walk: it finds commands of commands, and no argument is for one that is gone."""
     assert {"serve", "call", "audit tail", "receipt verify"} <= set(COMMANDS)
-    assert set(ARGUMENTS) <= set(COMMANDS)
+    assert {*ARGUMENTS, *ENDLESS} <= set(COMMANDS)
 
 
 LOOP = "os.symlink('loop', 'loop')"
@@ -124,6 +127,8 @@ CONDITIONS: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
 }
 #: What needs nothing but a place to write.
 FINE = {"profiles list", "client-config", "receipt key"}
+#: What ends by a signal alone.
+ENDLESS = {"approvals watch"}
 #: These ask every driver, which takes a second; the others look at the same surroundings.
 ASK_DRIVERS = {"capabilities", "doctor", "serve"}
 ASKED_IN = {"as it is", "HOME is a file", "no output", "data in a circle", "width 1"}
@@ -133,7 +138,7 @@ def jobs(condition: str, place: Path) -> Iterator[dict[str, object]]:
     """Every command in one condition, each in a place of its own."""
     prepare, environment = CONDITIONS[condition]
     for number, command in enumerate(COMMANDS):
-        if command in ASK_DRIVERS and condition not in ASKED_IN:
+        if command in ENDLESS or (command in ASK_DRIVERS and condition not in ASKED_IN):
             continue
         own = place / f"{condition.replace(' ', '-')}-{number}"
         (own / "home").mkdir(parents=True)
