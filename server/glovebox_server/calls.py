@@ -34,6 +34,14 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Where a call stands in its caller's own tracing, for the record only (W3C Trace Context)."""
+
+    parent: str
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """One validated request to run one tool."""
 
@@ -47,6 +55,7 @@ class ToolCall:
     received: datetime
     run: str | None = None
     """The piece of work it belongs to: one connection, one session, or what a handle of the server's names."""
+    trace: Trace | None = None
 
 
 def whose(principal: Principal, run: str | None) -> dict[str, str]:

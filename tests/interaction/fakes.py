@@ -21,7 +21,7 @@ from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinishe
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import tool_named, validated
-from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall
+from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.refusals import Refusals
@@ -101,6 +101,7 @@ class WaitingBroker:
         call_id: str = "",
         session: str | None = None,
         run: str | None = None,
+        trace: Trace | None = None,
     ) -> CallResult:
         """Validate and admit like the real one."""
         valid = validated(tool_named({RUN.name: RUN}, tool), arguments)
@@ -110,6 +111,7 @@ class WaitingBroker:
                 principal=principal,
                 session=session,
                 run=run,
+                trace=trace,
                 tool=tool,
                 arguments=valid,
                 received=datetime.now(UTC),

@@ -82,7 +82,9 @@ async def test_what_the_gate_turns_away_is_counted_by_who_it_was(tmp_path: Path)
     assert all(b"evil" not in line.encode() for line in map(str, log_lines(tmp_path / "audit")))
 
 
-async def post(server: Served, http: httpx2.AsyncClient, name: str, meta: dict[str, Any]) -> dict[str, Any]:
+async def post(
+    server: Served, http: httpx2.AsyncClient, name: str, meta: dict[str, Any], *more: tuple[str, str]
+) -> dict[str, Any]:
     """One call over HTTP in the modern era, as bytes on the wire."""
     about = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -98,7 +100,7 @@ async def post(server: Served, http: httpx2.AsyncClient, name: str, meta: dict[s
         "Mcp-Method": "tools/call",
         "Mcp-Name": "run_python",
     }
-    answer = await http.post(f"{server.url}/mcp", headers=headers, json=body)
+    answer = await http.post(f"{server.url}/mcp", headers=[*headers.items(), *more], json=body)
     text = answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
         text = [line for line in text.splitlines() if line.startswith("data: ")][-1].removeprefix("data: ")

@@ -26,7 +26,7 @@ from glovebox_server.broker.inputs import Inputs, open_inputs
 from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
-from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, new_call_id
+from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, Trace, new_call_id
 from glovebox_server.governance.approvals import lifting
 from glovebox_server.governance.governance import Governance, Proposal, Reservation, denied
 from glovebox_server.governance.rights import Rights
@@ -72,6 +72,7 @@ class Broker:
         call_id: str = "",
         session: str | None = None,
         run: str | None = None,
+        trace: Trace | None = None,
     ) -> CallResult:
         """Run one call from raw arguments to its result; cancelling it kills the sandbox.
 
@@ -85,6 +86,7 @@ class Broker:
             call_id: the call's id, where somebody listens for its records already; else a new one.
             session: the transport's name for the session it came in.
             run: the piece of work it belongs to.
+            trace: where it stands in its caller's own tracing.
 
         Raises:
             UnknownTool: there is none of that name.
@@ -103,6 +105,7 @@ class Broker:
             principal=principal,
             session=session,
             run=run,
+            trace=trace,
             tool=tool,
             arguments=valid,
             received=datetime.now(UTC),

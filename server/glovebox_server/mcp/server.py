@@ -21,11 +21,12 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_server.calls import CallResult, Listener, Principal, new_call_id, whose
+from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.runs import Runs
+from glovebox_server.governance.trace import trace_of
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
 from glovebox_server.mcp.delivery import Context, Identify
 from glovebox_server.mcp.resources import (
@@ -82,6 +83,7 @@ class Broker(Protocol):
         call_id: str = "",
         session: str | None = None,
         run: str | None = None,
+        trace: Trace | None = None,
     ) -> CallResult:
         """See ``broker.broker.Broker.submit``."""
 
@@ -200,6 +202,7 @@ class McpServer:
                         call_id=call_id,
                         session=session,
                         run=run,
+                        trace=_trace_of(ctx),
                     )
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
                     outcome = error
@@ -351,6 +354,17 @@ def session_of(ctx: Context) -> str | None:
         return UUID(hex=ctx.request.query_params["session_id"]).hex
     named: str | None = ctx.request.headers.get("mcp-session-id")
     return named or None
+
+
+def _trace_of(ctx: Context) -> Trace | None:
+    """What the request says of its trace: in ``_meta``, else in HTTP headers."""
+    meta: Mapping[str, Any] = ctx.meta or {}
+    if meta.get("traceparent") is not None:
+        return trace_of(meta["traceparent"], meta.get("tracestate"))
+    if ctx.request is None:
+        return None
+    parents: list[str] = ctx.request.headers.getlist("traceparent")
+    return trace_of(parents[0], ",".join(ctx.request.headers.getlist("tracestate"))) if len(parents) == 1 else None
 
 
 def endings_of(ctx: Context) -> Mapping[str, anyio.Event]:

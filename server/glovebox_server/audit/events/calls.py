@@ -57,6 +57,10 @@ class CallDecided(CallEvent):
     """What was lifted for it beyond the policy, each as ``what:target (id of the question)``; absent where nothing."""
     approval: str | None = None
     """Id of the question that was answered with yes, where one was asked."""
+    traceparent: str | None = None
+    """Where the call stands in its caller's own tracing, if it says so (W3C Trace Context); self-reported."""
+    tracestate: str | None = None
+    """What came with it, at most 512 characters."""
 
     @classmethod
     def of(
@@ -86,6 +90,8 @@ class CallDecided(CallEvent):
             role=decision.role,
             policy_digest=decision.policy_digest,
             approval=decision.approval,
+            traceparent=call.trace.parent if call.trace else None,
+            tracestate=call.trace.state if call.trace else None,
             grants=tuple(f"{each.what}:{each.target} ({each.approval})" for each in decision.grants) or None,
         )
 
