@@ -10,7 +10,7 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.model import digest
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
-from glovebox_server.governance.policy import governed, policy_file
+from glovebox_server.governance.policy import governed, policy_file, require_workflow
 from glovebox_server.governance.rights import Rights, Roles
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -76,6 +76,16 @@ def test_a_role_of_the_workflow_has_to_allow_too() -> None:
     assert unknown.denial is not None
     assert unknown.denial.rule == "policy.workflow"
     assert not unknown.profiles
+
+
+def test_a_server_of_a_workflow_that_the_policy_does_not_have_is_refused() -> None:
+    """With the nearest; the controls are one that it has, none, and no policy."""
+    with pytest.raises(
+        ProfileError, match=r'--workflow: the policy has no workflow "relase"\. The nearest is "release"'
+    ):
+        require_workflow(policy(), "relase")
+    for given, workflow in ((policy(), "release"), (policy(), None), (None, "relase")):
+        require_workflow(given, workflow)
 
 
 def test_who_is_not_named_has_the_default_or_nothing() -> None:

@@ -1,5 +1,6 @@
 """The policy of a server: read from its file, its examples decided as calls are, its workspaces found on this host."""
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,6 +76,20 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
     for rights in every:
         required(settings, rights.profiles)
     return Governed(rights_of=roles, policy=policy, digest=digest(policy), every=every)
+
+
+def require_workflow(policy: Policy | None, workflow: str | None) -> None:
+    """Refuse a workflow that the policy, where there is one, does not know: every call of it would be.
+
+    Raises:
+        ProfileError: it does not.
+    """
+    if policy is None or workflow is None or workflow in policy.workflows:
+        return
+    close = difflib.get_close_matches(workflow, policy.workflows, n=1)
+    known = ", ".join(policy.workflows) or "none"
+    fix = f'The nearest is "{close[0]}".' if close else f"There are: {known}. Add it to [workflows]."
+    raise ProfileError("--workflow", None, "", f'the policy has no workflow "{workflow}"', fix)
 
 
 def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:

@@ -26,6 +26,7 @@ from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.governance.approvals.question import Answer, Question
 from glovebox_server.governance.approvals.shown import shown
+from glovebox_server.governance.policy import require_workflow
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
@@ -176,6 +177,7 @@ def serve(
             return catalogue.digest(catalogue.listed(TOOLS.values(), profiles, environments))
 
         async with apps.opened(settings, transport, tools_digest) as app:
+            require_workflow(app.policy, workflow)
             if app.workspace.path is None or app.workspace.closed:
                 err.print(str(app.workspace), markup=False, highlight=False)
             if transport == "stdio":
