@@ -55,5 +55,10 @@ async def test_all_that_is_said_of_a_call_names_its_run(transport: Transport, er
     of_calls = [each for each in records if each.get("call_id")]
     assert {each["kind"] for each in of_calls} >= {"call.decided", "artifact.collected", "receipt.signed"}
     assert all(of(each["data"]) == whose for each in of_calls)
+    # The last counts of requests that became no call are written before the server's own last record.
+    kinds = [each["kind"] for each in records]
+    assert kinds.index("requests.refused") < kinds.index("server.stopped")
+    counts = [row for each in records if each["kind"] == "requests.refused" for row in each["data"]["refused"]]
+    assert counts == [{"principal": whose["principal"], "rule": "arguments", "count": 1}]
     (stored,) = (tmp_path / "state" / "artifacts" / "items").rglob("*.json")
     assert json.loads(stored.read_text())["run"] == whose["run"]
