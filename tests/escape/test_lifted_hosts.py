@@ -90,6 +90,7 @@ async def test_a_grant_for_the_run_is_for_that_host_and_port_until_it_is_revoked
             called = await box.call("fetch_url", url=f"https://{LIFTED}{path}")
             assert called.egress == [("allow", "network.allow[1]", OTHER)]
             assert called.records[0].data["grants"] == [f"host:https://{LIFTED}:443 ({identifier})"]
+            assert called.records[0].data["rule"] == "lift.host"
         for url in (f"https://{LIFTED}:444/a", "https://third.example.net/", f"http://{LIFTED}/a"):
             assert _refused(await box.call("fetch_url", url=url)) == "approval.pending"
         approvals = box.app.broker.governance.approvals

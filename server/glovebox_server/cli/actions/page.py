@@ -109,6 +109,10 @@ def _asked(first: Record) -> Iterator[_Row]:
         yield ("given", f"{each.get('name')}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('uri')}", "")
     style = "green" if data.get("effect") == "allow" else "red"
     yield ("decided", f"{data.get('effect')}, by the rule {data.get('rule')}: {data.get('reason')}", style)
+    if data.get("approval"):
+        yield ("", f"question {data['approval']}: `glovebox approvals show {data['approval']}`", "")
+    for each in data.get("grants", ()):
+        yield ("", f"lifted for it: {each}", "yellow")
 
 
 def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:

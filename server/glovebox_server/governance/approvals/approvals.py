@@ -383,7 +383,8 @@ def _allowed(proposal: Proposal, asks: Asking | None, found: Standing | None, gr
     """The decision that lets a call run, with who said so."""
     decision = replace(proposal.decision, effect="allow", grants=grants)
     if asks is None or found is None:
-        return decision
+        lifted = f"lift.{grants[0].what}" if grants and proposal.escalation else ""
+        return replace(decision, rule=lifted, reason="Somebody lifted what refuses it.") if lifted else decision
     return replace(decision, rule=asks.rules[0], reason="Somebody approved it.", hint="", approval=found.question.id)
 
 

@@ -87,11 +87,8 @@ def _lines(question: Question) -> Iterator[str]:
 
 def _reach(question: Question) -> str:
     asked = question.asked
-    reach = (
-        "A yes is for this call alone."
-        if asked.reach == "call"
-        else "A yes may be for this call, or for identical ones of this run."
-    )
+    whole = "for this run" if question.subject.lifted else "for identical ones of this run"
+    reach = "A yes is for this call alone." if asked.reach == "call" else f"A yes may be for this call, or {whole}."
     return reach + (f" It takes {counted(asked.quorum, 'yes answer')}." if asked.quorum > 1 else "")
 
 
