@@ -64,8 +64,8 @@ class _Told:
         if not self._asks:
             return None
         print_question(self._console, shown(question))
-        self._console.print(Plain("May it run? [y/N] "), end="")
         termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
+        self._console.print(Plain("May it run? [y/N] "), end="")
         await anyio.wait_readable(sys.stdin)
         said = os.read(sys.stdin.fileno(), MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().lower()
         return Answer(allow=said in ("y", "yes"), by=self._principal.id, channel="client", digest=question.digest)
