@@ -388,6 +388,7 @@ async def test_a_caller_leaves_the_others_their_sessions(tmp_path: Path) -> None
     async with served(tmp_path / "two", "http", "alice", "bob") as server:
         opening = _request(server, "POST", "/mcp", {}, body)
         assert [(await _status(server, opening))[0] for _ in range(11)] == [200] * 10 + [503]
+        assert server.app.refusals.totals == {"busy.sessions": 1}
         other = _request(server, "POST", "/mcp", {"Authorization": f"Bearer {server.tokens['bob']}"}, body)
         assert (await _status(server, other))[0] == 200
     async with served(tmp_path / "one", "http", "alice") as server:

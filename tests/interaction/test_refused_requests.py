@@ -67,9 +67,18 @@ async def test_what_the_gate_turns_away_is_counted_by_who_it_was(tmp_path: Path)
         assert (await http.post(url, headers={**alice, "Origin": "https://evil.example"})).status_code == 403
         assert (await http.post(url, headers=alice, content=b"{" * 9)).status_code == 400
         assert (await http.post(url, headers=alice, content=b"0" * (2 << 20))).status_code == 413
+        nothing = await http.get(f"{server.url}/artifacts/{'0' * 32}", headers=alice)
+        assert nothing.status_code == 404
         told = (await http.get(f"{server.url}/health", headers=alice)).json()
         stranger = (await http.get(f"{server.url}/health")).json()
-    expected = {"http.token": 20, "http.host": 1, "http.origin": 1, "message": 1, "message.size": 1}
+    expected = {
+        "http.token": 20,
+        "http.host": 1,
+        "http.origin": 1,
+        "message": 1,
+        "message.size": 1,
+        "artifacts.unknown": 1,
+    }
     assert told["refused_requests"] == expected
     assert stranger == {"status": "ok"}
     assert counted(tmp_path) == {
@@ -78,6 +87,7 @@ async def test_what_the_gate_turns_away_is_counted_by_who_it_was(tmp_path: Path)
         (None, "http.origin"): 1,
         ("token:alice", "message"): 1,
         ("token:alice", "message.size"): 1,
+        ("token:alice", "artifacts.unknown"): 1,
     }
     assert all(b"evil" not in line.encode() for line in map(str, log_lines(tmp_path / "audit")))
 

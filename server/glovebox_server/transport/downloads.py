@@ -22,6 +22,7 @@ from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, uri
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.errors import Refused
+from glovebox_server.governance.refusals import Refusals
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 
 PATH: Final = "/artifacts/{identifier}"
@@ -47,9 +48,10 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 class Downloads:
     """The ASGI application behind ``PATH``."""
 
-    def __init__(self, artifacts: ArtifactStore) -> None:
-        """Take where artifacts are."""
+    def __init__(self, artifacts: ArtifactStore, refusals: Refusals) -> None:
+        """Take where artifacts are, and what counts requests that are refused."""
         self._artifacts = artifacts
+        self._refusals = refusals
         self._checkers = FairLimiter(CHECKERS, shared=True)
         self._under_way: Counter[str] = Counter()
 
@@ -57,6 +59,7 @@ class Downloads:
         """Answer one request."""
         principal: Principal = scope[PRINCIPAL_SCOPE_KEY]
         if self._under_way[principal.id] >= MAX_DOWNLOADS:
+            self._refusals.note("busy.downloads", principal.id)
             await PlainTextResponse("Too many artifacts are on their way to you.\n", 429)(scope, receive, send)
             return
         self._under_way[principal.id] += 1
@@ -77,6 +80,7 @@ class Downloads:
                 pieces = None if part is None or request.method == "HEAD" else reader.part(part.start, len(part))
                 await _send(pieces, send)
         except Refused as refusal:
+            self._refusals.note(refusal.rule, principal.id)
             await PlainTextResponse(f"{refusal}\n", 404)(request.scope, receive, send)
         except ArtifactsUnavailable:
             if not begun:

@@ -212,9 +212,15 @@ class Sessions(StreamableHTTPSessionManager):
     """The SDK's sessions, of which each caller has its share: one that opens too many does not keep the others out."""
 
     def __init__(
-        self, surface: McpServer, checked: TransportSecuritySettings, callers: Callers, *, subjects: bool
+        self,
+        surface: McpServer,
+        checked: TransportSecuritySettings,
+        callers: Callers,
+        refusals: Refusals,
+        *,
+        subjects: bool,
     ) -> None:
-        """Take who shares them."""
+        """Take who shares them, and what counts requests that are refused."""
         super().__init__(
             surface.server,
             security_settings=checked,
@@ -223,11 +229,13 @@ class Sessions(StreamableHTTPSessionManager):
             max_sessions=MAX_SESSIONS,
         )
         self._shares = Shares(MAX_SESSIONS, callers, subjects=subjects)
+        self._refusals = refusals
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         # None is the SDK's own word for "there are too many"; it answers 503.
         held = Counter(owner["client_id"] for owner in self._session_owners.values())
         if requestor is None or not self._shares.allows(requestor["client_id"], held):
+            self._refusals.note("busy.sessions", requestor and requestor["client_id"])
             return None
         return super()._admit_session(requestor)
 
@@ -256,7 +264,7 @@ def http_application(
     """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    manager = Sessions(surface, checked, callers, subjects=subjects)
+    manager = Sessions(surface, checked, callers, refusals, subjects=subjects)
     sse = SseServerTransport(MESSAGES_PATH, security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
 
     async def open_sse(request: Request) -> Response:
@@ -278,7 +286,7 @@ def http_application(
         Route("/sse", endpoint=open_sse, methods=["GET"]),
         Mount(MESSAGES_PATH, app=sse.handle_post_message),
         Route(HEALTH_PATH, endpoint=health, methods=["GET"]),
-        Route(downloads.PATH, endpoint=downloads.Downloads(artifacts), methods=["GET"]),
+        Route(downloads.PATH, endpoint=downloads.Downloads(artifacts, refusals), methods=["GET"]),
     ]
 
     @asynccontextmanager
