@@ -2,12 +2,19 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from glovebox_sandboxes.contract.errors import Refused
+from glovebox_server.calls import Principal
+from glovebox_server.cli.main import main
 from glovebox_server.governance import server_key
 from glovebox_server.governance.runs import Runs
+from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
+from glovebox_server.transport.serve import by_token
 
 RUNS = Runs(b"k" * 32)
 ID = re.compile(r"r_[0-9a-hjkmnp-tv-z]{26}")
@@ -65,3 +72,24 @@ def test_servers_of_one_state_directory_have_one_key(tmp_path: Path) -> None:
     (state / "keys" / "server.key").write_bytes(b"short")
     with pytest.raises(server_key.ServerKeyUnusable, match="does not hold 32 bytes"):
         server_key.load(state)
+
+
+@pytest.mark.parametrize(("bound", "found"), [("release", "release"), (None, "nightly")])
+def test_a_tokens_workflow_comes_before_the_servers(bound: str | None, found: str) -> None:
+    """What it is bound to is narrower; one without has the server's."""
+    principal = Principal(id="token:a", transport="http", workflow=bound)
+    request = SimpleNamespace(scope={PRINCIPAL_SCOPE_KEY: principal})
+    context: Any = SimpleNamespace(request=request, session=SimpleNamespace(client_params=None))
+    assert by_token(context, workflow="nightly").workflow == found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--run", "r_1"], ["--run", RUNS.new().upper()], ["--run", ""], ["--workflow", "A"], ["--workflow", "a b"],
+     ["--workflow", "a\n"], ["--workflow", "a" * 65]],
+)  # fmt: skip
+def test_what_is_no_run_or_workflow_is_a_mistake(options: list[str]) -> None:
+    """Before anything is done; the message says what one looks like."""
+    made = CliRunner().invoke(main, ["call", "run_python", "--code", "1", *options])
+    assert made.exit_code == 2
+    assert "is none: " in made.output
