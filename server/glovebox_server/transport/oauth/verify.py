@@ -10,6 +10,7 @@ Rule 4  ``iss`` and ``aud`` are what is expected, ``exp`` is there, ``nbf`` and 
 Rule 5  What costs least comes first; a signature is checked where all else is right.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -18,10 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from jwt import PyJWK
-from jwt.utils import base64url_decode
 
 from glovebox_sandboxes import strict_json
 from glovebox_server.printable import printable
@@ -195,6 +193,8 @@ def keys_of(document: Any) -> dict[str, Key]:
 
 
 def _key(jwk: Mapping[str, Any]) -> Key | None:
+    import jwt  # noqa: PLC0415 - see ``_claims``
+
     kind, curve = str(jwk.get("kty")), None if jwk.get("kty") == "RSA" else str(jwk.get("crv"))
     allowed = _ALGORITHMS.get((kind, curve), ())
     own, operations = jwk.get("alg"), jwk.get("key_ops", ["verify"])
@@ -203,7 +203,7 @@ def _key(jwk: Mapping[str, Any]) -> Key | None:
     if not algorithms or not signs or "d" in jwk:
         return None
     try:
-        key = PyJWK.from_dict(dict(jwk), algorithm=algorithms[0]).key
+        key = jwt.PyJWK.from_dict(dict(jwk), algorithm=algorithms[0]).key
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
         return None
     if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e > _MAX_EXPONENT):
@@ -214,7 +214,7 @@ def _key(jwk: Mapping[str, Any]) -> Key | None:
 
 def _object(part: str) -> Mapping[str, Any]:
     try:
-        value = strict_json.check(base64url_decode(part))
+        value = strict_json.check(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     except ValueError:  # and of base64
         raise BadToken("malformed") from None
     if not isinstance(value, dict):
@@ -222,20 +222,23 @@ def _object(part: str) -> Mapping[str, Any]:
     return value
 
 
-_REASONS: Final[tuple[tuple[type[jwt.PyJWTError], Reason], ...]] = (
-    (jwt.InvalidSignatureError, "signature"),
-    (jwt.ExpiredSignatureError, "expired"),
-    (jwt.ImmatureSignatureError, "not yet valid"),
-    (jwt.InvalidIssuerError, "issuer"),
-    (jwt.InvalidAudienceError, "audience"),
-    (jwt.InvalidAlgorithmError, "algorithm"),
-    (jwt.DecodeError, "malformed"),
-    (jwt.PyJWTError, "claims"),
-)
+_REASONS: Final[Mapping[str, Reason]] = {
+    "InvalidSignatureError": "signature",
+    "ExpiredSignatureError": "expired",
+    "ImmatureSignatureError": "not yet valid",
+    "InvalidIssuerError": "issuer",
+    "InvalidAudienceError": "audience",
+    "InvalidAlgorithmError": "algorithm",
+    "DecodeError": "malformed",
+    "PyJWTError": "claims",
+}
+"""What PyJWT raises, by name: each class stands before those it is one of."""
 
 
 def _claims(token: str, expected: Expected, key: Any = None, algorithms: list[str] | None = None) -> dict[str, Any]:
     """The claims of a token, checked; its signature too where a key is given."""
+    import jwt  # noqa: PLC0415 - servers without an issuer start sooner without it
+
     options: Any = {f"verify_{name}": True for name in ("exp", "nbf", "iat", "iss", "aud", "sub")}
     try:
         return jwt.decode(
@@ -248,7 +251,8 @@ def _claims(token: str, expected: Expected, key: Any = None, algorithms: list[st
             leeway=LEEWAY,
         )
     except jwt.PyJWTError as problem:
-        raise BadToken(next(reason for kind, reason in _REASONS if isinstance(problem, kind))) from None
+        kinds = (kind.__name__ for kind in type(problem).__mro__)
+        raise BadToken(next(_REASONS[kind] for kind in kinds if kind in _REASONS)) from None
     except (ValueError, TypeError, OverflowError, ArithmeticError):  # of a claim of another type than it has
         raise BadToken("claims") from None
 
