@@ -104,15 +104,6 @@ class App:
             return ()
         return await governance.budgets.left(principal, run, governance.rights_of(principal))
 
-    async def refused_state(self, principal: Principal) -> None:
-        """Record that a caller sent a request state that nobody gave it.
-
-        Raises:
-            AuditUnavailable: it cannot be recorded.
-        """
-        if (approvals := self.broker.governance.approvals) is not None:
-            await approvals.refused_state(principal.id)
-
     async def manifest(self, rights: Rights) -> "Manifest":
         """What a caller can know before a call; asks every driver."""
         from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - brings the SDK, which a call from a script does without

@@ -213,9 +213,6 @@ class FakeApp:
         """Everybody may do the same."""
         return Rights(profiles=self.profiles, workspace=None)
 
-    async def refused_state(self, _principal: Principal) -> None:
-        """Nobody is asked."""
-
     async def left(self, _principal: Principal, _run: str | None) -> Sequence[Left]:
         """Nobody has budgets."""
         return ()

@@ -16,7 +16,7 @@ from tests.interaction.served import PAIRS, Era, Transport
 from tests.interaction.test_real_server import GLOVEBOX, connected
 
 from glovebox_profiles.load.loader import SHIPPED
-from glovebox_server.governance.approvals.approvals import STATE_RULE
+from glovebox_server.mcp.asking import STATE_RULE
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -59,9 +59,9 @@ def kinds(directory: Path) -> list[str]:
 
 
 def refusals(directory: Path) -> list[dict[str, Any]]:
-    """Records of answers that did not count."""
+    """Records of requests that were refused before they became calls; the last one is written at the server's end."""
     records = [json.loads(line) for line in log_lines(directory / "state" / "audit")]
-    return [record for record in records if record["kind"] == "approval.refused"]
+    return [record for record in records if record["kind"] == "requests.refused"]
 
 
 @pytest.mark.parametrize(("transport", "era"), PAIRS)
@@ -130,8 +130,8 @@ async def test_a_state_answers_for_its_caller_tool_and_arguments_alone(options: 
         again = await ask(client, CODE, input_responses=yes, request_state=state)
         assert isinstance(again, types.InputRequiredResult)
     assert kinds(tmp_path).count("call.finished") == 1
-    assert [record["data"]["rule"] for record in refusals(tmp_path)] == [STATE_RULE] * 7
-    assert {record["data"]["answered_by"] for record in refusals(tmp_path)} == {"token:default"}
+    (counted,) = refusals(tmp_path)
+    assert counted["data"]["refused"] == [{"principal": "token:default", "rule": STATE_RULE, "count": 7}]
 
 
 async def ask(client: Client, code: str, **answer: Any) -> types.CallToolResult | types.InputRequiredResult:

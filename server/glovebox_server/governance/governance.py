@@ -103,9 +103,6 @@ class Approvals(Protocol):
     async def settle(self, question: "Question", listener: Listener) -> "State":
         """Put the question, and wait for the answer as long as its caller can wait; where it stands then."""
 
-    async def refused_state(self, by: str) -> None:
-        """Record, within a bound, that a caller sent a request state that nobody gave it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Governance:

@@ -6,7 +6,6 @@ its caller, tool and arguments. What was asked stays on the server: the state na
 A model cannot answer: what counts is the host application's answer, never an argument.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import mcp_types as types
@@ -16,7 +15,6 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from glovebox_server.calls import Principal
-from glovebox_server.governance.approvals.approvals import STATE_RULE
 from glovebox_server.governance.approvals.question import Answer, Question, Reach
 from glovebox_server.governance.approvals.shown import shown
 from glovebox_server.mcp.delivery import Context, Identify
@@ -28,6 +26,8 @@ MAX_ASKED_BYTES: Final = 64 * 1024
 #: How long a state is good for, in seconds; the question it names is over long before.
 STATE_SECONDS: Final = 24 * 3600.0
 
+#: Rule of a request whose state no server of this state directory gave its caller for it, or not lately.
+STATE_RULE: Final = "approval.state"
 _HINT: Final = "Make the call without requestState: it is asked anew."
 
 #: How the SDK's refusals of states are told from others.
@@ -39,10 +39,6 @@ _FIELD: Final = "answer"
 _ALLOW: Final = "allow"
 _ALLOW_RUN: Final = "allow for this run"
 _DENY: Final = "deny"
-
-
-RefusedState = Callable[[Principal], Awaitable[None]]
-"""Records that a caller sent a state that is none."""
 
 
 class ClientMustAnswer(Exception):  # noqa: N818 - it is no error
@@ -99,24 +95,19 @@ def asked(question: Question) -> types.InputRequiredResult:
     return types.InputRequiredResult(input_requests={_REQUEST: request}, request_state=question.id)
 
 
-def sealed(key: bytes, identify: Identify, refused: RefusedState) -> RequestStateBoundary:
+def sealed(key: bytes, identify: Identify) -> RequestStateBoundary:
     """What binds states to their caller and request, and lets none in that was not made so: a middleware of the SDK's.
 
     Args:
         key: shared by the servers of a state directory, for this use alone.
         identify: who makes a request.
-        refused: records who sent one that is none.
     """
     security = RequestStateSecurity(keys=[key], ttl=STATE_SECONDS, bind_principal=lambda ctx: identify(ctx).id)
-    return _Boundary(security, lambda ctx: refused(identify(ctx)))
+    return _Boundary(security, default_audience="glovebox")
 
 
 class _Boundary(RequestStateBoundary):
-    """The SDK's, whose refusals are on record and have a rule."""
-
-    def __init__(self, security: RequestStateSecurity, refused: Callable[[Context], Awaitable[None]]) -> None:
-        super().__init__(security, default_audience="glovebox")
-        self._refused = refused
+    """The SDK's, whose refusals have a rule, by which they are counted."""
 
     async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         try:
@@ -125,10 +116,8 @@ class _Boundary(RequestStateBoundary):
             data = problem.error.data
             if not isinstance(data, dict) or data.get("reason") != _INVALID:
                 raise
-            await self._refused(ctx)
-            raise MCPError(
-                problem.error.code, problem.error.message, {**data, "rule": STATE_RULE, "hint": _HINT}
-            ) from None
+            told = {**data, "rule": STATE_RULE, "hint": _HINT}
+            raise MCPError(problem.error.code, problem.error.message, told) from None
 
 
 def _asks(ctx: Context) -> bool:

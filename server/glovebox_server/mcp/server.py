@@ -115,9 +115,6 @@ class App(Stores, Protocol):
     def states_key(self) -> bytes:
         """Binds what clients carry between asking and answering."""
 
-    async def refused_state(self, principal: Principal) -> None:
-        """Record that a caller sent a request state that nobody gave it."""
-
     @property
     def version(self) -> str:
         """Of Glovebox."""
@@ -159,7 +156,7 @@ class McpServer:
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.server.extensions[delivery.AUDIT_EXTENSION] = {}
         self.server.middleware.append(self._counted)
-        self.server.middleware.append(asking.sealed(app.states_key, identify, app.refused_state))
+        self.server.middleware.append(asking.sealed(app.states_key, identify))
 
     def stop(self) -> None:
         """End every call and every listen stream under way; each still gets an answer. Idempotent."""

@@ -19,7 +19,7 @@ import rfc8785
 
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.audit.events import ApprovalRefused, Event
+from glovebox_server.audit.events import Event
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.errors import Refused
@@ -41,8 +41,6 @@ POLL_SECONDS: Final = 0.2
 MAX_REFUSED: Final = 64
 """Refused answers on record within ``REFUSED_SECONDS``: a client that forges them must not fill the disk."""
 REFUSED_SECONDS: Final = 3600.0
-STATE_RULE: Final = "approval.state"
-"""Rule of a request whose state no server of this state directory gave its caller for it, or not lately."""
 
 _UNSHOWABLE: Final = Refusal(
     rule="approval.arguments",
@@ -210,24 +208,13 @@ class Approvals:
             return await self._write(lambda db: answering.answer(db, identifier, given, self._clock(), self._record))
         except Refused as objection:
             known = None if objection.rule == "approval.unknown" else identifier
-            await self._record_refused(answering.refused(known, given, objection))
+            now = self._clock().at
+            while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
+                self._refused.popleft()
+            if len(self._refused) < MAX_REFUSED:
+                self._refused.append(now)
+                await self._audit.append(answering.refused(known, given, objection))
             raise
-
-    async def refused_state(self, by: str) -> None:
-        """Record that a caller sent a request state that nobody gave it; see ``mcp.asking``.
-
-        Raises:
-            AuditUnavailable: it cannot be recorded.
-        """
-        await self._record_refused(ApprovalRefused(rule=STATE_RULE, answered_by=by, channel="client"))
-
-    async def _record_refused(self, refused: ApprovalRefused) -> None:
-        now = self._clock().at
-        while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
-            self._refused.popleft()
-        if len(self._refused) < MAX_REFUSED:
-            self._refused.append(now)
-            await self._audit.append(refused)
 
     async def withdraw(self, identifier: str, by: str) -> Standing:
         """Take a question, or a yes that is good, back; returns where it stood.
