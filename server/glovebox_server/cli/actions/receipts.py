@@ -107,7 +107,7 @@ def verify(
 
 
 def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
-    said = json.loads(proved.statement.model_dump_json(exclude_none=True))
+    said = json.loads(proved.statement.model_dump_json(exclude_unset=True))
     return {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audited, "statement": said}
 
 
