@@ -7,6 +7,7 @@ import html
 import json
 import quopri
 import textwrap
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Changes, Outcome, Shown, SkippedFile, Usage
-from glovebox_server.governance.watch.look import LIVE_BYTES, Look, of_url
+from glovebox_server.governance.watch.look import LIVE_BYTES, Look, of_url, of_value
 from glovebox_server.governance.watch.markers import Needles, Scanner
 from glovebox_server.governance.watch.secrets import MAX_WORDS, PATTERNS, kind_of_secret
 
@@ -31,6 +32,10 @@ WAYS: Mapping[str, Callable[[str], bytes]] = {
     "in capitals": lambda text: text.upper().encode(),
     "letter by letter": lambda text: "\n".join(text).encode(),
     "spaced": lambda text: " - ".join(text).encode(),
+    "with tabs": lambda text: "\t\r\n".join(text).encode(),
+    "with quotes and backslashes": lambda text: '"\\'.join(text).encode(),
+    "with control characters": lambda text: "\x00\x1b\x08\x0c\x7f".join(text).encode(),
+    "with signs that nobody sees": lambda text: "\u200b\xad".join(text).encode(),
     "in lines": lambda text: textwrap.fill(text, 7).encode(),
     "as a list": lambda text: json.dumps(list(text)).encode(),
     "backwards": lambda text: text[::-1].encode(),
@@ -78,6 +83,25 @@ def test_a_marker_is_found_in_every_encoding(way: str) -> None:
     other = before + WAYS[way](OTHER) + after
     assert found(NEEDLES, ("stdout", other)) == []
     assert found(Needles.of({"y_2": OTHER}), ("stdout", other))[:1] == [("y_2", "stdout")]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_marker_is_found_in_arguments_and_values(way: str) -> None:
+    """Whatever JSON makes of what stands between its letters; the control is another marker, written the same way."""
+    for text, hits in ((WAYS[way](MARKER), ["y_1"]), (WAYS[way](OTHER), [])):
+        for written in {text.decode("latin-1"), text.decode("utf-8", "replace")}:
+            value = {"code": f'print("x")\n# {written}\n', "list": [1, None, "\\n"]}
+            assert [each for each, _ in found(NEEDLES, ("arguments", of_value(value)))] == hits
+            look = Look(NEEDLES, secrets=False)
+            look.search(look.pieces(an_outcome(value=[written])))
+            assert [(each.what, each.where) for each in look.findings] == [(each, "value") for each in hits]
+
+
+def test_a_value_is_json_without_its_escapes() -> None:
+    """Of a pair of backslashes each is one; the control is what only looks like an escape."""
+    assert of_value({"a": 'b\n\t"\\\x00\u200bc'}) == '{"a": "b     \u200bc"}'.encode()
+    assert of_value("\\n\\\\u0000 u0000") == b'" n  u0000 u0000"'
+    assert of_value("\ud800") == b'"?"'
 
 
 @pytest.mark.parametrize("way", ["as it is", "hex", "base64, one on", "percent"])
@@ -142,6 +166,14 @@ def test_what_is_printed_live_is_shown_until_a_marker_is_in_it() -> None:
     assert shown == [MARKER]
 
 
+def test_nothing_is_shown_live_where_a_secret_stops_the_call() -> None:
+    """It is found in the whole output only; the control is the test above."""
+    shown: list[str] = []
+    for needles in (NEEDLES, Needles.of({})):
+        Look(needles, secrets=True, live=False).printed(shown.append)(b"one ")
+    assert shown == []
+
+
 def an_outcome(**changed: Any) -> Outcome:
     """What a program that did nothing comes to."""
     nothing = Captured(text="", total_bytes=0, dropped_bytes=0)
@@ -176,6 +208,13 @@ def test_whatever_a_job_gives_back_is_looked_at(part: str) -> None:
         look = Look(NEEDLES, secrets=True)
         look.search(look.pieces(outcome))
         assert len({each.what for each in look.findings}) == hits
+
+
+@pytest.mark.parametrize("part", ["stdout", "value", "picture"])
+def test_where_nothing_is_looked_for_nothing_is_copied(part: str) -> None:
+    """The control is where one of both is looked for."""
+    assert Look(Needles.of({}), secrets=False).pieces(PARTS[part]) == []
+    assert Look(NEEDLES, secrets=False).pieces(PARTS[part])
 
 
 _B = "Ab3" * 40
@@ -219,6 +258,28 @@ def test_words_that_are_no_secrets_cost_little() -> None:
     hidden = b"AKIA " * (MAX_WORDS + 1) + b". " * 500 + SECRETS["AWS access key with its secret"].encode()
     assert kind_of_secret(hidden) is None  # said in the docs: no claim against who hides one
     assert kind_of_secret(SECRETS["AWS access key with its secret"].encode()) is not None
+
+
+_KEY = "-----BEGIN PRIV" + "ATE KEY-----"
+HOSTILE: Mapping[str, Callable[[int], str]] = {
+    "a key of line ends": lambda times: _KEY + r"\n" * times,
+    "a key that begins and begins": lambda times: (_KEY + ("a" * 39 + "\n") * 17) * times,
+    "key ids": lambda times: "AKIAAAAAAAAAAAAAAAAA " * 40 * times,
+    "key ids and words": lambda times: ("AKIAAAAAAAAAAAAAAAAA " * 5 + "a " * 350) * times,
+    "OpenAI's word": lambda times: ("T3Blb" + "kFJ " + "-sk-proj" * 90) * times,
+    "Slack's numbers": lambda times: ("xo" + "xb-1111111111-1111111111-" + "a" * 90 + "_") * times,
+    "any word": lambda times: "".join(word.decode() * 2 for each in PATTERNS for word in each.words) * times,
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_no_text_takes_long_to_look_through(case: str) -> None:
+    """Written to be read in many ways; it grows, so that one that takes too long is told before it takes for ever."""
+    for times in (*range(10, 40, 2), 64, 400):
+        for text in (HOSTILE[case](times), json.dumps(HOSTILE[case](times))):
+            began = time.process_time()
+            kind_of_secret(text.encode())
+            assert time.process_time() - began < 0.5, times
 
 
 def test_the_texts_of_this_repository_hold_neither() -> None:

@@ -2,6 +2,7 @@
 
 The forms are those that the services document; a form that other things have too, such as forty characters of base64
 alone, is not here. What documentation prints as an example says so of itself, and is none.
+A program chooses the text: no pattern repeats alternatives, since one text could be read by them in ever more ways.
 """
 
 import re
@@ -40,7 +41,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _of(
         "private key",
         "PRIVATE KEY",
-        rb"-----BEGIN (?:[A-Z0-9]{2,16} )?PRIVATE KEY(?: BLOCK)?-----(?:[^-]|\\n){0,400}?[A-Za-z0-9+/=]{40}",
+        rb"-----BEGIN (?:[A-Z0-9]{2,16} )?PRIVATE KEY(?: BLOCK)?-----[^-]{0,640}?[A-Za-z0-9+/=]{40}",
     ),
     _of(
         "AWS access key with its secret",
