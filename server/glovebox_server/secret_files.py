@@ -8,6 +8,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,8 @@ from typing import ClassVar
 from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
+
+_LOCK_POLL_SECONDS = 0.005
 
 
 class SecretUnusable(Diagnosed):
@@ -77,13 +80,27 @@ class SecretDirectory:
         return sorted(name for name in listed if not name.startswith("."))
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only one of those who change files of it, for the length of the block. Waits for the others."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+    def locked(self, seconds: float | None = None) -> Iterator[None]:
+        """Be the only one of those who change files of it, for the length of the block. Waits for the others.
+
+        Args:
+            seconds: how long; after that it goes on without the lock, since whoever has it may be suspended.
+        """
+        if seconds is None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        else:
+            self._try_lock(time.monotonic() + seconds)
         try:
             yield
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _try_lock(self, until: float) -> None:
+        while time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(_LOCK_POLL_SECONDS)
 
     def remove(self, name: str) -> None:
         """Remove a file, and return once that outlasts a crash.

@@ -4,6 +4,7 @@ import errno
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,9 +21,9 @@ from glovebox_server.audit.log import AuditLog
 from glovebox_server.broker.admission import Admission
 from glovebox_server.calls import CallResult, Principal, ToolCall, new_call_id
 from glovebox_server.governance.files import Files, Found
-from glovebox_server.governance.stops.stop import HINT, SCOPES, Scope, Stop, new_stop, stops_of
+from glovebox_server.governance.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.governance.stops.stops import LOOK_SECONDS, Stops
-from glovebox_server.secret_files import SecretDirectory
+from glovebox_server.secret_files import SecretDirectory, SecretUnusable
 
 __all__ = ["scene"]
 WHEN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -233,9 +234,9 @@ async def test_a_watch_rules_stop_is_recorded_before_it_acts(tmp_path: Path, mon
         seen: list[int] = []
         add = stops._files.add
 
-        def noted(name: str, content: bytes, *, instead: bytes | None = None) -> bool:
+        def noted(name: str, content: bytes, *, instead: bytes | None = None, spare: int = 0) -> bool:
             seen.append(len(log_lines(tmp_path / "audit")))
-            return add(name, content, instead=instead)
+            return add(name, content, instead=instead, spare=spare)
 
         monkeypatch.setattr(stops._files, "add", noted)
         await stops.make("run", NAMES["run"], because="it found one", by="watch:canary")
@@ -249,6 +250,77 @@ async def test_a_watch_rules_stop_is_recorded_before_it_acts(tmp_path: Path, mon
         await stops.make("tool", "run_python", because="it found one", by="watch:canary")
         assert stops.refusal(a_call(run=None)) is not None
         stops._audit._unusable = None
+
+
+async def test_what_is_stopped_already_is_not_stopped_again(tmp_path: Path) -> None:
+    """Many calls of one run hit at once: one file and one record; the control is another run."""
+    async with obeying(tmp_path) as stops:
+
+        async def hit(name: str) -> None:
+            made.append(await stops.make("run", name, because="it found one", by="watch:canary"))
+
+        made: list[Stop] = []
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(hit, NAMES["run"])
+        await hit(NAMES["run"])
+        await hit("r_" + "1" * 26)
+        assert len({each.id for each in made}) == len(stops_of(tmp_path).names()) == 2
+        assert len(log_lines(tmp_path / "audit")) == 2
+        stops_of(tmp_path).remove(made[0].id)
+        await hit(NAMES["run"])
+        assert made[-1].id != made[0].id
+
+
+async def test_watch_rules_leave_the_last_places_to_the_operator(tmp_path: Path) -> None:
+    """What has no place is stopped in this process all the same; the control is the place before."""
+    async with obeying(tmp_path) as stops:
+        stops._files._most = SPARE_STOPS + 1
+        for digit in "01":
+            await stops.make("run", "r_" + digit * 26, because="it found one", by="watch:canary")
+            refusal = stops.refusal(a_call(run="r_" + digit * 26))
+            assert refusal is not None
+            assert refusal.rule == "stop"
+        assert len(stops_of(tmp_path).names()) == 1
+        stop = a_stop("tool")
+        assert stops._files.add(stop.id, stop.encoded())
+        assert stops.refusal(a_call(run=None)) == stop.refusal
+
+
+def test_many_at_once_do_not_make_more_than_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more would stop everything."""
+    names = SecretDirectory.names
+
+    def slow(self: SecretDirectory) -> list[str]:
+        found = names(self)
+        time.sleep(0.01)
+        return found
+
+    def add(_: int) -> bool:
+        files, stop = stops_of(tmp_path), a_stop()
+        files._most = 3
+        try:
+            return files.add(stop.id, stop.encoded())
+        except SecretUnusable:
+            return False
+
+    tmp_path.chmod(0o700)
+    stops_of(tmp_path).prepare()
+    monkeypatch.setattr(SecretDirectory, "names", slow)
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(add, range(8))) == len(stops_of(tmp_path).names()) == 3
+
+
+def test_whoever_hangs_with_the_lock_keeps_no_stop_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a suspended process does; the control is that the lock is waited for."""
+    monkeypatch.setattr("glovebox_server.governance.files.LOCK_SECONDS", 0.2)
+    tmp_path.chmod(0o700)
+    files = stops_of(tmp_path)
+    with files._opened() as directory, directory.locked():
+        began = time.monotonic()
+        stop = put(tmp_path, a_stop())
+        assert 0.2 <= time.monotonic() - began < 5
+    assert files.read().items == (stop,)
 
 
 # What becomes of whole calls.

@@ -19,6 +19,8 @@ from tests.unit.test_stops import NAMES, a_call
 from glovebox_profiles.egress import parse_url
 from glovebox_profiles.egress.rules import EgressDecision
 from glovebox_profiles.policy.model import WatchAction
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import Event
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Principal
 from glovebox_server.cli.main import main
@@ -74,14 +76,14 @@ async def test_denials_in_a_row_are_told_and_others_are_not(tmp_path: Path) -> N
     """The control: one that is allowed between them, another run's, and those of a stop."""
     async with watching(tmp_path) as seen:
         for _ in range(rules.DENIALS_IN_A_ROW - 1):
-            await seen.watch.decided(a_call(), decision("deny"))
-        await seen.watch.decided(a_call(), decision("allow"))
+            await seen.watch.decided(a_call(), decision("deny"), None)
+        await seen.watch.decided(a_call(), decision("allow"), None)
         for number in range(rules.DENIALS_IN_A_ROW - 1):
-            await seen.watch.decided(a_call(), decision("deny"))
-            await seen.watch.decided(a_call(run=f"r_{number + 1:026}"), decision("deny"))
-            await seen.watch.decided(a_call(), decision("deny", "stop"))
+            await seen.watch.decided(a_call(), decision("deny"), None)
+            await seen.watch.decided(a_call(run=f"r_{number + 1:026}"), decision("deny"), None)
+            await seen.watch.decided(a_call(), decision("deny", "stop"), None)
         assert seen.alarms() == []
-        await seen.watch.decided(a_call(), decision("deny"))
+        await seen.watch.decided(a_call(), decision("deny"), None)
         assert seen.alarms() == [("denials", "record", "calls", "10 in a row")]
 
 
@@ -91,7 +93,7 @@ async def test_a_rule_that_is_off_does_nothing(tmp_path: Path) -> None:
     async with watching(tmp_path, **off) as seen:
         marker = planted(tmp_path).marker
         for _ in range(2 * rules.DENIALS_IN_A_ROW):
-            await seen.watch.decided(a_call(arguments={"code": marker}), decision("deny"))
+            await seen.watch.decided(a_call(arguments={"code": marker}), decision("deny"), None)
             await seen.watch.questioned(a_call())
         assert seen.alarms() == []
         assert seen.watch.look().file() is None
@@ -104,7 +106,7 @@ async def test_each_action_does_what_it_says_to_that_run_alone(
     """And no longer than it says, but for a stop; the control is another run of the same caller."""
     async with watching(tmp_path, denials=action) as seen:
         for _ in range(rules.DENIALS_IN_A_ROW):
-            await seen.watch.decided(a_call(), decision("deny"))
+            await seen.watch.decided(a_call(), decision("deny"), None)
         assert [each[1] for each in seen.alarms()] == [action]
         other = a_call(run="r_" + "1" * 26)
         asked, stopped = seen.watch.asks(a_call()), seen.stops.refusal(a_call())
@@ -122,7 +124,7 @@ async def test_a_stopped_call_without_a_run_is_stopped_by_its_id(tmp_path: Path)
     """Nobody else's is; the control is a call of the same caller."""
     async with watching(tmp_path, denials="stop") as seen:
         for _ in range(rules.DENIALS_IN_A_ROW):
-            await seen.watch.decided(a_call(run=None), decision("deny"))
+            await seen.watch.decided(a_call(run=None), decision("deny"), None)
         assert seen.stops.refusal(a_call(run=None)) is not None
         assert seen.stops.refusal(a_call(run=None, id="c_" + "1" * 26)) is None
 
@@ -165,29 +167,116 @@ async def test_a_flood_of_questions_is_told(tmp_path: Path, monkeypatch: pytest.
         assert seen.alarms() == [("questions", "record", "calls", "20 questions")]
 
 
-@pytest.mark.parametrize("path", ["deploy.env", "./deploy.env", "/workspace/deploy.env", "a/../deploy.env"])
+@pytest.mark.parametrize(
+    "path", ["deploy.env", "./deploy.env", "/workspace/deploy.env", "a/../deploy.env", "//workspace//deploy.env"]
+)
 async def test_reading_a_canary_by_its_name_stops_the_run(path: str, tmp_path: Path) -> None:
-    """Whatever of it is read; the control is a file beside it, and a call that was denied."""
+    """Whatever of it is read. Control: a file beside it, a denied call, another tool, another's file of that name."""
     async with watching(tmp_path) as seen:
         canary = planted(tmp_path)
-        await seen.watch.decided(a_call(arguments={"path": "deploy.env.md"}), decision("allow"))
-        await seen.watch.decided(a_call(arguments={"path": path}), decision("deny"))
+        beside, reads = (
+            a_call(tool="read_workspace_file", arguments={"path": each}) for each in ("deploy.env.md", path)
+        )
+        workspace = Path(canary.workspace)
+        await seen.watch.decided(beside, decision("allow"), workspace)
+        await seen.watch.decided(reads, decision("deny"), workspace)
+        await seen.watch.decided(replace(reads, tool="search_workspace"), decision("allow"), workspace)
+        await seen.watch.decided(reads, decision("allow"), tmp_path / "other")
+        await seen.watch.decided(reads, decision("allow"), None)
         assert seen.alarms() == []
-        await seen.watch.decided(a_call(arguments={"path": path}), decision("allow"))
+        await seen.watch.decided(reads, decision("allow"), workspace)
         assert seen.alarms() == [("canary", "stop", "arguments", canary.id)]
         assert seen.stops.refusal(a_call()) is not None
+
+
+async def test_a_canary_is_known_in_a_workspace_around_its_own(tmp_path: Path) -> None:
+    """A role may have the folder above; the control is its path as the host has it, which tools do not know."""
+    async with watching(tmp_path) as seen:
+        canary = planted(tmp_path)
+        for path in (str(canary.file), "../workspace/deploy.env"):
+            reads = a_call(tool="read_workspace_file", arguments={"path": path})
+            await seen.watch.decided(reads, decision("allow"), tmp_path)
+        assert seen.alarms() == []
+        reads = a_call(tool="read_workspace_file", arguments={"path": "workspace/deploy.env"})
+        await seen.watch.decided(reads, decision("allow"), tmp_path)
+        assert [each[:2] for each in seen.alarms()] == [("canary", "stop")]
+
+
+async def test_a_canary_written_over_lines_in_arguments_stops_the_run(tmp_path: Path) -> None:
+    """The control is another text of that form."""
+    async with watching(tmp_path) as seen:
+        marker = planted(tmp_path).marker
+        for text, told in (("x" * 40, []), (marker, ["canary"])):
+            await seen.watch.decided(a_call(arguments={"code": "\n".join(text)}), decision("deny"), None)
+            assert [each[0] for each in seen.alarms()] == told
+
+
+async def test_a_caller_that_trips_in_run_after_run_is_stopped_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once half of the places are taken, by one stop; the control is its first run, and another caller."""
+    monkeypatch.setattr("glovebox_server.governance.stops.stops.MAX_STOPS", 4)
+    async with watching(tmp_path, denials="stop") as seen:
+        for number in range(5):
+            for _ in range(rules.DENIALS_IN_A_ROW):
+                await seen.watch.decided(a_call(run=f"r_{number:026}"), decision("deny"), None)
+        names = [(each.scope, each.name) for each in seen.stops._found.items]
+        assert sorted(names) == [("principal", NAMES["principal"]), ("run", f"r_{0:026}"), ("run", f"r_{1:026}")]
+        other = a_call(run="r_" + "9" * 26, principal=Principal(id="token:other", transport="http"))
+        assert seen.stops.refusal(other) is None
+
+
+async def test_a_log_that_does_not_answer_holds_no_alarm_that_stops_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alarm and stop together wait for it once, and get there in the end, the alarm first."""
+    monkeypatch.setattr("glovebox_server.governance.stops.stops.RECORD_SECONDS", 0.2)
+    async with watching(tmp_path) as seen:
+        marker, append = planted(tmp_path).marker, seen.stops._audit.append
+        answers, there = anyio.Event(), anyio.Event()
+
+        async def hangs(event: Event) -> Record:
+            await answers.wait()
+            record = await append(event)
+            if event.kind == "stop.made":
+                there.set()
+            return record
+
+        monkeypatch.setattr(seen.stops._audit, "append", hangs)
+        began = anyio.current_time()
+        with anyio.fail_after(10):
+            await seen.watch.decided(a_call(arguments={"code": marker}), decision("allow"), None)
+        assert 0.2 <= anyio.current_time() - began < 5
+        assert seen.stops.refusal(a_call()) is not None
+        assert log_lines(tmp_path / "audit") == []
+        answers.set()
+        with anyio.fail_after(10):
+            await there.wait()
+        kinds = [json.loads(line)["kind"] for line in log_lines(tmp_path / "audit")]
+        assert kinds == ["watch.alarm", "stop.made"]
+
+
+async def test_live_output_waits_where_a_secret_stops_the_run(tmp_path: Path) -> None:
+    """The control is a rule that only records."""
+    cases: tuple[tuple[WatchAction, list[str]], ...] = (("stop", []), ("record", ["one"]))
+    for action, shown in cases:
+        place, heard = tmp_path / action, list[str]()
+        place.mkdir()
+        async with watching(place, secrets=action) as seen:
+            seen.watch.look().printed(heard.append)(b"one")
+        assert heard == shown
 
 
 @pytest.mark.parametrize("where", ["code", "url"])
 async def test_a_canary_in_arguments_stops_the_run_and_is_repeated_nowhere(where: str, tmp_path: Path) -> None:
     """Also where the call was denied, and where it is much; planted while the server runs. Control: before that."""
     async with watching(tmp_path) as seen:
-        await seen.watch.decided(a_call(arguments={where: "x" * 40}), decision("allow"))
+        await seen.watch.decided(a_call(arguments={where: "x" * 40}), decision("allow"), None)
         canary = planted(tmp_path)
-        await seen.watch.decided(a_call(arguments={where: "y" * 100_000}), decision("allow"))
+        await seen.watch.decided(a_call(arguments={where: "y" * 100_000}), decision("allow"), None)
         assert seen.alarms() == []
         written = "https://e.example/?" + "".join(f"%{ord(each):02x}" for each in canary.marker)
-        await seen.watch.decided(a_call(arguments={where: "y" * 100_000 + written}), decision("deny"))
+        await seen.watch.decided(a_call(arguments={where: "y" * 100_000 + written}), decision("deny"), None)
         assert [each[0] for each in seen.alarms()] == ["canary"]
         log = b"".join(log_lines(tmp_path / "audit"))
         assert canary.marker.encode() not in log
@@ -247,7 +336,7 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
         broker = replace(scene.broker, governance=governance)
         who = Principal(id="local:1", transport="cli")
         for _ in range(rules.DENIALS_IN_A_ROW):
-            await seen.watch.decided(a_call(), decision("deny"))
+            await seen.watch.decided(a_call(), decision("deny"), None)
         asked = await broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
         assert asked.structured["refused"]["rule"] == "watch.denials"
         assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed

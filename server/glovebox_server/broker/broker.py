@@ -150,7 +150,7 @@ class Broker:
                 profile = lifting.reaching(profile, decision, escalation)
             recorder = self.receipts.recorder(call, profile)
             await recorder.record(call_decided(call, decision, profile, inputs))
-            await self.governance.decided(call, decision)
+            await self.governance.decided(call, decision, rights.workspace)
             if profile is None or decision.effect != "allow":
                 return refused(call, decision, recorder.head)
             allowed = _Allowed(

@@ -1,7 +1,9 @@
 """A directory of small files that every process looks at before each call: one ``stat`` where nothing changed.
 
 Rule 1  A file is there whole or not at all, and nothing changes it: making and removing one are single operations of
-        the file system, so there is no lock, and a killed command leaves nothing half done.
+        the file system, so nobody who reads needs a lock, and a killed command leaves nothing half done.
+        Who makes one counts them under a lock, but waits for it no longer than ``LOCK_SECONDS``: nobody who hangs is
+        in the way.
 Rule 2  A file that is not what was written is damaged; what that means is for whoever looks.
 """
 
@@ -20,6 +22,8 @@ FOLDER = "governance"
 """Below the state directory."""
 MAX_BYTES = 8192
 """Of one file."""
+LOCK_SECONDS = 1.0
+"""Others hold the lock for a few writes to the disk."""
 _TICK_NS = 50_000_000
 """Two changes of a directory within one tick of the kernel's clock (at most 10 ms) look the same to ``stat``."""
 
@@ -109,13 +113,14 @@ class Files(Generic[T]):
         with self._opened() as directory:
             return directory.names()
 
-    def add(self, name: str, content: bytes, *, instead: bytes | None = None) -> bool:
+    def add(self, name: str, content: bytes, *, instead: bytes | None = None, spare: int = 0) -> bool:
         """Put a file there.
 
         Args:
             name: of the file.
             content: of the file.
             instead: what it holds where the disk has no room for that.
+            spare: places that are left to others.
 
         Returns:
             Whether it has its own content.
@@ -123,9 +128,9 @@ class Files(Generic[T]):
         Raises:
             SecretUnusable: it could not be made, or there are too many.
         """
-        with self._opened() as directory:
-            if len(directory.names()) >= self._most:
-                raise self._failure(self.path, f"it has {self._most} files already", "Remove some.")
+        with self._opened() as directory, directory.locked(LOCK_SECONDS):
+            if len(directory.names()) >= self._most - spare:
+                raise self._failure(self.path, f"it has {self._most - spare} files already", "Remove some.")
             try:
                 directory.make(name, content)
             except SecretUnusable:

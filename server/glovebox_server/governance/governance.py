@@ -6,6 +6,7 @@ In the order in which a call meets them: its caller's rights, stops, approvals, 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
@@ -187,10 +188,10 @@ class Governance:
             for each in questions
         )
 
-    async def decided(self, call: ToolCall, decision: Decision) -> None:
-        """Have the watch rules look at a decision that is recorded."""
+    async def decided(self, call: ToolCall, decision: Decision, workspace: Path | None) -> None:
+        """Have the watch rules look at a decision that is recorded, of a call that reads this workspace."""
         if self.watch is not None:
-            await self.watch.decided(call, decision)
+            await self.watch.decided(call, decision, workspace)
 
     def asks(self, call: ToolCall, decision: Decision) -> Decision:
         """The same decision, turned into a question where a watch rule has its run asked about."""

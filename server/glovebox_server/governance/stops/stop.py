@@ -18,6 +18,8 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 MAX_STOPS = 1024
 """In force at one time: each call is held against each, and one that names a principal does the work of many."""
+SPARE_STOPS = 64
+"""Of these, left to the operator: watch rules make no more when they have used up the others."""
 MAX_BECAUSE = 500
 """Characters of a reason: every caller that is stopped reads it."""
 _MAX_NAME = 640

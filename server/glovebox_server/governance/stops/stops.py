@@ -15,18 +15,21 @@ from typing import Self
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.audit.events import StopMade
+from glovebox_server.audit.events import Event, StopMade
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.governance.files import Files, Found
-from glovebox_server.governance.stops.stop import DAMAGED, Scope, Stop, new_stop, stops_of
+from glovebox_server.governance.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.secret_files import SecretUnusable
 
 LOOK_SECONDS = 0.1
 """Between two looks while calls are under way: a tenth of what a running call may outlive its stop."""
+RECORD_SECONDS = 2.0
+"""How long a stop waits for its record: a disk that hangs, or a log that is held, must not keep calls running."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +54,12 @@ class Stopped:
 class Stops:
     """What is stopped, for one server process. Make it with ``opened``."""
 
-    def __init__(self, files: Files[Stop], audit: AuditLog) -> None:
+    def __init__(self, files: Files[Stop], audit: AuditLog, tasks: TaskGroup) -> None:
         """Take what is in force, and the log for what watch rules stop; ``opened`` is the public way."""
         self._files = files
+        self._tasks = tasks
+        self._overdue: set[anyio.Event] = set()
+        self._making: dict[tuple[Scope, str], anyio.Event] = {}
         self._here: list[Stop] = []
         self._audit = audit
         self._running: set[Stopped] = set()
@@ -71,8 +77,8 @@ class Stops:
         """
         files = stops_of(state_dir)
         await anyio.to_thread.run_sync(files.prepare)
-        stops = cls(files, audit)
         async with anyio.create_task_group() as tasks:
+            stops = cls(files, audit, tasks)
             tasks.start_soon(stops._watch)
             try:
                 yield stops
@@ -97,8 +103,26 @@ class Stops:
         finally:
             self._running.discard(running)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether half of the places are taken."""
+        return len(self._found.items) + len(self._here) >= MAX_STOPS // 2
+
+    async def record(self, event: Event) -> None:
+        """Append what acts in any case: once it is in the log, or after ``RECORD_SECONDS`` while it gets there.
+
+        A log that has kept one waiting for so long keeps no other, until it has written that one.
+        """
+        done = anyio.Event()
+        self._tasks.start_soon(self._append, event, done)
+        with anyio.move_on_after(0 if self._overdue else RECORD_SECONDS, shield=True):
+            await done.wait()
+        if not done.is_set():
+            self._overdue.add(done)
+            _log.warning("the log does not answer: %s is not waited for", event.kind)
+
     async def make(self, scope: Scope, name: str, *, because: str, by: str) -> Stop:
-        """Stop something: recorded first, where it can be; and calls of this process end at once.
+        """Have a watch rule stop something: recorded first, where it can be; and calls of this process end at once.
 
         Args:
             scope: what is named.
@@ -107,22 +131,43 @@ class Stops:
             by: who stops it: ``watch:`` and the rule.
 
         Returns:
-            The stop. Where no file of it could be made, it is in force in this process, for as long as that lives.
+            The stop, which may be one that was in force already. Where no file of it could be made, it is in force in
+            this process, for as long as that lives.
         """
-        stop = new_stop(scope, name, because=because, by=by, made=datetime.now(UTC))
-        try:
-            await self._audit.append(made(stop))
-        except AuditUnavailable as problem:
-            _log.warning("a stop is made without a record: %s", problem)
+        new = new_stop(scope, name, because=because, by=by, made=datetime.now(UTC))
         with anyio.CancelScope(shield=True):
-            try:
-                await anyio.to_thread.run_sync(partial(self._files.add, stop.id, stop.encoded(), instead=b""))
-            except SecretUnusable as problem:
-                _log.error("a stop is in force in this process alone: %s", problem)
-                self._here.append(stop)
-                self._end_all()
-        self._look()
+            while making := self._making.get((scope, name)):
+                await making.wait()
+            self._look()
+            known = (each for each in (*self._found.items, *self._here) if (each.scope, each.name) == (scope, name))
+            stop = next(known, new)
+            if stop is new:
+                self._making[scope, name] = anyio.Event()
+                try:
+                    await self._make(new)
+                finally:
+                    self._making.pop((scope, name)).set()
         return stop
+
+    async def _make(self, stop: Stop) -> None:
+        await self.record(made(stop))
+        add = partial(self._files.add, stop.id, stop.encoded(), instead=b"", spare=SPARE_STOPS)
+        try:
+            await anyio.to_thread.run_sync(add)
+        except SecretUnusable as problem:
+            _log.error("a stop is in force in this process alone: %s", problem)
+            self._here.append(stop)
+            self._end_all()
+        self._look()
+
+    async def _append(self, event: Event, done: anyio.Event) -> None:
+        try:
+            await self._audit.append(event)
+        except AuditUnavailable as problem:
+            _log.warning("%s is not recorded: %s", event.kind, problem)
+        finally:
+            done.set()
+            self._overdue.discard(done)
 
     def _look(self) -> None:
         found = self._files.look()

@@ -1,10 +1,10 @@
 """Watch rules at work: look at what calls do after it is recorded, raise alarms, and act on them. No model in the loop.
 
-What is counted is counted in this process, and forgotten when it ends; what is stopped stays stopped. What rules find
-is never repeated: not in a record, a reason or a log.
+What is counted is counted in this process, and forgotten when it ends; what is stopped stays stopped. No marker and no
+secret that rules find is repeated: not in an alarm, a reason or a log. Hosts that were asked for are recorded as every
+connection is.
 """
 
-import json
 import logging
 import posixpath
 from collections import OrderedDict, deque
@@ -30,7 +30,7 @@ from glovebox_server.governance.stops.stop import Scope
 from glovebox_server.governance.stops.stops import Stops
 from glovebox_server.governance.watch import rules
 from glovebox_server.governance.watch.canaries import Canary, canaries_of
-from glovebox_server.governance.watch.look import Finding, Look, Piece, of_url
+from glovebox_server.governance.watch.look import Finding, Look, Piece, of_url, of_value
 from glovebox_server.governance.watch.markers import Needles
 
 SLOW_SECONDS = 2.0
@@ -43,6 +43,7 @@ MAX_HOSTS = 256
 """Hosts of one principal that are remembered: one that reaches more reaches anything, and nothing is new to it."""
 LOOP_BYTES = 16 * 1024
 """What is looked through on the event loop, in a quarter of a millisecond; more is in a thread."""
+_READS = "read_workspace_file"
 _SELF = frozenset({"stop", "store"})
 """Rules whose denials are no sign of anything: they come of ourselves."""
 
@@ -124,13 +125,15 @@ class Watch:
 
     def look(self) -> Look:
         """What looks through what a call gives back."""
-        return Look(self._needles, secrets=self._actions["secrets"] != "off")
+        secrets = self._actions["secrets"]
+        # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
+        return Look(self._needles, secrets=secrets != "off", live=secrets != "stop")
 
-    async def decided(self, call: ToolCall, decision: Decision) -> None:
-        """Look at a decision that is recorded."""
+    async def decided(self, call: ToolCall, decision: Decision, workspace: Path | None) -> None:
+        """Look at a decision that is recorded, of a call that reads this workspace."""
         if decision.rule in _SELF:
             return
-        await self._asked(call, allowed=decision.effect == "allow")
+        await self._asked(call, workspace if decision.effect == "allow" else None)
         if self._actions["denials"] != "off":
             key = _key(call)
             if decision.effect == "deny":
@@ -172,15 +175,16 @@ class Watch:
         """Look at what came of a call, before its caller gets it. Where that stops the call, this does not return."""
         await self._search(call, look, look.pieces(outcome))
 
-    async def _asked(self, call: ToolCall, *, allowed: bool) -> None:
+    async def _asked(self, call: ToolCall, workspace: Path | None) -> None:
         self._know_canaries()
         if not self._needles:
             return
-        path = call.arguments.get("path")
-        if allowed and isinstance(path, str) and (canary := self._paths.get(_normal(path))):
-            await self._alarm(call, Finding(rule="canary", where="arguments", what=canary))
-            return
-        pieces: list[Piece] = [("arguments", json.dumps(dict(call.arguments), default=str).encode())]
+        if workspace is not None and call.tool == _READS:
+            canary = self._paths.get(_file(workspace, str(call.arguments.get("path"))))
+            if canary is not None:
+                await self._alarm(call, Finding(rule="canary", where="arguments", what=canary))
+                return
+        pieces: list[Piece] = [("arguments", of_value(dict(call.arguments)))]
         if isinstance(url := call.arguments.get("url"), str):
             pieces += of_url(url)
         await self._search(call, Look(self._needles, secrets=False), pieces)
@@ -195,7 +199,7 @@ class Watch:
                 _log.error("a canary is not looked for: %s", words)
             self._found, self._told = found, told
             self._needles = Needles.of({each.id: each.marker for each in found.items})
-            self._paths = {_normal(each.path): each.id for each in found.items}
+            self._paths = {_file(each.workspace, each.path): each.id for each in found.items}
 
     async def _search(self, call: ToolCall, look: Look, pieces: Sequence[Piece]) -> None:
         if sum(len(data) for _, data in pieces) > LOOP_BYTES:
@@ -218,7 +222,7 @@ class Watch:
         }  # fmt: skip
         alarm = WatchAlarm(rule=finding.rule, action=action, where=finding.where, what=finding.what, **whose)
         try:
-            await self._audit.append(alarm)
+            await (self._stops.record(alarm) if action == "stop" else self._audit.append(alarm))
         except AuditUnavailable as problem:
             _log.error("an alarm of the watch rule %s is not recorded: %s", finding.rule, problem)
         run = _kept(self._runs, _key(call), _Run)
@@ -228,9 +232,13 @@ class Watch:
             run.ask_until, run.asks = anyio.current_time() + FLAGGED_SECONDS, finding.rule
         elif action == "stop":
             because = f"A watch rule ({finding.rule}) found what it looks for."
-            scope: Scope = "run" if call.run else "call"
-            await self._stops.make(scope, call.run or call.id, because=because, by=f"watch:{finding.rule}")
+            await self._stops.make(*self._whom(call), because=because, by=f"watch:{finding.rule}")
             await anyio.lowlevel.checkpoint()  # where the call itself is what is stopped, it ends here
+
+    def _whom(self, call: ToolCall) -> tuple[Scope, str]:
+        if self._stops.crowded:  # a caller that begins one run after the other must not use up all places
+            return "principal", call.principal.id
+        return ("run", call.run) if call.run else ("call", call.id)
 
 
 def _kept(table: OrderedDict[str, Any], key: str, make: type[Any]) -> Any:
@@ -247,5 +255,7 @@ def _key(call: ToolCall) -> str:
     return call.run or call.principal.id
 
 
-def _normal(path: str) -> str:
-    return posixpath.normpath(path.removeprefix("/workspace/"))
+def _file(workspace: Path | str, path: str) -> str:
+    """What a path that a tool was given means on the host; links are not followed, since content is looked at too."""
+    inside = posixpath.normpath("/" + posixpath.join("/workspace", path).lstrip("/"))
+    return f"{workspace}/{inside.removeprefix('/workspace/')}"

@@ -14,16 +14,13 @@ from glovebox_server.audit.events import Event, StopLifted, draft
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.governance.stops.stop import MAX_BECAUSE, Scope, Stop, new_stop, stops_of
-from glovebox_server.governance.stops.stops import made
+from glovebox_server.governance.stops.stops import RECORD_SECONDS, made
 from glovebox_server.printable import printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log
 
 __all__ = ["MAX_BECAUSE", "listed", "resume", "stop"]
-
-RECORD_SECONDS = 2.0
-"""How long a stop waits for its record: a disk that hangs, or a log that is held, must not keep calls running."""
 
 
 def stop(
