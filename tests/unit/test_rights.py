@@ -110,6 +110,19 @@ def test_a_tokens_role_narrows_and_never_widens_what_the_principal_has() -> None
     assert gone.denial.rule == "policy.role"
 
 
+def test_of_a_rate_that_two_roles_have_the_strictest_counts_once() -> None:
+    """Whichever role has it; the control is another window of the same host, which counts beside it."""
+    rate = '[[roles.releaser.rate]]\nhost = "pypi.org"\nconnections = {}\nevery = "{}"\n'
+    for mine, every, left in (
+        (30, "minute", [(30, "minute")]),
+        (90, "minute", [(60, "minute")]),
+        (30, "hour", [(60, "minute"), (30, "hour")]),
+    ):
+        text = EVERYTHING.replace("[principals]", rate.format(mine, every) + "[principals]")
+        found = rights(caller(workflow="release"), text)
+        assert [(each.connections, each.every) for each in found.rates] == left
+
+
 def test_a_tool_that_may_be_lifted_stays_as_narrow_as_the_role_that_has_it() -> None:
     """A yes gives what one role lacks, not what another takes away; the control is a lift that only one of them has."""
     lift = '[[roles.{}.lift]]\nwhat = "tool"\n'

@@ -1,7 +1,8 @@
 """Who is in which role, and what the roles together leave of the profiles. Pure.
 
 A principal's own role, the role its token gives and the role of its workflow each have to allow: what they permit is
-intersected, what they demand is added up. So no order of them and no further role can widen anything.
+intersected, what they demand is added up. So no order of them and no further role widens what the others permit; which
+folder a call reads is said by those that name one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,7 +101,7 @@ def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profil
         budgets=tuple(budget for each in roles for budget in each.budget),
         approvals=tuple(approval for each in roles for approval in each.approval),
         lifts=reduce(_lifted_by_both, (each.lift for each in roles)),
-        rates=tuple(rate for each in roles for rate in each.rate),
+        rates=_strictest(rate for each in roles for rate in each.rate),
     )
 
 
@@ -139,6 +140,16 @@ def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[st
 def _least(values: Iterable[int | None]) -> int | None:
     given = [each for each in values if each is not None]
     return min(given) if given else None
+
+
+def _strictest(rates: Iterable[Rate]) -> tuple[Rate, ...]:
+    """One for each host and window, since a connection counts against each rate once."""
+    found: dict[tuple[str, str], Rate] = {}
+    for rate in rates:
+        known = found.setdefault((rate.host, rate.every), rate)
+        if rate.connections < known.connections:
+            found[rate.host, rate.every] = rate
+    return tuple(found.values())
 
 
 def _lifted_by_both(a: tuple[Lift, ...], b: tuple[Lift, ...]) -> tuple[Lift, ...]:
