@@ -233,6 +233,40 @@ async def test_a_lock_that_another_process_keeps_is_told_in_time(path: Path) -> 
         assert await store.transact(count) == 1
 
 
+async def test_who_waits_behind_one_that_waited_in_vain_fails_with_it(path: Path) -> None:
+    """All of them after one wait, with the same sentence; the control is one that comes later, and waits itself."""
+    wait = 0.5
+    with opened(path, SCHEMA) as holder, opened(path, SCHEMA, lock_wait=wait) as store:
+        held, go_on = threading.Event(), threading.Event()
+        told: list[str] = []
+
+        def hold(_: sqlite3.Connection) -> None:
+            held.set()
+            go_on.wait(30)
+
+        async def one() -> None:
+            with pytest.raises(StoreUnusable) as caught:
+                await store.transact(count)
+            told.append(str(caught.value))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(holder.transact, hold)
+            await anyio.to_thread.run_sync(held.wait, 10)
+            began = anyio.current_time()
+            async with anyio.create_task_group() as waiting:
+                for _ in range(20):
+                    waiting.start_soon(one)
+            assert anyio.current_time() - began < 10 * wait
+            assert len(told) == 20
+            assert len(set(told)) == 1
+            assert "holds its lock" in told[0]
+            again = anyio.current_time()
+            await one()
+            assert anyio.current_time() - again >= wait * 0.8
+            go_on.set()
+        assert await store.transact(count) == 1
+
+
 async def test_a_full_store_refuses_and_forgets_nothing(path: Path) -> None:
     """SQLITE_FULL, by its own bound: what was there can be read, and room given back is used."""
     with opened(path, SCHEMA) as store:

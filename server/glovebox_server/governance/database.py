@@ -8,11 +8,13 @@ Rule 3  Waiting for another process's lock, or for the disk, happens in a worker
 """
 
 import contextlib
+import math
 import os
 import secrets
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -62,6 +64,8 @@ class Database:
         self._identity = _identity(path)
         self._lock = threading.Lock()
         self._limiter = anyio.CapacityLimiter(1)
+        self._in_vain = -math.inf
+        """When somebody last gave up waiting for another process's lock."""
 
     async def transact(self, work: Work[_T]) -> _T:
         """Do ``work`` in one transaction that writes, in a worker thread.
@@ -72,7 +76,7 @@ class Database:
         Raises:
             StoreUnusable: nothing of it was done.
         """
-        return await anyio.to_thread.run_sync(self.transact_now, work, limiter=self._limiter)
+        return await anyio.to_thread.run_sync(self._write, work, time.monotonic(), limiter=self._limiter)
 
     async def query(self, work: Work[_T]) -> _T:
         """Do ``work``, which only reads, on one state of the file, in a worker thread.
@@ -84,21 +88,32 @@ class Database:
 
     def transact_now(self, work: Work[_T]) -> _T:
         """As ``transact``, in this thread: for commands; never on an event loop."""
-        # IMMEDIATE takes the lock before anything is read, so that no decision rests on what another process changes.
-        return self._transaction("BEGIN IMMEDIATE", "write to", work)
+        return self._write(work, time.monotonic())
 
     def query_now(self, work: Work[_T]) -> _T:
         """As ``query``, in this thread."""
         return self._transaction("BEGIN", "read", work)
 
-    def _transaction(self, begin: str, attempted: str, work: Work[_T]) -> _T:
+    def _write(self, work: Work[_T], asked: float) -> _T:
+        # IMMEDIATE takes the lock before anything is read, so that no decision rests on what another process changes.
+        return self._transaction("BEGIN IMMEDIATE", "write to", work, asked)
+
+    def _transaction(self, begin: str, attempted: str, work: Work[_T], asked: float = math.inf) -> _T:
         with self._lock, translated(self.path, attempted):
+            # Who has waited behind one that waited in vain does not wait as long once more, each after the other.
+            if asked < self._in_vain:
+                raise _held(self.path, attempted)
             if _identity(self.path) != self._identity:
                 raise _unusable(
                     self.path, attempted, "it was removed or replaced while it was in use", "Put it back, or restart."
                 )
-            with _begun(self._connection, begin):
-                return work(self._connection)
+            try:
+                with _begun(self._connection, begin):
+                    return work(self._connection)
+            except sqlite3.OperationalError as error:
+                if _code(error) in _HELD:
+                    self._in_vain = time.monotonic()
+                raise
 
 
 @contextlib.contextmanager
@@ -148,12 +163,11 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
     except UnicodeDecodeError as error:  # SQLite's own message may hold bytes of a damaged file
         raise _damaged(path, "what is in it is no text") from error
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & _PRIMARY
+        code = _code(error)
         if code in _FULL:
             raise _unusable(path, attempted, "the disk, or its own bound, is full", _FIX_DISK) from error
         if code in _HELD:
-            fix = f"Find it with `fuser {path}` and continue or end it."
-            raise _unusable(path, attempted, "another process holds its lock", fix) from error
+            raise _held(path, attempted) from error
         if code in _DAMAGED:
             raise _damaged(path, str(error)) from error
         if code in _ACCESS:
@@ -261,6 +275,15 @@ def _damaged(path: Path, reason: str) -> StoreUnusable:
         "then forgotten."
     )
     return _unusable(path, "read", f"it is damaged: {reason}", fix)
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)) & _PRIMARY
+
+
+def _held(path: Path, attempted: str) -> StoreUnusable:
+    fix = f"Find it with `fuser {path}` and continue or end it."
+    return _unusable(path, attempted, "another process holds its lock", fix)
 
 
 def _unusable(path: Path, attempted: str, reason: str, fix: str) -> StoreUnusable:
