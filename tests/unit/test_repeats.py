@@ -1,8 +1,12 @@
 """A call that keeps failing in the same way is slowed, then refused; one that succeeds is not."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
+from glovebox_server.broker.admission import fingerprint
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.governance import repeats
 from glovebox_server.governance.repeats import MAX_FAILING, MOST, Repeats
@@ -78,6 +82,31 @@ def test_one_success_or_ten_quiet_minutes_wipe_its_failures_out() -> None:
     assert noted.pause() == 0
     noted.fail(1)
     assert noted.pause() == 0
+
+
+def test_what_is_forgotten_costs_the_next_calls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No digest is made for them; the control is a failure that still counts."""
+    noted = Noted()
+    made: list[str] = []
+
+    def counted(tool: str, arguments: Mapping[str, Any]) -> bytes:
+        made.append(tool)
+        return fingerprint(tool, arguments)
+
+    monkeypatch.setattr("glovebox_server.governance.repeats.fingerprint", counted)
+    noted.fail(1, code="a")
+    noted.now += repeats.FORGOTTEN_SECONDS / 2
+    noted.fail(1, code="b")
+    noted.now += repeats.FORGOTTEN_SECONDS / 2 + 1
+    made.clear()
+    assert noted.pause() == 0
+    assert (len(made), len(noted.repeats._failing)) == (1, 1)
+    noted.now += repeats.FORGOTTEN_SECONDS
+    made.clear()
+    assert noted.pause() == 0
+    assert noted.repeats.refusal(noted.call()) is None
+    noted.repeats.note(noted.call(), failed=False)
+    assert made == []
 
 
 def test_only_so_many_failing_calls_are_remembered() -> None:

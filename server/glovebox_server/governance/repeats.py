@@ -64,23 +64,25 @@ class Repeats:
 
     def note(self, call: ToolCall, *, failed: bool) -> None:
         """Note how a call ended that ran; one that ended well wipes out its failures."""
+        self._forget()
         if not failed and not self._failing:
             return
         key = _key(call)
         known = self._failing.pop(key, None)
         if not failed:
             return
-        now = self._now()
-        recent = known is not None and now - known.last <= FORGOTTEN_SECONDS
-        self._failing[key] = _Failing(times=(known.times if known and recent else 0) + 1, last=now)
+        self._failing[key] = _Failing(times=(known.times if known else 0) + 1, last=self._now())
         if len(self._failing) > MAX_FAILING:
             self._failing.popitem(last=False)
 
     def _found(self, call: ToolCall) -> _Failing | None:
-        if not self._failing:  # as nearly always: no digest is made
-            return None
-        found = self._failing.get(_key(call))
-        return None if found is None or self._now() - found.last > FORGOTTEN_SECONDS else found
+        self._forget()
+        return self._failing.get(_key(call)) if self._failing else None  # nearly always empty: no digest is made
+
+    def _forget(self) -> None:
+        """Drop those that are over; the one that failed longest ago stands first."""
+        while self._failing and self._now() - next(iter(self._failing.values())).last > FORGOTTEN_SECONDS:
+            self._failing.popitem(last=False)
 
 
 def _key(call: ToolCall) -> tuple[str, str | None, bytes]:
