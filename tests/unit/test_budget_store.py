@@ -6,6 +6,7 @@ import subprocess  # noqa: TID251 - whole processes, to be killed
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from glovebox_profiles.policy.model import SPENDING, Budget
 from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.errors import StoreUnusable
 from glovebox_server.governance import database
 from glovebox_server.governance.budgets import store
 from glovebox_server.governance.budgets.spending import Amounts, Granted, Spender, lines_of, little
@@ -158,10 +160,34 @@ def test_what_a_call_cannot_spend_refuses_it_not(kept: Kept) -> None:
 def test_each_has_a_budget_of_its_own(per: str, shared: set[str], kept: Kept) -> None:
     """Of one run, principal, workflow or tool: whoever differs in something else shares it."""
     one = budget(per=per, calls=1)
-    kept.settle(kept.reserve(one))
+    mine = replace(ME, workflow="release")
+    kept.settle(kept.reserve(one, spender=mine))
     for name in ("principal", "run", "tool", "workflow"):
-        other = Spender(**{**{each: getattr(ME, each) for each in ME.__slots__}, name: "other"})
+        other = Spender(**{**{each: getattr(mine, each) for each in mine.__slots__}, name: "other"})
         assert kept.left(one, spender=other) == {"b calls": 0 if name in shared else 1}, name
+
+
+def test_who_works_in_no_workflow_shares_its_budget_with_nobody(kept: Kept) -> None:
+    """Nor with a workflow that is named as the caller is; the controls are its own other runs and tools."""
+    one = budget(per="workflow", calls=1)
+    kept.settle(kept.reserve(one))
+    for other in (replace(ME, principal="token:b"), replace(ME, principal="token:b", workflow=ME.principal)):
+        assert kept.left(one, spender=other) == {"b calls": 1}
+    assert kept.left(one, spender=replace(ME, run="r_2", tool="other")) == {"b calls": 0}
+
+
+def test_a_call_that_has_taken_something_takes_nothing_more_before_it_is_settled(kept: Kept) -> None:
+    """The store says so; the control is the same call afterwards."""
+    ten = budget(calls=10)
+    asked = kept.reserve(ten)
+    kept.calls -= 1
+    with pytest.raises(StoreUnusable, match="c_1 took before is not settled"):
+        kept.reserve(ten)
+    assert kept.left(ten) == {"b calls": 9}
+    kept.settle(asked)
+    kept.calls -= 1
+    kept.settle(kept.reserve(ten))
+    assert kept.left(ten) == {"b calls": 8}
 
 
 def test_a_new_run_has_not_the_principals_budget_anew(kept: Kept) -> None:

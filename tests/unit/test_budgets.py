@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from tests.fixtures.channels import OUTCOME, Guest
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
 from glovebox_profiles.policy.model import Budget, Rate
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, SandboxUnavailable
 from glovebox_server.broker.admission import RUNNING
 from glovebox_server.calls import CallResult, Principal, Text
 from glovebox_server.cli.main import main
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.governance.budgets import budgets as budgeting
+from glovebox_server.governance.budgets import store
 from glovebox_server.governance.budgets.budgets import Budgets, Reservation
 from glovebox_server.governance.governance import Proposal
 from glovebox_server.tools.base import Result
@@ -160,6 +162,24 @@ async def test_a_failing_call_is_slowed_and_then_refused_and_a_good_one_is_not(
     assert len(pauses) == 5
 
 
+async def test_a_call_that_ends_without_a_result_is_slowed_too(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps failing in the same way as well; the control is another call."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("glovebox_server.broker.admission.anyio.sleep", sleep)
+    scene.driver.problem = SandboxUnavailable("Starting", "it died", "Fix it.")
+    for _ in range(4):
+        with pytest.raises(SandboxUnavailable):
+            await scene.call()
+    assert pauses == [1.0]
+    scene.driver.problem = None
+    await scene.call(code="2")
+    assert pauses == [1.0]
+
+
 async def test_a_cancelled_call_counts_the_most_that_it_could_have_told(scene: Scene, tmp_path: Path) -> None:
     """Else whoever cancels each call would read for nothing; the time is what it took."""
     began = anyio.Event()
@@ -179,6 +199,41 @@ async def test_a_cancelled_call_counts_the_most_that_it_could_have_told(scene: S
     assert left["b calls"] == 8
     assert left["b disclosed_bytes"] == 10**9 - 2 * profile.limits.stream
     assert left["b wall_seconds"] > 899
+
+
+async def test_a_call_whose_sandbox_died_counts_the_most_that_it_could_have_told(scene: Scene, tmp_path: Path) -> None:
+    """As a cancelled one: what it printed may have been read; one failure, and the time at most that it could take."""
+
+    async def dies(guest: Guest) -> None:
+        guest.channel.to_host.close()
+
+    scene.driver.script = dies
+    every = budget(calls=9, failures=9, disclosed_bytes=10**9, artifacts=999, wall_seconds=900)
+    async with spending(scene, tmp_path, every) as spent:
+        with pytest.raises(SandboxUnavailable, match="ended without an outcome"):
+            await spent.call()
+        left = await spent.left()
+    limits = scene.broker.governance.rights_of(ME).profiles["run_python"].limits
+    assert (left["b calls"], left["b failures"]) == (8, 8)
+    assert left["b disclosed_bytes"] == 10**9 - 2 * limits.stream
+    assert left["b artifacts"] == 999 - limits.output.files
+    assert left["b wall_seconds"] > 899
+
+
+async def test_a_call_that_breaks_off_counts_no_more_seconds_than_it_had(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it waited for its sandbox."""
+    scene.driver.problem = RuntimeError("no sandbox")
+    times = count(anyio.current_time(), 5_000)
+    monkeypatch.setattr(anyio, "current_time", lambda: next(times))
+    async with spending(scene, tmp_path, budget(wall_seconds=10_000)) as spent:
+        with pytest.raises(RuntimeError, match="no sandbox"):
+            await spent.call()
+        monkeypatch.undo()
+        left = await spent.left()
+    limits = scene.broker.governance.rights_of(ME).profiles["run_python"].limits
+    assert left == {"b wall_seconds": 10_000 - limits.wall_seconds}
 
 
 async def test_a_call_that_could_not_start_tells_nothing(scene: Scene, tmp_path: Path) -> None:
@@ -253,16 +308,32 @@ async def test_what_could_not_be_settled_is_settled_later(
         assert (await spent.left())["b wall_seconds"] > 9_990
 
 
+async def test_a_mistake_while_settling_ends_no_server_and_stays_spent(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller has its result, and the next call runs; the control is what that one gives back."""
+    async with spending(scene, tmp_path, budget(wall_seconds=10_000)) as spent:
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "settle", lambda *_: 1 / 0)
+            assert not (await spent.call()).failed
+            await spent.budgets.settle()
+        assert "ZeroDivisionError" in caplog.text
+        assert not (await spent.call()).failed
+        worst = scene.broker.governance.rights_of(ME).profiles["run_python"].limits.wall_seconds
+        assert 9_990 < (await spent.left())["b wall_seconds"] + worst <= 10_000
+
+
 async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Path) -> None:
-    """Whoever opens the file next finds them; those of a process that lives are left alone."""
+    """Whoever opens the file next finds them, of another boot too; those of a process that lives are left alone."""
     async with spending(scene, tmp_path, budget(calls=9, wall_seconds=10_000)) as spent:
         await spent.call()
         await spent.budgets.settle()
         path = spent.budgets._database.path
         with sqlite3.connect(path) as connection:
             owner = spent.budgets._server.split(":")
-            for number, started in enumerate([owner[3], "1"]):
-                mark = ":".join([*owner[:3], started, owner[4]])
+            boots = [(owner[0], owner[3]), (owner[0], "1"), ("another", owner[3])]
+            for number, (boot, started) in enumerate(boots):
+                mark = ":".join([boot, *owner[1:3], started, owner[4]])
                 body = '{"lines": [], "who": ["token:a", "", "run_python"]}'
                 connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (f"c_{number}", mark, body))
             connection.execute("UPDATE clock SET tidied = 0")
@@ -271,7 +342,7 @@ async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Pa
         await spent.budgets.settle()
         with sqlite3.connect(path) as connection:
             assert connection.execute("SELECT call FROM reserved").fetchall() == [("c_0",)]
-            assert connection.execute("SELECT sum(calls), sum(lost) FROM usage").fetchone() == (3, 1)
+            assert connection.execute("SELECT sum(calls), sum(lost) FROM usage").fetchone() == (4, 2)
 
 
 async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from glovebox_sandboxes.host.owner import is_orphan, new_owner
+from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_owner
 
 
 def test_a_living_server_keeps_its_containers() -> None:
@@ -28,6 +28,15 @@ def test_a_reused_number_is_not_the_same_server() -> None:
 def test_a_server_of_another_world_is_never_judged(change: dict[str, str]) -> None:
     """Another kernel's or another pid namespace's server: we cannot see it, so its containers are not ours to take."""
     assert not is_orphan(replace(new_owner(), pid=2**22 + 1, **change).mark())  # type: ignore[arg-type]
+
+
+def test_another_boot_is_told_from_this_one_and_from_what_is_no_mark() -> None:
+    """For what this machine alone writes: a server of an earlier boot is gone."""
+    ours = new_owner()
+    assert is_of_another_boot(replace(ours, boot="another-kernel").mark())
+    assert not is_of_another_boot(ours.mark())
+    assert not is_of_another_boot(replace(ours, pid_namespace="1").mark())
+    assert not is_of_another_boot("another-kernel:1")
 
 
 @pytest.mark.parametrize(

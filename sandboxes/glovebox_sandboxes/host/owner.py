@@ -54,6 +54,12 @@ def is_orphan(mark: str) -> bool:
     return _started(int(pid)) != int(started)
 
 
+def is_of_another_boot(mark: str) -> bool:
+    """Whether a mark is of another boot: whose it is on a file that this machine alone writes is then gone."""
+    parts = mark.split(":")
+    return len(parts) == len(fields(Owner)) and parts[0] != _boot()
+
+
 def _is_number(text: str) -> bool:
     # At most 20 digits: a kernel's 64 bits. More would be nobody's mark.
     return text.isascii() and text.isdigit() and len(text) <= 20  # noqa: PLR2004 - explained above

@@ -157,7 +157,11 @@ class Broker:
                 call=call, tool=tool, profile=profile, decision=decision, inputs=inputs, recorder=recorder
             )
             with anyio.CancelScope() as scope, self.governance.ending(call, scope) as stopped:
-                return await self._run(allowed, rights, listener, stopped, reservation)
+                try:
+                    return await self._run(allowed, rights, listener, stopped, reservation)
+                except Exception:
+                    self.governance.repeats.note(call, failed=True)
+                    raise
             # Nothing else cancels that scope: the call is recorded as cancelled, and its sandbox is gone.
             return refused(call, denied(decision, stopped.refusal), recorder.head)
 
@@ -203,6 +207,8 @@ class Broker:
                     await recorder.record(sandbox.record)
                     sandbox.require_as_planned()
                     listener.progress("Running")
+                    if reservation is not None:
+                        reservation.started()
                     hooks = Hooks(
                         file=collector.accept,
                         cut_file=partial(collector.accept, cut=True),

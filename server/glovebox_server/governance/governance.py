@@ -66,6 +66,9 @@ class Reservation(Protocol):
     def release(self) -> None:
         """Note that the call does not run: it spends nothing."""
 
+    def started(self) -> None:
+        """Note that its program starts, and may tell its caller something from now on."""
+
     def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
         """Take what the call used and told; returns its result, with what is left where that is little."""
 

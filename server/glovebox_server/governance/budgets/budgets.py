@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from glovebox_profiles.egress.hosts import matches
 from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_sandboxes.host.owner import is_orphan, new_owner
+from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_owner
 from glovebox_server.audit.events import CallFinished
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from glovebox_server.egress.traffic import Traffic
@@ -64,6 +64,7 @@ class Reservation:
         self._processors = proposal.profile.limits.processors
         self._began = anyio.current_time()
         self._traffic = Traffic()
+        self._started = False
         self._told: Amounts | None = None
         self._released = False
 
@@ -81,6 +82,10 @@ class Reservation:
         """Count one connection; why there may be none just now."""
         rates = [each for each in self._rates if matches(each.host, host)]
         return await self._budgets.connect(self.asked, rates) if rates else None
+
+    def started(self) -> None:
+        """Note that its program starts, and may tell its caller something from now on."""
+        self._started = True
 
     def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
         """Take what the call used and told; returns its result, with what is left where that is little."""
@@ -103,19 +108,15 @@ class Reservation:
         """Note that the call does not run: it spends nothing."""
         self._released = True
 
-    def failed(self) -> None:
-        """Note that its caller gets nothing of it but an error."""
-        self._told = {"failures": 1, "wall_seconds": self._wall(), "cpu_seconds": self._cpu()}
-
     def amounts(self) -> Amounts:
-        """What was spent. Of a cancelled call, which may have told much before, what was measured or could be most."""
+        """What was spent. Of a call without a result, which may have told much, what was measured or could be most."""
         if self._released:
             return {}
         traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
         if self._told is not None:
             return {**traffic, **self._told}
         taken: dict[str, int] = {}
-        for each in self.granted:
+        for each in self.granted if self._started else ():
             for name, n in each.takes.items():
                 taken[name] = max(n, taken.get(name, 0))
         wall = min(self._wall(), self.asked.worst["wall_seconds"])
@@ -172,9 +173,6 @@ class Budgets:
         reservation = Reservation(self, proposal, asked, granted)
         try:
             yield reservation
-        except Exception:
-            reservation.failed()
-            raise
         finally:
             # Its caller does not wait for this. Whatever this server asks of the file next is asked after it.
             if len(self._unsettled) < MAX_UNSETTLED:
@@ -190,6 +188,10 @@ class Budgets:
                 await self._transact(lambda *_: None)
             except StoreUnusable as problem:
                 _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
+            except Exception:  # noqa: BLE001 - a mistake of ours ends no server
+                # Not tried again: it would fail each call that comes after.
+                self._unsettled.clear()
+                _log.exception("What calls spent cannot be counted, and stays at the most they could")
 
     async def connect(self, asked: Asked, rates: Sequence[Rate]) -> Refusal | None:
         """Count one connection of a call against these rates; why there may be none just now."""
@@ -218,7 +220,7 @@ class Budgets:
             clocks = self._clocks()
             if clocks.since_boot >= self._tidies_at:
                 if store.is_untidy(connection, clocks):
-                    store.tidy(connection, clocks, is_orphan)
+                    store.tidy(connection, clocks, _is_gone)
                 self._tidies_at = clocks.since_boot + store.TIDY_MS
             for asked, spent in unsettled:
                 store.settle(connection, clocks, asked.call_id, asked.spender, spent)
@@ -229,6 +231,10 @@ class Budgets:
         except BaseException:
             self._unsettled = [*unsettled, *self._unsettled][:MAX_UNSETTLED]
             raise
+
+
+def _is_gone(server: str) -> bool:
+    return is_orphan(server) or is_of_another_boot(server)
 
 
 def spender_of(call: ToolCall) -> Spender:

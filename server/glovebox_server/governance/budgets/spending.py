@@ -55,7 +55,8 @@ class Line:
     tool: str | None
     """Whose calls alone are counted; None where all are."""
     key: str
-    """The run, principal, workflow, or principal and tool. A run's has its principal: nobody spends for others."""
+    """The run, principal, workflow (the principal where it has none), or principal and tool. A run's has its principal:
+    nobody spends for others."""
     limits: Amounts
 
 
@@ -146,7 +147,8 @@ def _key(per: str, spender: Spender) -> str:
     keys = {
         "run": f"{spender.run} {spender.principal}",
         "principal": spender.principal,
-        "workflow": spender.workflow,
+        # Who works in none shares with nobody; no workflow's name begins with a space.
+        "workflow": spender.workflow or f" {spender.principal}",
         "tool": f"{spender.tool} {spender.principal}",
     }
     return keys[per]

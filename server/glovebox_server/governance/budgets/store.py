@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from glovebox_profiles.policy.model import SPENDING
 from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.errors import StoreUnusable
 from glovebox_server.governance.budgets.spending import (
     Amounts,
     Granted,
@@ -105,7 +106,11 @@ class Asked:
 
 
 def reserve(connection: sqlite3.Connection, clocks: Clocks, server: str, asked: Asked) -> list[Granted] | Refusal:
-    """Take what a call may spend of each of its budgets: of all, or of none."""
+    """Take what a call may spend of each of its budgets: of all, or of none.
+
+    Raises:
+        StoreUnusable: it has taken something already that is not settled.
+    """
     time = _time(connection, clocks)
     granted = []
     for line in asked.lines:
@@ -122,7 +127,11 @@ def reserve(connection: sqlite3.Connection, clocks: Clocks, server: str, asked: 
         rows.append([each.line.name, each.line.key, since, each.takes])
     who = asked.spender
     body = json.dumps({"lines": rows, "who": [who.principal, who.workflow, who.tool]})
-    connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (asked.call_id, server, body))
+    try:
+        connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (asked.call_id, server, body))
+    except sqlite3.IntegrityError as error:
+        reason = f"what the call {asked.call_id} took before is not settled"
+        raise StoreUnusable(f"reserve in the store {NAME}", reason, "Let it be called again.") from error
     return granted
 
 
