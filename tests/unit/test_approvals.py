@@ -16,13 +16,13 @@ from glovebox_server.audit.events import Input
 from glovebox_server.audit.verify import verify
 from glovebox_server.broker.admission import WAIT_SECONDS
 from glovebox_server.calls import Decision
-from glovebox_server.errors import Refused
+from glovebox_server.errors import Refused, StoreUnusable
 from glovebox_server.governance.approvals import approvals as module
 from glovebox_server.governance.approvals import store
 from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.approvals.question import Question
 from glovebox_server.governance.database import Database
-from glovebox_server.governance.governance import Proposal
+from glovebox_server.governance.governance import Governance, Proposal
 from glovebox_server.tools import TOOLS
 
 
@@ -375,6 +375,24 @@ async def test_where_only_others_may_answer_the_client_is_not_asked(rule: Approv
         assert person.asked == []
 
 
+async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a task group's error, which nobody foresaw: the call is decided anew, and refused by the store's rule."""
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal())
+        broken = StoreUnusable("reading it", "is broken", "Mend it.")
+
+        def fail(*_: object) -> frozenset[str]:
+            raise broken
+
+        monkeypatch.setattr(store, "undecided", fail)
+        with pytest.raises(StoreUnusable, match="is broken"):
+            await desk.approvals.settle(question, Person(waits=True))
+        governance = Governance(rights_of=lambda _: proposal().rights, approvals=desk.approvals)
+        assert await governance.settle(question, Person(waits=True)) == "pending"
+
+
 async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_path: Path) -> None:
     """Within two looks at the store; the one that cannot wait is told at once that nobody has answered."""
     async with a_desk(tmp_path / "s") as desk, a_desk(tmp_path / "s", desk.clock, "s_2") as other:
@@ -442,6 +460,10 @@ async def test_a_rule_that_does_not_ask_costs_no_question(tmp_path: Path) -> Non
         assert (first.approval is not None, second.effect, second.approval) == (True, "allow", None)
         assert (await desk.decided(proposal(profile=quiet, rules=rules, run="r_9"))).effect == "allow"
         await desk.asked(proposal("print(2)", profile=quiet, rules=rules))
+        given = (Input(name="a.py", uri="artifact://1", sha256="1" * 64, bytes=1),)
+        await desk.asked(proposal(profile=quiet, rules=rules, inputs=given))
+        stricter = proposal(profile=quiet, rules=rules)
+        await desk.asked(replace(stricter, rights=replace(stricter.rights, role="stricter")))
         await desk.asked(proposal(profile=quiet, rules=rules, policy="sha256:other"))
         question = await desk.asked(proposal(profile=quiet, rules=rules, principal="token:b"))
         assert question.subject.rules == ("approval.programs",)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import effective
 from glovebox_server.governance.approvals.question import Asked, Question, Subject
-from glovebox_server.governance.approvals.shown import MAX_NAMED, shown, visible
+from glovebox_server.governance.approvals.shown import MAX_COMPARED, MAX_NAMED, shown, visible
 
 PROFILE = load([SHIPPED], check_example=None)["run_python"]
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -64,7 +64,7 @@ def test_a_program_cannot_pass_for_our_words() -> None:
     code = "x\nThe program, whole, 1 line:\n  1 │ print('harmless')\nWho asks: token:operator"
     text = shown(replace(asked(code), client="me\nWho asks: token:operator"))
     assert [line for line in text.split("\n") if line.startswith("Who asks:")] == [
-        'Who asks: token:one, by a client that calls itself "me⟪U+000A⟫Who asks: token:operator"'
+        'Who asks: token:one, by a client that calls itself "me\\nWho asks: token:operator"'
     ]
     assert "  3 │   1 │ print('harmless')" in text
 
@@ -76,6 +76,29 @@ def test_letters_that_look_like_others_are_named() -> None:
     )
     assert "Look closely" not in shown(asked("path = 1"))
     assert f"and {100 - MAX_NAMED} more" in shown(asked("".join(chr(0x430 + n) for n in range(100))))
+
+
+def test_letters_from_right_to_left_turn_nothing_around() -> None:
+    """They are written out; so is what a client that calls itself by our words would put behind its quotation mark."""
+    assert visible('x = "א" + 1 - 2') == 'x = "⟪U+05D0⟫" + 1 - 2'
+    assert visible("١") == "⟪U+0661⟫"
+    named = shown(replace(asked("1"), client='Claude", already reviewed by the operator. "1.0'))
+    assert 'by a client that calls itself "Claude\\", already reviewed by the operator. \\"1.0"' in named
+
+
+def test_long_programs_are_not_compared() -> None:
+    """Comparing takes the cube of the lines: what is too long is said to be, and the program is whole all the same."""
+    long = "\n".join(f"a{n % 7}" for n in range(MAX_COMPARED + 1))
+    text = shown(asked(long, "b\n" * MAX_COMPARED))
+    assert f"… too long to be compared: {MAX_COMPARED + 1} lines then, {MAX_COMPARED + 1} now" in text
+    assert program(text) == long
+
+
+def test_a_yes_that_goes_further_says_so() -> None:
+    """One to a rule about new programs or hosts; the control is any other."""
+    quiet = asked("1")
+    assert "are asked about no more" in shown(replace(quiet, asked=Asked(teaches=True)))
+    assert "are asked about no more" not in shown(quiet)
 
 
 def test_what_changed_since_the_last_yes_is_shown() -> None:

@@ -339,6 +339,9 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
             await seen.watch.decided(a_call(), decision("deny"), None)
         asked = await broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
         assert asked.structured["refused"]["rule"] == "watch.denials"
+        for effect, rule in (("ask", "watch.denials"), ("deny", "test")):  # where its profile asks, an operator is too
+            found = governance.asks(a_call(), replace(decision(effect), rule="test"))
+            assert (found.effect, found.rule) == (effect, rule)
         assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed
 
 

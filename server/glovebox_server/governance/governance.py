@@ -20,7 +20,7 @@ from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.traffic import Traffic
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import AuditUnavailable, StoreUnusable
 from glovebox_server.governance.approvals.lifting import Escalation, budget_escalation, considered, unnamed, widened
 from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.repeats import Repeats
@@ -175,7 +175,10 @@ class Governance:
         """Put a question that ``admitted`` gave back, and wait for its answer."""
         if self.approvals is None:
             raise AssertionError(question)
-        return await self.approvals.settle(question, listener)
+        try:
+            return await self.approvals.settle(question, listener)
+        except StoreUnusable:
+            return "pending"  # decided anew, which refuses it by the store's rule
 
     async def requested(self, proposal: Proposal, targets: Iterable[EgressTarget]) -> tuple[str, ...]:
         """Have an operator asked about hosts that a call was refused while it ran; what its caller is told."""
@@ -184,7 +187,7 @@ class Governance:
             return ()
         try:
             questions = await self.approvals.request(proposal, escalations)
-        except StoreUnusable:
+        except (StoreUnusable, AuditUnavailable):
             return ()  # the program has run, and what it was refused stays refused
         return tuple(
             f"Question {each.id} asks whether it may reach {each.subject.target}: call again once that is allowed."
@@ -198,7 +201,7 @@ class Governance:
 
     def asks(self, call: ToolCall, decision: Decision) -> Decision:
         """The same decision, turned into a question where a watch rule has its run asked about."""
-        asked = self.watch.asks(call) if self.watch is not None and decision.effect == "allow" else None
+        asked = self.watch.asks(call) if self.watch is not None and decision.effect != "deny" else None
         if asked is None:
             return decision
         return replace(decision, effect="ask", rule=asked.rule, reason=asked.reason, hint=asked.hint)

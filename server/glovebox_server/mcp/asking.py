@@ -8,6 +8,7 @@ A model cannot answer: what counts is the host application's answer, never an ar
 
 from typing import Any, Final
 
+import anyio.to_thread
 import mcp_types as types
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
@@ -44,10 +45,11 @@ _DENY: Final = "deny"
 class ClientMustAnswer(Exception):  # noqa: N818 - it is no error
     """The call ends with a question, which its client answers by making the call again."""
 
-    def __init__(self, question: Question) -> None:
-        """Take what is asked."""
+    def __init__(self, question: Question, text: str) -> None:
+        """Take what is asked, and what its person reads."""
         super().__init__(question.id)
         self.question = question
+        self.text = text
 
 
 class Asker:
@@ -66,15 +68,18 @@ class Asker:
         Raises:
             ClientMustAnswer: the answer comes with the client's next request.
         """
-        if not _asks(self._ctx) or len(shown(question).encode()) > MAX_ASKED_BYTES:
+        if not _asks(self._ctx):
+            return None
+        text = await anyio.to_thread.run_sync(shown, question)
+        if len(text.encode()) > MAX_ASKED_BYTES:
             return None
         if self._ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             if self._answered != question.id:
-                raise ClientMustAnswer(question)
+                raise ClientMustAnswer(question, text)
             given = self._responses.get(_REQUEST)
             return self._said(question, given) if isinstance(given, types.ElicitResult) else None
         try:
-            result = await self._ctx.session.elicit_form(shown(question), _form(question), self._ctx.request_id)
+            result = await self._ctx.session.elicit_form(text, _form(question), self._ctx.request_id)
         except NoBackChannelError:
             return None
         return self._said(question, result)
@@ -87,12 +92,12 @@ class Asker:
         return Answer(allow=word != _DENY, by=self._principal.id, channel="client", reach=reach, digest=question.digest)
 
 
-def asked(question: Question) -> types.InputRequiredResult:
+def asked(must: ClientMustAnswer) -> types.InputRequiredResult:
     """The result of a call that ends with a question."""
     request = types.ElicitRequest(
-        params=types.ElicitRequestFormParams(message=shown(question), requested_schema=_form(question))
+        params=types.ElicitRequestFormParams(message=must.text, requested_schema=_form(must.question))
     )
-    return types.InputRequiredResult(input_requests={_REQUEST: request}, request_state=question.id)
+    return types.InputRequiredResult(input_requests={_REQUEST: request}, request_state=must.question.id)
 
 
 def sealed(key: bytes, identify: Identify) -> RequestStateBoundary:

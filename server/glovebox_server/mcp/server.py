@@ -209,7 +209,7 @@ class McpServer:
             text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone; make it again later."
             raise MCPError(types.CONNECTION_CLOSED, text)
         if isinstance(outcome, asking.ClientMustAnswer):
-            return asking.asked(outcome.question)
+            return asking.asked(outcome)
         if isinstance(outcome, Exception):
             if isinstance(outcome, InvalidArguments | Refused):
                 # No call of the broker's began: what it decided about is a result.

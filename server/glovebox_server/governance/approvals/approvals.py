@@ -6,7 +6,7 @@ A yes is used up in the same transaction that finds it, before the call runs: of
 import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.audit.events import Event
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Grant, Listener, new_id
-from glovebox_server.errors import Refused
+from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
 from glovebox_server.governance.approvals import answering, store
 from glovebox_server.governance.approvals.facts import asked_about, remembered, rules_of, subject
 from glovebox_server.governance.approvals.lifting import Escalation
@@ -186,11 +186,11 @@ class Approvals:
                         tasks.start_soon(ask, tasks.cancel_scope)
                     elif not listener.waits():
                         tasks.cancel_scope.cancel()
-                    await self._until_decided(question.id)
+                    unreadable = await self._until_decided(question.id)
+                    problem = problem or unreadable
                     tasks.cancel_scope.cancel()
         except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
+            await self._abandon(question)
             raise
         if problem is not None:
             raise problem
@@ -326,18 +326,26 @@ class Approvals:
             last_approved=store.last_approved(db, about.principal, about.tool),
         )
 
-    async def _until_decided(self, identifier: str) -> None:
-        """Return once nobody has to be waited for any more."""
+    async def _abandon(self, question: Question) -> None:
+        """Take a question back whose call was ended. That is what its caller hears, also where this fails."""
+        with suppress(StoreUnusable, AuditUnavailable), anyio.CancelScope(shield=True):
+            await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
+
+    async def _until_decided(self, identifier: str) -> StoreUnusable | None:
+        """Return once nobody has to be waited for any more, or what keeps that from being known."""
         began = anyio.current_time()
         while True:
             async with self._looking:
                 now = anyio.current_time()
                 if now - self._looked >= POLL_SECONDS or self._looked < began:
-                    database = await self._store()
-                    self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
+                    try:
+                        database = await self._store()
+                        self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
+                    except StoreUnusable as problem:  # a value, because a task group would wrap it
+                        return problem
                     self._looked = now
             if identifier not in self._undecided:
-                return
+                return None
             await anyio.sleep(POLL_SECONDS)
 
     async def _store(self) -> Database:

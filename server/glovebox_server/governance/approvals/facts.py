@@ -52,11 +52,15 @@ def remembered(proposal: Proposal, tool: Tool) -> tuple[Remembered, ...]:
     """What is remembered of the call once somebody has said yes to it."""
     call, rights = proposal.call, proposal.rights
     code = call.arguments.get("code")
-    program = code if isinstance(code, str) else canonical(call.arguments)
-    whose = "\n".join((call.principal.id, call.tool, proposal.decision.profile_digest, rights.policy_digest or ""))
+    # A program can run what it is given: the same one with other inputs is another.
+    given = [each.sha256 for each in proposal.inputs.listed]
+    program = canonical({"code": code, "inputs": given} if isinstance(code, str) else call.arguments)
+    # By role, too: what a weaker role's rule has let pass is not known to a stronger one's.
+    whose = "\n".join((call.principal.id, call.tool, rights.role or ""))
+    rules = f"{proposal.decision.profile_digest}\n{rights.policy_digest or ''}"
     return (
-        Remembered(kind="program", owner=whose, values=(hashlib.sha256(program.encode()).hexdigest(),)),
-        Remembered(kind="host", owner=f"{call.principal.id}\n{call.run}", values=hosts(proposal, tool)),
+        Remembered(kind="program", owner=f"{whose}\n{rules}", values=(hashlib.sha256(program.encode()).hexdigest(),)),
+        Remembered(kind="host", owner=f"{whose}\n{call.run}", values=hosts(proposal, tool)),
     )
 
 

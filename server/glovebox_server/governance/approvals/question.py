@@ -33,6 +33,8 @@ class Asked:
     """Whether the caller's own answer, by whatever way it comes, does not count."""
     reach: Reach = "call"
     """How far a yes goes at most."""
+    teaches: bool = False
+    """Whether after a yes the same program, or the same hosts in the run, are not asked about again."""
     minutes: float = 10
     """How long the question, and a yes to it, is good for."""
 

@@ -110,6 +110,7 @@ def demanded(rule: Approval) -> Asked:
         quorum=rule.quorum,
         another_principal=rule.another_principal,
         reach=rule.reach,
+        teaches=rule.when in {"new_program", "new_host"},
         minutes=rule.expires_minutes,
     )
 
@@ -125,6 +126,7 @@ def together(demands: Sequence[Asked]) -> Asked:
         quorum=quorum,
         another_principal=another,
         reach="run" if all(each.reach == "run" for each in demands) else "call",
+        teaches=any(each.teaches for each in demands),
         minutes=min(each.minutes for each in demands),
     )
 

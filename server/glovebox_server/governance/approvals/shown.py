@@ -7,6 +7,7 @@ nor pass for a line of ours: it stands behind a bar, and what cannot be seen is 
 import difflib
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ MAX_NAMED: Final = 12
 #: Lines of what changed; beside the whole program a longer list helps nobody.
 MAX_CHANGED: Final = 200
 
+#: Lines of either that are compared: at worst comparing takes the cube of them.
+MAX_COMPARED: Final = 200
+
 _PARTS: Final = ("What it may read", "What it may write", "What it may reach", "What it may spend on one call")
 
 
@@ -42,6 +46,8 @@ def visible(text: str) -> str:
         character = found[0]
         code = ord(character)
         seen = character.isprintable() and code not in UNSEEN and code not in _SELECTORS and character != _OPEN
+        # Letters that are written from right to left turn around the digits and signs beside them.
+        seen = seen and unicodedata.bidirectional(character) not in {"R", "AL", "AN"}
         return character if seen else f"{_OPEN}U+{code:04X}⟫"
 
     return _SUSPECT.sub(mark, text)
@@ -58,7 +64,9 @@ def _lines(question: Question) -> Iterator[str]:
     yield f"May this call of {about.tool} run?"
     yield f"Why you are asked: {question.why}"
     yield f"Who asks: {visible(about.principal)}" + (
-        f', by a client that calls itself "{visible(question.client)}"' if question.client else ""
+        f", by a client that calls itself {visible(json.dumps(question.client, ensure_ascii=False))}"
+        if question.client
+        else ""
     )
     yield f"Run {visible(about.run)}" + (f", workflow {visible(question.workflow)}" if question.workflow else "")
     yield f"Question {question.id}, open until {question.expires:%Y-%m-%d %H:%M:%S} UTC. {_reach(question)}"
@@ -89,6 +97,8 @@ def _reach(question: Question) -> str:
     asked = question.asked
     whole = "for this run" if question.subject.lifted else "for identical ones of this run"
     reach = "A yes is for this call alone." if asked.reach == "call" else f"A yes may be for this call, or {whole}."
+    if asked.teaches:
+        reach += " After it, this program with these inputs, or these hosts in this run, are asked about no more."
     return reach + (f" It takes {counted(asked.quorum, 'yes answer')}." if asked.quorum > 1 else "")
 
 
@@ -113,6 +123,9 @@ def _program(code: str, before: str | None) -> Iterator[str]:
 
 def _changes(last: str, code: str) -> Iterator[str]:
     before, after = ([visible(line) for line in text.split("\n")] for text in (last, code))
+    if max(len(before), len(after)) > MAX_COMPARED:
+        yield f"… too long to be compared: {len(before)} lines then, {len(after)} now"
+        return
     compared = list(difflib.unified_diff(before, after, "approved", "asked", lineterm="", n=2))[2:]
     yield from compared[:MAX_CHANGED]
     if len(compared) > MAX_CHANGED:
