@@ -16,13 +16,13 @@ from glovebox_server.audit.events import Input
 from glovebox_server.audit.verify import verify
 from glovebox_server.broker.admission import WAIT_SECONDS
 from glovebox_server.calls import Decision
-from glovebox_server.errors import Refused, StoreUnusable
+from glovebox_server.errors import Refused
 from glovebox_server.governance.approvals import approvals as module
 from glovebox_server.governance.approvals import store
 from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.approvals.question import Question
 from glovebox_server.governance.database import Database
-from glovebox_server.governance.governance import Governance, Proposal
+from glovebox_server.governance.governance import Proposal
 from glovebox_server.tools import TOOLS
 
 
@@ -373,24 +373,6 @@ async def test_where_only_others_may_answer_the_client_is_not_asked(rule: Approv
         question = await desk.asked(proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=(rule,)))
         assert await desk.approvals.settle(question, person) == "pending"
         assert person.asked == []
-
-
-async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not as a task group's error, which nobody foresaw: the call is decided anew, and refused by the store's rule."""
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(proposal())
-        broken = StoreUnusable("reading it", "is broken", "Mend it.")
-
-        def fail(*_: object) -> frozenset[str]:
-            raise broken
-
-        monkeypatch.setattr(store, "undecided", fail)
-        with pytest.raises(StoreUnusable, match="is broken"):
-            await desk.approvals.settle(question, Person(waits=True))
-        governance = Governance(rights_of=lambda _: proposal().rights, approvals=desk.approvals)
-        assert await governance.settle(question, Person(waits=True)) == "pending"
 
 
 async def test_a_caller_that_waits_hears_an_answer_given_to_another_server(tmp_path: Path) -> None:

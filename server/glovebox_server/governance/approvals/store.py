@@ -27,6 +27,8 @@ MAX_PENDING: Final = 8
 """Questions of one principal that nobody has answered yet: more would not be read by whoever answers."""
 KEPT_SECONDS: Final = 7 * 86400.0
 """How long questions stay listed that are over; the audit log has them for ever."""
+MAX_OVER: Final = 64
+"""Questions of one principal that are over and stay listed: each holds a whole program, and the file has a bound."""
 MAX_KNOWN: Final = 4096
 """Approved programs, and hosts, that are remembered of one caller: its oldest are forgotten, and asked about again."""
 
@@ -182,6 +184,11 @@ def add(db: sqlite3.Connection, question: Question, at: Moment) -> None:
             _QUESTION.dump_json(question).decode(),
         ),
     )  # fmt: skip
+    db.execute(
+        "DELETE FROM questions WHERE id IN (SELECT id FROM questions WHERE principal = ? AND state IN"
+        " ('expired', 'used', 'withdrawn') ORDER BY changed DESC LIMIT -1 OFFSET ?)",
+        (about.principal, MAX_OVER),
+    )
 
 
 def join(db: sqlite3.Connection, identifier: str) -> None:

@@ -1,0 +1,49 @@
+"""The store of approvals where it fails, and where somebody would fill it."""
+
+from pathlib import Path
+
+import pytest
+from tests.fixtures.approving import Person, a_desk, proposal
+
+from glovebox_server.errors import StoreUnusable
+from glovebox_server.governance.approvals import store
+from glovebox_server.governance.governance import Governance
+
+
+async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a task group's error, which nobody foresaw: the call is decided anew, and refused by the store's rule."""
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal())
+        broken = StoreUnusable("reading it", "is broken", "Mend it.")
+
+        def fail(*_: object) -> frozenset[str]:
+            raise broken
+
+        monkeypatch.setattr(store, "undecided", fail)
+        with pytest.raises(StoreUnusable, match="is broken"):
+            await desk.approvals.settle(question, Person(waits=True))
+        governance = Governance(rights_of=lambda _: proposal().rights, approvals=desk.approvals)
+        assert await governance.settle(question, Person(waits=True)) == "pending"
+
+
+async def test_a_caller_cannot_fill_the_store_with_questions_that_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its oldest are forgotten, and nobody else's; what waits or was denied stays."""
+    monkeypatch.setattr(store, "MAX_OVER", 3)
+    async with a_desk(tmp_path / "s") as desk:
+        other = await desk.asked(proposal(principal="token:b"))
+        await desk.approvals.withdraw(other.id, "local:0")
+        denied = await desk.asked(proposal("denied"))
+        await desk.answer(denied, allow=False)
+        over = [await desk.asked(proposal(f"print({number})")) for number in range(1)]
+        for number in range(1, 8):
+            desk.clock.pass_(1)
+            await desk.approvals.withdraw(over[-1].id, "local:0")
+            over.append(await desk.asked(proposal(f"print({number})")))
+        left = [each.id for each in over if await desk.approvals.standing(each.id) is not None]
+        assert left == [each.id for each in over[-4:]]
+        assert await desk.approvals.standing(other.id) is not None
+        assert await desk.approvals.standing(denied.id) is not None
