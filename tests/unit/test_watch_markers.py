@@ -17,6 +17,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.repo.files import ROOT, committed
 
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Changes, Outcome, Shown, SkippedFile, Usage
 from glovebox_server.governance.watch.look import LIVE_BYTES, Look, of_url, of_value
@@ -284,9 +285,7 @@ def test_no_text_takes_long_to_look_through(case: str) -> None:
 
 def test_the_texts_of_this_repository_hold_neither() -> None:
     """Some megabytes of what people and programs write; what tests make up is made up of parts."""
-    root = Path(__file__).parents[2]
-    files = [path for folder in ("docs", "server", "sandboxes", "profiles", "tests", "examples")
-             for path in (root / folder).rglob("*") if path.is_file() and path.stat().st_size < 4 << 20]  # fmt: skip
+    files = [path for path in map(ROOT.joinpath, committed()) if path.stat().st_size < 4 << 20]
     assert len(files) > 300
     for path in files:
         data = path.read_bytes()
