@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,7 +180,7 @@ async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -
     async with a_desk(state) as desk:
         made = proposal()
         await desk.answer(await desk.asked(made))
-        with sqlite3.connect(store.path(state)) as db:
+        with closing(sqlite3.connect(store.path(state))) as db, db:
             db.execute("UPDATE questions SET body = json_remove(body, '$.subject.principal')")
         db.close()
         with pytest.raises(StoreUnusable, match="this version"):

@@ -1,10 +1,12 @@
 """Two hundred servers killed while they write: what was told is kept, what was in flight counts as spent."""
 
 import os
+import signal
 import sqlite3
 import subprocess  # noqa: TID251 - whole processes, to be killed
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from tests.unit.test_budget_store import ME, budget
@@ -78,7 +80,7 @@ def test_after_two_hundred_kills_the_sums_are_exact(tmp_path: Path) -> None:
                 heard += os.read(parent.stdout.fileno(), 4096)
             child = int(heard.partition(b"<")[2].partition(b">")[0])
             time.sleep(number % 20 / 4000)
-            subprocess.run(["kill", "-9", str(child)], check=True)
+            os.kill(child, signal.SIGKILL)
             while b"X" not in heard:
                 heard += os.read(parent.stdout.fileno(), 4096)
             words = heard.replace(f"<{child}>".encode(), b"").rstrip(b"X").decode()
@@ -89,7 +91,7 @@ def test_after_two_hundred_kills_the_sums_are_exact(tmp_path: Path) -> None:
     with database.opened(path, store.SCHEMA) as kept:
         lost = kept.transact_now(lambda one: store.tidy(one, read_clocks(), is_orphan))
         calls = kept.query_now(lambda one: store.left(one, read_clocks(), lines))
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM reserved").fetchone() == (0,)
         (used, gone) = connection.execute("SELECT sum(calls), sum(lost) FROM usage").fetchone()
     assert gone == len(lost)

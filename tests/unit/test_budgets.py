@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -301,7 +301,7 @@ async def test_what_could_not_be_settled_is_settled_later(
         assert "stays at the most it could" in caplog.text
         aside.rename(path)
         worst = scene.broker.governance.rights_of(ME).profiles["run_python"].limits.wall_seconds
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             assert connection.execute("SELECT wall_seconds FROM spent").fetchall() == [(worst * 1000,)]
         scene.driver.script = None
         await spent.call()
@@ -329,7 +329,7 @@ async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Pa
         await spent.call()
         await spent.budgets.settle()
         path = spent.budgets._database.path
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             owner = spent.budgets._server.split(":")
             boots = [(owner[0], owner[3]), (owner[0], "1"), ("another", owner[3])]
             for number, (boot, started) in enumerate(boots):
@@ -340,7 +340,7 @@ async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Pa
         spent.budgets._tidies_at = 0
         await spent.call()
         await spent.budgets.settle()
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection, connection:
             assert connection.execute("SELECT call FROM reserved").fetchall() == [("c_0",)]
             assert connection.execute("SELECT sum(calls), sum(lost) FROM usage").fetchone() == (4, 2)
 
