@@ -1,12 +1,15 @@
 """The store of approvals where it fails, and where somebody would fill it."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.fixtures.approving import Person, a_desk, proposal
 
-from glovebox_server.errors import StoreUnusable
+from glovebox_profiles.policy.model import Approval
+from glovebox_server.errors import AuditUnavailable, StoreUnusable
 from glovebox_server.governance.approvals import store
+from glovebox_server.governance.approvals.rules import demanded, together
 from glovebox_server.governance.governance import Governance
 
 
@@ -47,3 +50,31 @@ async def test_a_caller_cannot_fill_the_store_with_questions_that_are_over(
         assert left == [each.id for each in over[-4:]]
         assert await desk.approvals.standing(other.id) is not None
         assert await desk.approvals.standing(denied.id) is not None
+
+
+@pytest.mark.parametrize("problem", [StoreUnusable("keep", "is full", "x"), AuditUnavailable("record", "is full", "x")])
+async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be_kept(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was refused stays refused; the control is a mistake of ours, which is not passed over."""
+    raised = problem
+
+    class Full:
+        async def request(self, *_: Any) -> Any:
+            raise raised
+
+    monkeypatch.setattr("glovebox_server.governance.governance.unnamed", lambda *_: ("a host",))
+    governance = Governance(rights_of=lambda _: proposal().rights, approvals=cast("Any", Full()))
+    assert await governance.requested(proposal(), ()) == ()
+    raised = RuntimeError("a mistake")
+    with pytest.raises(RuntimeError):
+        await governance.requested(proposal(), ())
+
+
+def test_rules_about_what_is_new_teach_and_others_do_not() -> None:
+    """So that the question says how far a yes goes."""
+    found = {when: demanded(Approval(name="a", when=when)).teaches for when in ("always", "new_program", "new_host")}
+    assert found == {"always": False, "new_program": True, "new_host": True}
+    always, new = demanded(Approval(name="a")), demanded(Approval(name="b", when="new_program"))
+    assert together([always, new]).teaches
+    assert not together([always]).teaches
