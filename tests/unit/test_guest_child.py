@@ -358,6 +358,18 @@ def test_a_program_that_leaves_no_memory_to_tell_of_it_has_failed_for_want_of_me
     assert value["error"]["type"] == "MemoryError"
 
 
+def test_an_error_is_named_where_only_printing_it_finds_no_memory() -> None:
+    """Everything could be formatted and the last page was gone when it was written: it is not left unsaid."""
+    code = (
+        "import sys\nclass Full:\n    def write(self, text, out=sys.stderr, tries=[]):\n        tries.append(text)\n"
+        "        if len(tries) == 1:\n            raise MemoryError\n        return out.write(text)\n"
+        "sys.stderr = Full()\n1 / 0"
+    )
+    status, _, err, value = run(program, payload={"code": code})
+    assert (status, err.decode()) == (1, "ZeroDivisionError\n")
+    assert value["error"] == {"type": "ZeroDivisionError", "message": "", "line": None}
+
+
 def test_a_fork_that_runs_to_its_end_hands_back_nothing() -> None:
     """One value a job is believed, the first: it has to be the program's own."""
     code = "import os\nif os.fork() == 0:\n    raise ValueError\nos.wait()[1] >> 8"

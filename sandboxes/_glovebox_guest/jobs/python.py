@@ -111,14 +111,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
     except SystemExit as request:
         status = _exit_status(request)
     except BaseException as problem:  # noqa: BLE001 - whatever the program raises is its result
-        try:
-            result["error"] = _tell(problem, code)
-        except _NO_ROOM:
-            # What it holds leaves no room to say more than this; it is over, so it holds nothing any longer.
-            program.__dict__.clear()
-            problem.__traceback__ = None
-            result["error"] = {"type": type(problem).__name__, "message": "", "line": None}
-            _print(type(problem).__name__)
+        result["error"] = _tell(problem, code, program.__dict__)
         status = 1
     try:
         figures = _send_figures(emit)
@@ -126,7 +119,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
             result["figures_omitted"] = figures
     except BaseException as problem:  # noqa: BLE001 - a figure that cannot be drawn is the program's error
         if result["error"] is None:
-            result["error"] = _tell(problem, code)
+            result["error"] = _tell(problem, code, program.__dict__)
             status = 1
     _hand_back(emit, result)
     _finish()
@@ -190,15 +183,29 @@ def _text(value: object) -> str:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
-def _print(text: str) -> None:
+def _print(text: str, raises: tuple[type[BaseException], ...] = ()) -> None:
     """Print where errors go, unless the program has closed or replaced that by something else."""
     try:
         print(text, file=sys.stderr)
+    except raises:
+        raise
     except Exception:  # noqa: BLE001 - the program's own
         return
 
 
-def _tell(problem: BaseException, code: str) -> dict[str, Any]:
+def _tell(problem: BaseException, code: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Print the traceback, or where there is no memory for it the error's name, and return its summary."""
+    try:
+        return _traceback(problem, code)
+    except _NO_ROOM:
+        # What the program holds leaves no room to say more than this; it is over, so it holds nothing any longer.
+        namespace.clear()
+        problem.__traceback__ = None
+        _print(type(problem).__name__)
+        return {"type": type(problem).__name__, "message": "", "line": None}
+
+
+def _traceback(problem: BaseException, code: str) -> dict[str, Any]:
     """Print the traceback, cut to the caller's own lines, and return its summary."""
     import linecache
     import traceback
@@ -219,7 +226,7 @@ def _tell(problem: BaseException, code: str) -> dict[str, Any]:
         chain += 1
     text = _hint(problem)
     hint = f"\n({text})" if text else ""
-    _print("".join(summary.format()).rstrip() + hint)
+    _print("".join(summary.format()).rstrip() + hint, raises=_NO_ROOM)
     if isinstance(problem, SyntaxError) and problem.filename == NAME:
         line = problem.lineno
     return {"type": type(problem).__name__, "message": (_text(problem) + hint)[:2000], "line": line}
