@@ -3,8 +3,9 @@
 import os
 import re
 import shutil
-import subprocess  # noqa: TID251 - runs git and pytest on our own page
+import subprocess  # noqa: TID251 - runs pytest and ruff on our own page
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.repo.files import ROOT, committed
 from tests.repo.pages import blocks
 
 _EXAMPLE = re.compile(r"^## (An? [a-z ]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"^--- a/(.+)\n\+\+\+ b/\1\n((?:(?!--- ).*\n)+)", re.MULTILINE)
 _NEW = re.compile(r"^`([^`]+)`, new:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = {
     title: text for title, text in _EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text()) if "```diff" in text
@@ -21,13 +23,25 @@ PYTHONPATH = ("", "server", "sandboxes", "profiles")
 TIMEOUT_SECONDS = 240
 
 
-def run(copy: Path, *arguments: str, given: str | None = None) -> None:
+def run(copy: Path, *arguments: str) -> None:
     """Run a program in the copy, which is imported from there; it must succeed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(copy / part) for part in PYTHONPATH)}
-    done = subprocess.run(
-        arguments, cwd=copy, env=environment, input=given, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(arguments, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
+
+
+def patched(text: str, copy: Path) -> list[str]:
+    """Apply a patch whose hunks name no lines, since those move: each fits in one place alone. Returns its files."""
+    files = dict(_FILE.findall(text))
+    for name, hunks in files.items():
+        for hunk in hunks.removeprefix("@@\n").split("\n@@\n"):
+            lines = hunk.splitlines()
+            before, after = ("".join(f"\n{line[1:]}" for line in lines if line[:1] != other) + "\n" for other in "+-")
+            content = "\n" + (copy / name).read_text()
+            assert content.count(before) == 1, f"{name} has this {content.count(before)} times:{before}"
+            (copy / name).write_text(content.replace(before, after)[1:])
+    assert len(files) == text.count("+++ b/")
+    return list(files)
 
 
 def made(text: str, copy: Path) -> list[str]:
@@ -39,14 +53,22 @@ def made(text: str, copy: Path) -> list[str]:
         touched.append(name)
     for block in blocks("CONTRIBUTING.md", text):
         if block.tag == "diff":
-            run(copy, "git", "apply", "--unidiff-zero", given=block.text)
-            touched += re.findall(r"^\+\+\+ b/(.*)$", block.text, re.MULTILINE)
+            touched += patched(block.text, copy)
     return [name for name in touched if name.endswith(".py")]
 
 
 def test_there_are_examples_of_each_kind() -> None:
     """The control: none is passed over since its heading or its blocks changed."""
     assert list(EXAMPLES) == ["A tool", "An attack", "An audit event"]
+
+
+@pytest.mark.parametrize(("context", "fits"), [("b", True), ("a", False), ("c", False)])
+def test_a_patch_fits_in_one_place_alone(context: str, fits: bool, tmp_path: Path) -> None:
+    """Two places or none fail; one is the control."""
+    (tmp_path / "file").write_text("a\nb\na\n")
+    with nullcontext() if fits else pytest.raises(AssertionError, match="times"):
+        patched(f"--- a/file\n+++ b/file\n@@\n {context}\n+new\n", tmp_path)
+    assert (tmp_path / "file").read_text() == ("a\nb\nnew\na\n" if fits else "a\nb\na\n")
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS)
@@ -56,7 +78,7 @@ def test_an_example_works_as_shown(title: str, tmp_path: Path) -> None:
     for name in committed():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    run(tmp_path, "git", "init", "-q")  # what tests of the repository ask, and where the patches belong
+    run(tmp_path, "git", "init", "-q")  # what tests of the repository ask
     touched = made(EXAMPLES[title], tmp_path)
     for check in (("check",), ("format", "--check")):
         if touched:
