@@ -32,6 +32,14 @@ expect = "deny"
 """
 LIFT = '[[roles.reader.lift]]\nwhat = "host"\n'
 TOOL = '[[roles.reader.lift]]\nwhat = "tool"\n'
+PROGRAM = f"""\
+import urllib.request
+try:
+    with urllib.request.urlopen('http://{LIFTED}/', timeout=10) as a:
+        print(a.status)
+except Exception as problem:
+    print(problem)
+"""
 
 
 def _pending(box: Glovebox) -> list[Standing]:
@@ -39,8 +47,9 @@ def _pending(box: Glovebox) -> list[Standing]:
         return database.query_now(lambda db: store.standings(db, store.now(), ("pending",)))
 
 
-async def _allow(box: Glovebox, reach: Reach = "call") -> str:
-    (standing,) = _pending(box)
+async def _allow(box: Glovebox, reach: Reach = "call", *, lifted: str | None = None) -> str:
+    """Say yes to the one question that waits, or to the one that lifts this."""
+    (standing,) = [each for each in _pending(box) if lifted in (None, each.question.subject.lifted or "")]
     question, approvals = standing.question, box.app.broker.governance.approvals
     assert isinstance(approvals, Approvals)
     given = Answer(allow=True, by="local:0", channel="operator", reach=reach, digest=question.digest)
@@ -165,24 +174,61 @@ async def test_a_tool_outside_the_role_becomes_a_question(wires: Cable, tmp_path
 async def test_a_program_reaches_a_host_that_was_granted_to_its_run(wires: Cable, tmp_path: Path) -> None:
     """Its own way out is widened by that host alone; before it is refused there."""
     (tmp_path / "policy.toml").write_text(POLICY + LIFT + EXAMPLE)
-    code = (
-        "import urllib.request\ntry:\n    with urllib.request.urlopen('http://{}/', timeout=10) as a:\n"
-        "        print(a.status)\nexcept Exception as problem:\n    print(problem)\n"
-    )
     text = profile("run_python", "bubblewrap", f'{{ host = "{LISTED}", schemes = ["http"] }}')
     async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
         net.zone |= {LIFTED: [[OTHER]]}
         await net.serve(OTHER, 80, answering(HTML))
-        program = code.format(LIFTED)
-        refused = await box.call("run_python", code=program)
+        refused = await box.call("run_python", code=PROGRAM)
         assert refused.egress == [("deny", "egress.host", None)]
         assert f"http://{LIFTED}:80" in refused.text
         await _allow(box)
-        reached = await box.call("run_python", code=program)
+        reached = await box.call("run_python", code=PROGRAM)
         assert reached.stdout == "200\n"
         assert reached.egress == [("allow", "network.allow[1]", OTHER)]
-        again = await box.call("run_python", code=program)
+        again = await box.call("run_python", code=PROGRAM)
         assert again.egress == [("deny", "egress.host", None)]
+
+
+@pytest.mark.parametrize("host_first", [True, False])
+@pytest.mark.parametrize("reach", ["call", "run"])
+async def test_a_program_that_is_asked_about_reaches_the_host_that_was_granted(
+    reach: Reach, wires: Cable, tmp_path: Path, *, host_first: bool
+) -> None:
+    """In whichever order both were allowed; the control is the same program with its own yes alone, before and after.
+
+    A grant for one call is used up by it, and one for the run stays until it is revoked.
+    """
+    rule = '[[roles.reader.approval]]\nname = "programs"\ntool = "run_python"\nby = "operator"\n'
+    (tmp_path / "policy.toml").write_text(POLICY + LIFT + rule + EXAMPLE)
+    text = profile("run_python", "bubblewrap", f'{{ host = "{LISTED}", schemes = ["http"] }}')
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone |= {LIFTED: [[OTHER]]}
+        await net.serve(OTHER, 80, answering(HTML))
+        assert _refused(await box.call("run_python", code=PROGRAM)) == "approval.pending"
+        await _allow(box)
+        control = await box.call("run_python", code=PROGRAM)
+        assert control.egress == [("deny", "egress.host", None)]
+        if host_first:
+            grant = await _allow(box, reach)
+            assert _refused(await box.call("run_python", code=PROGRAM)) == "approval.pending"
+            (asked,) = _pending(box)
+            assert LIFTED in asked.question.profile
+            yes = await _allow(box)
+        else:
+            assert _refused(await box.call("run_python", code=PROGRAM)) == "approval.pending"
+            (waiting,) = [each for each in _pending(box) if each.question.subject.lifted is None]
+            assert LIFTED not in waiting.question.profile
+            yes = await _allow(box, lifted="")
+            grant = await _allow(box, reach, lifted="host")
+        reached = await box.call("run_python", code=PROGRAM)
+        assert (reached.stdout, reached.egress) == ("200\n", [("allow", "network.allow[1]", OTHER)])
+        decided = reached.records[0].data
+        assert (decided["rule"], decided["approval"]) == ("approval.programs", yes)
+        assert decided["grants"] == [f"host:http://{LIFTED}:80 ({grant})"]
+        await box.call("run_python", code=PROGRAM)
+        await _allow(box)
+        once_more = await box.call("run_python", code=PROGRAM)
+        assert once_more.stdout.startswith("200" if reach == "run" else "HTTP Error 403")
 
 
 async def test_a_page_that_is_asked_about_leads_to_no_host_that_the_run_has_not_reached(

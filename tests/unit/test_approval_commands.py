@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from glovebox_server.governance.approvals.lifting import Escalation
 from glovebox_server.governance.approvals.store import Moment
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
+LIFTED = Escalation(what="host", target="https://example.org:443", lift=Lift(what="host"))
 ME = f"local:{os.getuid()}"
 
 
@@ -76,6 +78,32 @@ async def test_a_no_is_said_and_holds(desk: Desk) -> None:
     assert ME in refused.reason
 
 
+async def test_a_no_after_a_yes_takes_it_back_and_says_so(desk: Desk) -> None:
+    """A grant as any other; counted as one question, whose answer was no. The control is a no before any yes."""
+    made = replace(proposal(profile=QUIET), escalation=LIFTED)
+    question = await desk.asked(made)
+    assert _run(desk, "allow", question.id).exit_code == OK
+    told = _run(desk, "deny", question.id).output
+    assert told == f"{question.id} is denied: the yes is taken back, and no call has used it.\n"
+    assert [each.kind for each in desk.records()[-2:]] == ["approval.answered", "grant.revoked"]
+    assert (await desk.decided(again(made))).rule == "approval.denied"
+    found = _json(desk, "stats")
+    assert (found["answered"], found["allowed"], found["approval_rate"]) == (1, 0, 0)
+    other = await desk.asked(proposal("print(2)"))
+    assert _run(desk, "deny", other.id).output == f"{other.id} is denied.\n"
+    assert "grant.revoked" not in desk.kinds()[-1:]
+
+
+async def test_a_no_to_a_yes_for_the_run_names_the_call_that_used_it(desk: Desk) -> None:
+    """So that whoever says it knows what may still run."""
+    made = proposal(profile=QUIET, rules=(Approval(name="programs", reach="run"),))
+    question = await desk.asked(made)
+    assert _run(desk, "allow", question.id, "--run").exit_code == OK
+    ran = again(made)
+    assert (await desk.decided(ran)).effect == "allow"
+    assert ran.call.id in _run(desk, "deny", question.id).output
+
+
 async def test_an_answer_by_the_callers_own_user_is_the_callers_own(desk: Desk) -> None:
     """Where another principal is wanted it does not count, and the question stays open."""
     rules = (Approval(name="four-eyes", another_principal=True),)
@@ -88,10 +116,7 @@ async def test_an_answer_by_the_callers_own_user_is_the_callers_own(desk: Desk) 
 
 async def test_grants_are_listed_revoked_and_shown_as_a_rule(desk: Desk) -> None:
     """``--rule`` answers nothing; after ``revoke`` nothing is granted."""
-    lift = Escalation(what="host", target="https://example.org:443", lift=Lift(what="host"))
-    made = proposal(profile=QUIET)
-    object.__setattr__(made, "escalation", lift)
-    question = await desk.asked(made)
+    question = await desk.asked(replace(proposal(profile=QUIET), escalation=LIFTED))
     rule = _run(desk, "allow", question.id, "--rule")
     assert '+  { host = "example.org", ports = [443] },' in rule.output
     assert _json(desk, "grants") == {"grants": []}

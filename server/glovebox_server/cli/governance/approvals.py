@@ -58,7 +58,7 @@ def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool, 
 @json_option
 @directories
 def approvals_deny(settings: Settings, wanted: str, as_json: bool) -> None:
-    """Say no to a question.
+    """Say no to a question, or take a yes back that is still good.
 
     The same call is not asked about again until its time is over.
     """

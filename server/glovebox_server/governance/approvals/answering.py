@@ -79,9 +79,11 @@ def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment, r
             state=then.state,
         )
     )
-    lifted = question.subject.lifted
+    lifted, target = question.subject.lifted, question.subject.target
+    if found.state == "allowed" and lifted is not None:
+        record(GrantRevoked(**about, lifted=lifted, target=target, by=given.by))
     if then.state == "allowed" and lifted is not None:
-        target, seconds = question.subject.target, question.asked.minutes * 60
+        seconds = question.asked.minutes * 60
         record(GrantMade(**about, lifted=lifted, target=target, reach=then.reach, seconds=seconds))
     return then
 

@@ -25,7 +25,7 @@ from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
 from glovebox_server.governance.approvals import answering, store
 from glovebox_server.governance.approvals.facts import asked_about, remembered, rules_of, subject
-from glovebox_server.governance.approvals.lifting import Escalation
+from glovebox_server.governance.approvals.lifting import Escalation, reaching
 from glovebox_server.governance.approvals.question import Answer, Question, Subject, canonical
 from glovebox_server.governance.approvals.rules import Asking, with_lift
 from glovebox_server.governance.approvals.states import State
@@ -245,16 +245,18 @@ class Approvals:
             reaches = tuple(dict.fromkeys((*host.values, *store.known(db, host.kind, host.owner))))
             proposal = replace(proposal, decision=replace(proposal.decision, reaches=reaches))
         whole = with_lift(asks, proposal.escalation, proposal.call.tool)
-        if whole is not None and (found := self._used(db, proposal, whole, at)):
-            return _allowed(proposal, whole, found, _grants([found]))
-        held = self._held(db, proposal, at)
-        lifted = proposal.escalation is None or any(_lifts(each, proposal.escalation) for each in held)
-        asks = asks if lifted else whole
-        found = None if asks is None else self._used(db, proposal, asks, at)
-        if asks is None or found is not None:
-            used = [each for each in held if store.use(db, each, proposal.call.id, at)]
-            return _allowed(proposal, asks, found, _grants(used))
-        return self._not_yet(db, proposal, asks, settled, at)
+        found = None if whole is None else self._used(db, proposal, whole, at)
+        # What a yes to all of it lifts is lifted; a program may use the hosts that are granted to it besides.
+        held = self._held(db, proposal if found is None else replace(proposal, escalation=None), at)
+        if found is None and any(proposal.escalation and _lifts(each, proposal.escalation) for each in held):
+            whole, found = asks, None if asks is None else self._used(db, proposal, asks, at)
+        if whole is not None and found is None:
+            # What it could reach is shown with what was granted to it already.
+            granted = replace(proposal.decision, reaches=None, grants=_grants(held))
+            shown = replace(proposal, profile=reaching(proposal.profile, granted, proposal.escalation))
+            return self._not_yet(db, shown, whole, settled, at)
+        used = [each for each in held if store.use(db, each, proposal.call.id, at)]
+        return _allowed(proposal, whole, found, _grants([*([found] if found else []), *used]))
 
     def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: Moment) -> Standing | None:
         """The yes to exactly this, used up by this call."""
@@ -378,7 +380,7 @@ def _allowed(proposal: Proposal, asks: Asking | None, found: Standing | None, gr
     """The decision that lets a call run, with who said so."""
     decision = replace(proposal.decision, effect="allow", grants=grants)
     if asks is None or found is None:
-        lifted = f"lift.{grants[0].what}" if grants and proposal.escalation else ""
+        lifted = f"lift.{proposal.escalation.what}" if grants and proposal.escalation else ""
         return replace(decision, rule=lifted, reason="Somebody lifted what refuses it.") if lifted else decision
     return replace(decision, rule=asks.rules[0], reason="Somebody approved it.", hint="", approval=found.question.id)
 

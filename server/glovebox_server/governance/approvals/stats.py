@@ -38,7 +38,7 @@ class Stats:
 
 def counted(records: Iterable[Record], since: datetime) -> Stats:
     """Count what was recorded since a moment, in the order of the log."""
-    calls, asked, allowed = 0, dict[str, datetime](), 0
+    calls, asked, decided = 0, dict[str, datetime](), dict[str, bool]()
     times, rules = list[float](), dict[str, int]()
     for record in records:
         time = datetime.fromisoformat(record.time)
@@ -53,9 +53,10 @@ def counted(records: Iterable[Record], since: datetime) -> Stats:
         elif record.kind == ApprovalAnswered.kind and record.data["approval"] in asked:
             if record.data["state"] == "pending":
                 continue
-            allowed += record.data["state"] == "allowed"
-            times.append((time - asked[record.data["approval"]]).total_seconds())
-    answered = len(times)
+            if record.data["approval"] not in decided:  # a no after a yes is one question's second answer
+                times.append((time - asked[record.data["approval"]]).total_seconds())
+            decided[record.data["approval"]] = record.data["state"] == "allowed"
+    answered, allowed = len(decided), sum(decided.values())
     return Stats(
         calls=calls,
         asked=len(asked),

@@ -236,15 +236,18 @@ def objection(found: Standing | None, answer: Answer) -> Refused | None:
     if found is None:
         return unknown_question()
     question, asked = found.question, found.question.asked
-    counted = asked.by in ("either", answer.channel)
+    no = not answer.allow and answer.channel == "operator"  # who runs the server can always say no
+    counted = no or asked.by in ("either", answer.channel)
+    late = found.state != "pending" and not (no and found.state == "allowed")
+    ran = f"To end the call that ran on it: `glovebox stop --call {found.used_by}`." if no and found.used_by else ""
     own = asked.another_principal and answer.by == question.subject.principal
     yes = tuple(each.by for each in found.answers if each.allow)
     table = (
         (
-            found.state != "pending",
+            late,
             "over",
             f"Question {question.id} is {found.state} already, and no answer changes that.",
-            "A call that asks again gets a question of its own.",
+            ran or "A call that asks again gets a question of its own.",
         ),
         (
             answer.digest != question.digest,
@@ -283,7 +286,8 @@ def objection(found: Standing | None, answer: Answer) -> Refused | None:
 def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment) -> Standing:
     """Take one answer, which ``objection`` let pass; returns where the question stands then.
 
-    One no decides; a yes counts towards the quorum. From a yes on, the time of the question begins anew.
+    One no decides, an operator's also after a yes that is complete; a yes counts towards the quorum. From a yes on, the
+    time of the question begins anew.
     """
     found = _there(db, identifier, at)
     db.execute(
@@ -293,7 +297,7 @@ def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment) -
     said = (*(each for each in found.answers if each.by != given.by), given)
     ends = at.at + found.question.asked.minutes * 60
     if not given.allow:
-        _step(db, identifier, "pending", "deny", at)
+        _step(db, identifier, found.state, "deny", at)
     elif sum(each.allow for each in said) >= found.question.asked.quorum:
         reach = "run" if all(each.reach == "run" for each in said if each.allow) else "call"
         _step(db, identifier, "pending", "allow", at)

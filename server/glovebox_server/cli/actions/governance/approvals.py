@@ -99,7 +99,8 @@ def as_rule(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> 
 def answer(settings: Settings, out: Console, wanted: str, *, allow: bool, reach: Reach, as_json: bool) -> int:
     """Answer a question; see ``glovebox approvals allow`` and ``deny``."""
     with _store(settings) as database, _recording(settings) as record:
-        question = _named(database, wanted).question
+        before = _named(database, wanted)
+        question = before.question
         given = Answer(allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest)
         try:
             found = database.transact_now(lambda db: answering.answer(db, question.id, given, store.now(), record))
@@ -109,10 +110,20 @@ def answer(settings: Settings, out: Console, wanted: str, *, allow: bool, reach:
     if as_json:
         print_json(out.file, _described(found))
         return OK
-    yes = sum(each.allow for each in found.answers)
-    more = f": {yes} of {question.asked.quorum} have said yes" if found.state == "pending" else ""
-    out.print(Text(f"{question.id} is {found.state}{more}."))
+    out.print(Text(f"{question.id} is {found.state}{_more(before, found)}."))
     return OK
+
+
+def _more(before: Standing, now: Standing) -> str:
+    """What an answer did beside what the state says."""
+    if now.state == "pending":
+        yes = sum(each.allow for each in now.answers)
+        return f": {yes} of {now.question.asked.quorum} have said yes"
+    if before.state != "allowed":
+        return ""
+    if before.used_by:
+        return f": the yes is taken back, and no further call passes on it; the last that did is {before.used_by}"
+    return ": the yes is taken back, and no call has used it"
 
 
 def revoke(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int:
