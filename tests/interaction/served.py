@@ -102,11 +102,17 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    directory: Path, transport: Transport, *names: str, oauth: OAuth | None = None, scopes: Scopes | None = None
+    directory: Path,
+    transport: Transport,
+    *names: str,
+    oauth: OAuth | None = None,
+    scopes: Scopes | None = None,
+    allowed_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[Served]:
     """Run a server for ``transport``; over HTTP with a token for each name (``alice`` and ``bob`` where none is given).
 
-    ``oauth`` says whose access tokens are accepted besides, and ``scopes`` what those stand for.
+    ``oauth`` says whose access tokens are accepted besides, ``scopes`` what those stand for, and ``allowed_hosts``
+    which names of its own the server has.
     It is ended by SIGTERM, as a supervisor would.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -126,7 +132,8 @@ async def served(
         async def serve() -> None:
             kept = partial(_noted, gates)
             with patch.object(serving, "AuthMiddleware", kept):
-                assert await serve_http(app, on_ready=listen, oauth=oauth, scopes=scopes) == "SIGTERM"
+                served_by = serve_http(app, on_ready=listen, oauth=oauth, scopes=scopes, allowed_hosts=allowed_hosts)
+                assert await served_by == "SIGTERM"
             ended.set()
 
         tasks.start_soon(serve)

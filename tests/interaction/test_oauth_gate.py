@@ -17,8 +17,8 @@ from tests.interaction.test_token_changes import cut
 
 from glovebox_server.calls import Principal
 from glovebox_server.transport import serve
-from glovebox_server.transport.oauth import verify
-from glovebox_server.transport.oauth.authority import METADATA_PATH, OAuth, Scopes
+from glovebox_server.transport.oauth import authority, verify
+from glovebox_server.transport.oauth.authority import METADATA_PATH, RESOURCES, OAuth, Scopes
 
 TOOLS = {"reader": {"read_workspace_file"}, "analyst": {"run_python"}}
 SCOPES = Scopes(
@@ -35,11 +35,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def both(directory: Path, scopes: Scopes | None = None) -> AsyncIterator[tuple[AnIssuer, Served]]:
+async def both(
+    directory: Path, scopes: Scopes | None = None, allowed_hosts: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[AnIssuer, Served]]:
     """An issuer, and a server that takes its tokens."""
     async with (
         an_issuer() as issuer,
-        served(directory, "http", oauth=OAuth(issuer=issuer.url), scopes=scopes) as server,
+        served(directory, "http", oauth=OAuth(issuer=issuer.url), scopes=scopes, allowed_hosts=allowed_hosts) as server,
     ):
         yield issuer, server
 
@@ -129,6 +131,49 @@ async def test_tokens_that_are_none_are_refused_and_those_that_are_let_in(tmp_pa
         assert (await asked(place, server.tokens["alice"])).status_code == 200
 
 
+NAMES = ("glovebox.example", "other.example:8443")
+
+
+async def let_in(server: Served, token: str, host: str) -> bool:
+    """Whether a token lets in under a name of this server; else for its audience it does not."""
+    answer = await asked(f"{server.url}/health", token, Host=host)
+    assert answer.status_code == 200 or answer.text == "The token lets nobody in: it is for another audience"
+    return answer.status_code == 200
+
+
+@pytest.mark.parametrize("allowed_hosts", [(), NAMES], ids=["without names", "with names"])
+async def test_with_names_of_its_own_a_server_takes_tokens_for_those_alone(
+    allowed_hosts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What is for its loopback address may be for another server there; without names it is for this (the control)."""
+    async with both(tmp_path, allowed_hosts=allowed_hosts) as (issuer, server):
+        port = server.url.rpartition(":")[2]
+        loopback = [f"{host}:{port}" for host in ("127.0.0.1", "localhost", "[::1]")]
+        for host in (*loopback, *allowed_hosts):
+            for path in RESOURCES:
+                for place in loopback:
+                    assert await let_in(server, issuer.token(f"http://{place}{path}"), host) != bool(allowed_hosts)
+                for name in NAMES:
+                    assert await let_in(server, issuer.token(f"https://{name}{path}"), host) == bool(allowed_hosts)
+
+
+async def test_whoever_comes_by_another_way_is_told_the_servers_own_name(tmp_path: Path) -> None:
+    """Challenge and metadata name what tokens are taken for: its names as clients use them, else the first of them."""
+    async with both(tmp_path, allowed_hosts=NAMES) as (issuer, server):
+        port = server.url.rpartition(":")[2]
+        for host, base in {
+            f"127.0.0.1:{port}": "https://glovebox.example",
+            f"localhost:{port}": "https://glovebox.example",
+            "Glovebox.Example": "https://glovebox.example",
+            "other.example:8443": "https://other.example:8443",
+        }.items():
+            told = (await asked(f"{server.url}/sse", Host=host)).headers["www-authenticate"]
+            assert told == f'Bearer resource_metadata="{base}{METADATA_PATH}/sse"'
+            metadata = (await asked(f"{server.url}{METADATA_PATH}/sse", Host=host)).json()
+            assert metadata["resource"] == f"{base}/sse"
+            assert await let_in(server, issuer.token(metadata["resource"]), host)
+
+
 async def test_a_withdrawn_key_lets_nobody_in_again(tmp_path: Path) -> None:
     """Replay: a token that came in a moment ago is refused once its key is gone; a new key's lets in (the control)."""
     async with both(tmp_path) as (issuer, server):
@@ -139,6 +184,30 @@ async def test_a_withdrawn_key_lets_nobody_in_again(tmp_path: Path) -> None:
         server.authority.issuer._attempted -= 60
         assert (await asked(f"{server.url}/health", issuer.token(audience(server)))).status_code == 200
         assert (await asked(f"{server.url}/health", old)).status_code == 401
+
+
+async def test_what_was_begun_with_a_forgotten_token_ends_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls go on while others come in and none is remembered; of a withdrawn key ends, of another goes on."""
+    monkeypatch.setattr(authority, "MAX_KEPT", 1)
+    async with both(tmp_path) as (issuer, server), anyio.create_task_group() as tasks:
+        running, cancelled = server.app.broker.running, server.app.broker.cancelled
+        tasks.start_soon(call, server, issuer.token(audience(server)))
+        await until(lambda: len(running) == 1)
+        issuer.add_key("second")
+        await server.authority.issuer.fetch()
+        tasks.start_soon(call, server, issuer.token(audience(server), sub="bob"))
+        await until(lambda: len(running) == 2)
+        assert (await asked(f"{server.url}/health", issuer.token(audience(server), sub="carol"))).status_code == 200
+        del issuer.keys["first"]
+        assert not cancelled
+        await server.authority.issuer.fetch()
+        await until(lambda: len(running) == 1)
+        assert len(cancelled) == 1
+        (left,) = running.values()
+        assert left.principal.id == f"oauth:{issuer.url}#bob"
+        server.app.broker.release.set()
 
 
 async def test_what_was_begun_with_a_token_ends_with_it(tmp_path: Path) -> None:

@@ -98,6 +98,24 @@ async def capabilities(client: Client) -> dict[str, Any]:
     return read
 
 
+async def prompts_are_theirs(has: Client, *others: Client) -> None:
+    """Who has the tools that prompts name has those prompts, and completions of its own files; others do not."""
+    assert [each.name for each in (await has.list_prompts()).prompts] == [
+        "analyse_file",
+        "compare_files",
+        "explain_call",
+    ]
+    named, path = types.PromptReference(name="analyse_file"), {"name": "path", "value": ""}
+    assert (await has.complete(named, path)).completion.values == ["research.txt"]
+    assert "run_python" in str(await has.get_prompt("analyse_file", {"path": "research.txt"}))
+    for other in others:
+        assert [each.name for each in (await other.list_prompts()).prompts] == ["explain_call"]
+        with pytest.raises(MCPError, match="no such prompt for you; there are explain_call"):
+            await other.get_prompt("analyse_file", {"path": "support.txt"})
+        with pytest.raises(MCPError, match="no such prompt for you"):
+            await other.complete(named, path)
+
+
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_two_tenants_share_a_server_and_nothing_else(options: list[str], tmp_path: Path, mode: str) -> None:
     """Each lists, sees and reads its own; what is the other's is refused or not there, for the reason that it is.
@@ -135,10 +153,8 @@ async def test_two_tenants_share_a_server_and_nothing_else(options: list[str], t
                 missing = await clients[own].call_tool("read_workspace_file", {"path": f"{other}.txt"})
                 assert missing.is_error
                 assert "no such file" in str(missing.content)
-                completed = await clients[own].complete(
-                    types.PromptReference(name="analyse_file"), {"name": "path", "value": ""}
-                )
-                assert completed.completion.values == [f"{own}.txt"]
+
+            await prompts_are_theirs(research, support, stranger)
 
             ran = await research.call_tool("run_python", {"code": "import os; sorted(os.listdir('/workspace'))"})
             assert ran.structured_content["value"] == "['research.txt']"

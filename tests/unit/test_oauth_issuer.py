@@ -1,5 +1,6 @@
 """The keys of an authorization server: asked for within bounds, by one for all, and believed for a while."""
 
+import gc
 import json
 from collections.abc import Callable
 from typing import Any
@@ -213,6 +214,30 @@ async def test_a_withdrawn_key_ends_its_tokens() -> None:
         assert [grant.removed.is_set() for grant in grants] == [True, False]
         assert await refused(checks, old) == "key"
         assert await refused(checks, new) == ""
+
+
+@pytest.mark.parametrize("most", [2, authority.MAX_KEPT])
+async def test_a_withdrawn_key_ends_what_was_begun_with_tokens_that_are_forgotten(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many came in since; what nobody uses is held no longer, and what is of another key goes on (control)."""
+    monkeypatch.setattr(authority, "MAX_KEPT", most)
+    async with an_issuer() as theirs:
+        checks = await opened(theirs)
+        withdrawn = [await checks.grant(theirs.token(HERE, sub=f"under-way-{number}")) for number in range(2)]
+        theirs.add_key("second")
+        await checks.issuer.fetch()
+        going = await checks.grant(theirs.token(HERE))
+        for number in range(most):
+            await checks.grant(theirs.token(HERE, sub=f"other-{number}"))
+        assert not {*withdrawn, going} & set(checks._kept.values()), "none is remembered any more"
+        assert len(checks._keys) == most + 3
+        del theirs.keys["first"]
+        await checks.issuer.fetch()
+        assert [grant.removed.is_set() for grant in (*withdrawn, going)] == [True, True, False]
+        del withdrawn, going
+        gc.collect()
+        assert len(checks._keys) == len(checks._kept) == most
 
 
 async def test_keys_that_nobody_confirmed_are_none() -> None:

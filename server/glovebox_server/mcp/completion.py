@@ -4,7 +4,7 @@ Paths are a call of ``list_workspace_files``: decided by its profile, looked up 
 the host reads no names of the workspace for a caller. Only ``mcp.server`` imports this.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -60,7 +60,7 @@ class _Unheard:
 
 
 async def complete(
-    params: types.CompleteRequestParams, principal: Principal, submit: Submit, owned: Owned
+    params: types.CompleteRequestParams, principal: Principal, submit: Submit, owned: Owned, tools: Collection[str]
 ) -> types.CompleteResult:
     """Return what an argument may be completed to; nothing where nothing can be.
 
@@ -69,6 +69,7 @@ async def complete(
         principal: who asks.
         submit: makes a call.
         owned: finds the principal's artifacts.
+        tools: those that the principal has.
 
     Raises:
         MCPError: ``-32602``; there is no such prompt or template.
@@ -76,7 +77,7 @@ async def complete(
     name, typed = params.argument.name, params.argument.value
     values: Sequence[str] = ()
     if isinstance(params.ref, types.PromptReference):
-        prompt = prompts.found(params.ref.name)
+        prompt = prompts.found(params.ref.name, tools)
         if len(typed) <= MAX_TYPED and name in prompts.PATHS & {each.name for each in prompt.arguments or ()}:
             values = await _paths(typed, principal, submit)
     elif not params.ref.uri.startswith(("artifact://{", "audit://calls/{", "receipt://{")):

@@ -1,10 +1,11 @@
 """The prompts that a person picks in a client: what to ask of a file, of two, and of a call that was refused.
 
-Only ``mcp.server`` imports this. What a caller fills in is quoted as JSON, so it stays one value in the text.
+Only ``mcp.server`` and ``mcp.completion`` import this. What a caller fills in is quoted as JSON, so it stays one value
+in the text. A prompt exists for those callers who have every tool that it names.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 import mcp_types as types
@@ -64,28 +65,42 @@ _TEXTS: Final = {
     ),
 }
 
+_TOOLS: Final[Mapping[str, frozenset[str]]] = {
+    "analyse_file": frozenset({"read_workspace_file", "run_python"}),
+    "compare_files": frozenset({"run_python"}),
+    "explain_call": frozenset(),
+}
+"""The tools that each names."""
+
 Read = Callable[[str], Awaitable[types.ReadResourceResult]]
 """Reads a resource as the caller; raises ``MCPError`` where it does not exist for him."""
 
 
-def listed() -> types.ListPromptsResult:
-    """Return all of them, on one page."""
-    return types.ListPromptsResult(prompts=list(PROMPTS))
+def listed(tools: Collection[str]) -> list[types.Prompt]:
+    """Return those that name only tools which the caller has.
+
+    Args:
+        tools: their names.
+    """
+    return [prompt for prompt in PROMPTS if _TOOLS[prompt.name] <= set(tools)]
 
 
-async def filled(name: str, given: Mapping[str, str] | None, read: Read) -> types.GetPromptResult:
+async def filled(
+    name: str, given: Mapping[str, str] | None, read: Read, tools: Collection[str]
+) -> types.GetPromptResult:
     """Return one with its arguments filled in.
 
     Args:
         name: which.
         given: its arguments, as the caller gave them.
         read: reads resources as the caller.
+        tools: the caller's.
 
     Raises:
         MCPError: ``-32602``; there is none of that name, an argument is missing, unknown or too long, or the call it is
             about is not the caller's.
     """
-    prompt = found(name)
+    prompt = found(name, tools)
     arguments = {each.name: (given or {}).get(each.name, "") for each in prompt.arguments or ()}
     for key, value in arguments.items():
         if not value:
@@ -103,16 +118,20 @@ async def filled(name: str, given: Mapping[str, str] | None, read: Read) -> type
     return types.GetPromptResult(description=prompt.description, messages=messages)
 
 
-def found(name: str) -> types.Prompt:
+def found(name: str, tools: Collection[str]) -> types.Prompt:
     """Return the prompt of that name.
 
+    Args:
+        name: which.
+        tools: the caller's.
+
     Raises:
-        MCPError: there is none.
+        MCPError: there is none for this caller.
     """
-    for prompt in PROMPTS:
-        if prompt.name == name:
-            return prompt
-    raise MCPError(types.INVALID_PARAMS, f"There is no such prompt; there are {', '.join(_TEXTS)}.")
+    theirs = {prompt.name: prompt for prompt in listed(tools)}
+    if name not in theirs:
+        raise MCPError(types.INVALID_PARAMS, f"There is no such prompt for you; there are {', '.join(theirs)}.")
+    return theirs[name]
 
 
 async def _records(call_id: str, read: Read) -> types.ContentBlock:

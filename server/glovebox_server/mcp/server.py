@@ -285,18 +285,23 @@ class McpServer:
             raise MCPError(types.INVALID_PARAMS, str(refused), {"rule": refused.rule}) from None
         return await self._resources.read(principal, params.uri, run)
 
-    async def _list_prompts(
-        self, _ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListPromptsResult:
+    async def _list_prompts(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
         _first_page(params)
-        return prompts.listed()
+        return types.ListPromptsResult(prompts=prompts.listed(self._offered(self._identify(ctx))))
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-        read = partial(self._resources.read, self._identify(ctx))
-        return await prompts.filled(params.name, params.arguments, read)
+        principal = self._identify(ctx)
+        read = partial(self._resources.read, principal)
+        return await prompts.filled(params.name, params.arguments, read, self._offered(principal))
 
     async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
-        return await completion.complete(params, self._identify(ctx), self._app.broker.submit, self._resources.owned)
+        principal = self._identify(ctx)
+        offered = self._offered(principal)
+        return await completion.complete(params, principal, self._app.broker.submit, self._resources.owned, offered)
+
+    def _offered(self, principal: Principal) -> tuple[str, ...]:
+        """The tools that a caller is shown."""
+        return self._app.rights_of(principal).offered(self._app.tools)
 
     async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
         await self._resources.subscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)

@@ -12,7 +12,7 @@ import anyio
 from glovebox_server.transport.tokens import Token, digest_of
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, kw_only=True, eq=False)
 class Grant:
     """What a token is worth: whose the requests are that come with it, until when, and what says that it is over."""
 

@@ -170,7 +170,9 @@ async def serve_http(
         surface = build(app, partial(by_token, workflow=workflow))
         authority = None
         if oauth is not None:
-            authority = authority_of(oauth, names, scopes or Scopes())
+            # A server with a name of its own is not its loopback address too: a token for another server of this
+            # machine at that address would be one for this.
+            authority = authority_of(oauth, allowed_hosts or names, scopes or Scopes())
             await authority.issuer.fetch()
         application, sessions = http_application(
             surface, app.artifacts, callers, app.refusals, subjects=oauth is not None

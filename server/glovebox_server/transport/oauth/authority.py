@@ -1,6 +1,7 @@
 """What an access token of the issuer is worth here: checked once, kept while it holds, and who has none is told where.
 
-Rule 1  A token that was found good is not checked again until it expires or its key is withdrawn; the newest are kept.
+Rule 1  A token that was found good is not checked again until it expires or its key is withdrawn; those used last are
+        kept. What is under way with any of them ends with its key, whether it is kept or not.
 Rule 2  Signatures that turn out wrong are counted, and beyond a bound no further one is checked for a while: strangers'
         tokens cost no more than that, and those that are kept are let in all the same.
 Rule 3  Who is refused is told where this server's metadata is (RFC 9728, 5.1), and which scope would do (RFC 6750,
@@ -12,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from mcp.shared.auth import ProtectedResourceMetadata
 from pydantic import AnyHttpUrl, TypeAdapter
@@ -94,12 +96,15 @@ class OAuth:
 class Authority:
     """Who comes with tokens of one issuer. One per server."""
 
-    def __init__(self, issuer: Issuer, expected: Expected, scopes: Scopes) -> None:
-        """Take the issuer, what its tokens must say, and what their scopes stand for."""
+    def __init__(self, issuer: Issuer, expected: Expected, scopes: Scopes, hosts: Collection[str]) -> None:
+        """Take the issuer, what its tokens must say, what their scopes stand for, and where clients reach us."""
         self.issuer = issuer
         self.scopes = scopes
         self._expected = expected
-        self._kept: OrderedDict[str, tuple[Grant, Key]] = OrderedDict()
+        self._bases = tuple(dict.fromkeys(base_of(host) for host in hosts))
+        self._kept: OrderedDict[str, Grant] = OrderedDict()
+        # Of every grant that is kept or has something under way: the gate holds those, so they are bounded there.
+        self._keys: WeakKeyDictionary[Grant, Key] = WeakKeyDictionary()
         self._wrong, self._counted = 0.0, issuer.clock()
         issuer.on_change = self._withdraw
 
@@ -113,11 +118,11 @@ class Authority:
         digest = digest_of(presented)
         kept = self._kept.get(digest)
         if kept is not None:
-            if kept[0].expire(time.time()):
+            if kept.expire(time.time()):
                 del self._kept[digest]
                 raise BadToken("expired")
             self._kept.move_to_end(digest)
-            return kept[0]
+            return kept
         header = verify.header_of(presented, self._expected)
         key = await self.issuer.key(header)
         if key is None:
@@ -136,7 +141,7 @@ class Authority:
             scopes=identity.scopes,
             expires=identity.expires,
         )
-        self._kept[digest] = (grant, key)
+        self._kept[digest], self._keys[grant] = grant, key
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return grant
@@ -190,9 +195,11 @@ class Authority:
 
     def _withdraw(self) -> None:
         """End what was begun with tokens whose key the issuer publishes no longer."""
-        for digest, (grant, key) in list(self._kept.items()):
+        for grant, key in list(self._keys.items()):
             if not self.issuer.publishes(key):
                 grant.removed.set()
+        for digest, grant in list(self._kept.items()):
+            if grant.removed.is_set():
                 del self._kept[digest]
 
     def metadata(self, host: str, path: str) -> Response:
@@ -206,7 +213,7 @@ class Authority:
         if resource not in RESOURCES:
             return Response("Not found", status_code=404)
         told = ProtectedResourceMetadata(
-            resource=_URL.validate_python(base_of(host) + resource),
+            resource=_URL.validate_python(self._base(host) + resource),
             authorization_servers=[_URL.validate_python(self.issuer.url)],
             scopes_supported=list(self.scopes.roles) or None,
             resource_name="Glovebox",
@@ -220,9 +227,14 @@ class Authority:
             "error": error,
             "error_description": told,
             "scope": scope or next(iter(self.scopes.roles), ""),
-            "resource_metadata": f"{base_of(host)}{METADATA_PATH}{resource}",
+            "resource_metadata": f"{self._base(host)}{METADATA_PATH}{resource}",
         }
         return "Bearer " + ", ".join(f'{name}="{value}"' for name, value in parts.items() if value)
+
+    def _base(self, host: str) -> str:
+        """Where tokens for this server are for: under another name than that it takes none for itself."""
+        base = base_of(host)
+        return base if base in self._bases else self._bases[0]
 
 
 _TOLD: Final[Mapping[Reason, str]] = {
@@ -259,7 +271,7 @@ def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> Author
 
     Args:
         oauth: whose they are.
-        hosts: values of ``Host`` that are ours.
+        hosts: values of ``Host`` under which clients know this server, the first before all others.
         scopes: what their scopes stand for.
 
     Raises:
@@ -267,4 +279,4 @@ def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> Author
     """
     audiences = frozenset(oauth.audiences) or audiences_of(hosts)
     expected = Expected(issuer=oauth.issuer, audiences=audiences, any_type=oauth.any_type)
-    return Authority(Issuer(oauth.issuer), expected, scopes)
+    return Authority(Issuer(oauth.issuer), expected, scopes, hosts)
