@@ -1,6 +1,7 @@
 """Fair turns, for every order in which calls come, go and give up."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +17,9 @@ STEPS = st.lists(
 class Hall:
     """Turns, and who holds and waits for them by the tests' own count."""
 
-    def __init__(self, most: int, *, shared: bool) -> None:
+    def __init__(self, most: int, *, shared: bool, bounds: Sequence[int | None] = (None,)) -> None:
         self.most = most
+        self.bounds = bounds
         self.shared = shared
         self.turns: Turns[tuple[str, int]] = Turns(most, shared=shared)
         self.running: list[tuple[str, int]] = []
@@ -29,9 +31,10 @@ class Hall:
         if what == "ask":
             self.asked += 1
             self.waiting.append((key, self.asked))
-            self.turns.ask(key, (key, self.asked))
+            self.turns.ask(key, (key, self.asked), self.bound((key, self.asked)))
         elif what == "release" and self.running:
-            self.turns.release(self.running.pop(which % len(self.running))[0])
+            over = self.running.pop(which % len(self.running))
+            self.turns.release(over[0], self.bound(over))
         elif what == "withdraw" and self.waiting:
             gone = self.waiting.pop(which % len(self.waiting))
             self.turns.withdraw(gone[0], gone)
@@ -41,7 +44,7 @@ class Hall:
         """Give out what can be given, and look at every rule."""
         before = self.taken
         for one in self.turns.granted():
-            fewest = min(before[key] for key, _ in self.waiting)
+            fewest = min(before[key] for key, _ in self.waiting if self.may_have_one(key))
             assert before[one[0]] == fewest, "the next turn is of the key that has the fewest"
             first = next(each for each in self.waiting if each[0] == one[0])
             assert one == first, "those of one key come in order"
@@ -50,8 +53,22 @@ class Hall:
             before = self.taken
         left = self.most - len(self.running)
         assert left >= 0, "never more than there are"
-        for key, _ in self.waiting:
+        for one in self.running:
+            bound = self.bound(one)
+            assert bound is None or self.taken[one[0]] <= bound, "no more of a key than each of its turns allows"
+        able = {key for key, _ in self.waiting if self.may_have_one(key)}
+        for key in able:
             assert not left or (self.shared and self.taken[key] >= SHARE * left), "no turn is left for nothing"
+
+    def bound(self, one: tuple[str, int]) -> int | None:
+        """What it was asked for with."""
+        return self.bounds[one[1] % len(self.bounds)]
+
+    def may_have_one(self, key: str) -> bool:
+        """Whether no bound keeps the key from one more: of those it has, and of the first that waits."""
+        first = next(each for each in self.waiting if each[0] == key)
+        bounds = [self.bound(each) for each in [*self.running, first] if each[0] == key]
+        return all(each is None or self.taken[key] < each for each in bounds)
 
     @property
     def taken(self) -> Counter[str]:
@@ -59,12 +76,17 @@ class Hall:
         return Counter(key for key, _ in self.running)
 
 
-@given(STEPS, st.integers(1, 20), st.booleans())
+@given(
+    STEPS,
+    st.integers(1, 20),
+    st.booleans(),
+    st.one_of(st.just([None]), st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=5)),
+)
 def test_never_more_than_there_are_and_none_left_for_nothing(
-    steps: list[tuple[str, str, int]], most: int, shared: bool
+    steps: list[tuple[str, str, int]], most: int, shared: bool, bounds: list[int | None]
 ) -> None:
     """The rules of ``Turns`` hold after each step, and at the end everybody who waits gets a turn."""
-    hall = Hall(most, shared=shared)
+    hall = Hall(most, shared=shared, bounds=bounds)
     for step in steps:
         hall.step(*step)
     while hall.waiting:

@@ -107,6 +107,61 @@ async def test_a_role_with_fewer_turns_has_no_more_of_them_at_work() -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_of_several_roles_of_a_principal_the_one_with_the_fewest_turns_counts() -> None:
+    """Two turns, then eight: never more at work than the role of any of them has, and they come in order of arrival.
+
+    The control is another principal, whom none of it concerns.
+    """
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(Admission(shared=True), tasks)
+        await hall.come("alice", 3, turns=2)
+        await hall.come("alice", 8, turns=5)
+        assert hall.taken == {"alice": 2}
+        await hall.come("bob", 4, turns=8)
+        assert hall.taken == {"alice": 2, "bob": 4}
+        for _ in range(2):
+            await hall.end("alice")
+            assert hall.taken["alice"] == 2  # the third of two turns, and beside it the first of five
+        await hall.end("alice")
+        assert hall.taken["alice"] == 5
+        await hall.come("alice", 1, turns=2)
+        for left in (
+            5,
+            5,
+            5,
+            4,
+            3,
+            2,
+            2,
+        ):  # the three of five that came before it, then it waits until it may be the second
+            await hall.end("alice")
+            assert hall.taken["alice"] == left
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_call_that_gives_up_keeps_nobody_waiting_behind_it() -> None:
+    """It waited for its role's turn; the one behind it, of a role with more, comes at once."""
+    gate, order = Admission(), list[str]()
+
+    async def one(name: str, turns: int, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            async with gate.enter("alice", "tool", {"n": name}, turns):
+                order.append(name)
+                await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(one, "eight", 8)
+        strict = await tasks.start(one, "one", 1)
+        await tasks.start(one, "eight again", 8)
+        await anyio.wait_all_tasks_blocked()
+        assert order == ["eight"]
+        strict.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert order == ["eight", "eight again"]
+        tasks.cancel_scope.cancel()
+
+
 async def test_turns_go_round_between_principals() -> None:
     """M7: of 32 calls that end, those of two who wait get every other turn, whoever called first and more often."""
     async with anyio.create_task_group() as tasks:

@@ -1,5 +1,6 @@
 """Requests that never become a call are counted for everybody, and written rarely, whatever their number."""
 
+import hashlib
 import json
 from collections import Counter
 
@@ -42,7 +43,6 @@ class Log:
 
 async def test_a_million_refused_requests_are_a_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted to the last one; a caller that is refused once is named beside the one that floods."""
-    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(refusals, "PAUSE_SECONDS", 0.1)
     log, counted = Log(), Refusals()
     began = anyio.current_time()
@@ -78,6 +78,52 @@ async def test_the_most_that_one_record_can_hold_is_small_and_strangers_have_the
     assert log.counts()[OTHERS, OTHER] == (1000 - MAX_PRINCIPALS) * (100 - MAX_RULES)
     assert log.counts()[None, "http.host"] == 1
     assert log.bytes < 96 * 1024
+
+
+async def test_callers_whose_long_names_begin_alike_are_counted_apart() -> None:
+    """The record has the beginning and a digest of the whole; the control is a name that is short enough."""
+    log, counted = Log(), Refusals()
+    short, long = "o" * 128, "o" * 129
+    for caller in (short, long, f"{long}a", f"{long}b", f"{long}b", f"{long}\udcff"):
+        counted.note("arguments", caller)
+    await counted.record(log)
+    rows = {principal: count for (principal, _), count in log.counts().items() if principal}
+    assert sorted(rows.values()) == [1, 1, 1, 1, 2]
+    assert rows[short] == 1
+    assert rows[f"{short}… sha256:{hashlib.sha256(f'{long}b'.encode()).hexdigest()}"] == 2
+
+
+async def test_the_first_after_a_pause_is_written_at_once_and_the_rest_once_in_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kill loses no more than came since the last record; one with many rows is followed by a longer pause."""
+    assert (refusals.PAUSE_SECONDS, refusals.ROW_SECONDS) == (5, 0.2)
+    monkeypatch.setattr(refusals, "MAX_PRINCIPALS", 100)
+    pauses, over = list[float](), anyio.Event()
+
+    async def slept(seconds: float) -> None:
+        pauses.append(seconds)
+        await over.wait()
+
+    monkeypatch.setattr(anyio, "sleep", slept)
+    log, counted = Log(), Refusals()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(counted.follow, log)
+        await anyio.wait_all_tasks_blocked()
+        assert log.written == []
+        counted.note("http.token")
+        await anyio.wait_all_tasks_blocked()
+        assert [each.count for each in log.written] == [1]
+        for caller in range(100):
+            counted.note("arguments", f"token:{caller}")
+        await anyio.wait_all_tasks_blocked()
+        assert [each.count for each in log.written] == [1]
+        over.set()
+        over = anyio.Event()
+        await anyio.wait_all_tasks_blocked()
+        assert [each.count for each in log.written] == [1, 100]
+        assert pauses == [5, 20]
+        tasks.cancel_scope.cancel()
 
 
 async def test_what_could_not_be_written_is_written_later_with_the_same_beginning() -> None:

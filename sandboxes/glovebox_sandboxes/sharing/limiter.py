@@ -24,10 +24,15 @@ class FairLimiter:
         finally:
             self.release(key)
 
-    async def acquire(self, key: str) -> None:
-        """Wait for a turn; the caller releases it."""
+    async def acquire(self, key: str, bound: int | None = None) -> None:
+        """Wait for a turn; the caller releases it.
+
+        Args:
+            key: whose turn it is.
+            bound: turns that the key may have while this is one of them; None for any number.
+        """
         granted = anyio.Event()
-        self._turns.ask(key, granted)
+        self._turns.ask(key, granted, bound)
         self._grant()
         if granted.is_set():
             return
@@ -35,14 +40,15 @@ class FairLimiter:
             await granted.wait()
         except BaseException:
             if granted.is_set():
-                self.release(key)
+                self.release(key, bound)
             else:
                 self._turns.withdraw(key, granted)
+                self._grant()
             raise
 
-    def release(self, key: str) -> None:
-        """End a turn."""
-        self._turns.release(key)
+    def release(self, key: str, bound: int | None = None) -> None:
+        """End a turn that was asked for with this bound."""
+        self._turns.release(key, bound)
         self._grant()
 
     def _grant(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 import anyio
 
@@ -63,7 +62,6 @@ class Admission:
         self._turns = FairLimiter(running, shared=shared)
         self._per_principal = per_principal
         self._calls: defaultdict[str, set[_UnderWay]] = defaultdict(set)
-        self._own: WeakValueDictionary[tuple[str, int], anyio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def enter(
@@ -75,7 +73,8 @@ class Admission:
             principal: who calls.
             tool: what is called.
             arguments: as they were validated.
-            turns: calls that this principal may have at work, where its role has fewer than the server gives.
+            turns: calls that its principal may have at work beside it, itself included, whatever roles they come in;
+                None where its role has as many as the server gives. So of several roles the fewest count.
             pause: seconds that it waits before it asks for a turn.
 
         Raises:
@@ -91,11 +90,8 @@ class Admission:
                 await anyio.sleep(pause)
             async with AsyncExitStack() as held:
                 with anyio.move_on_after(WAIT_SECONDS) as wait:
-                    if turns is not None:
-                        own = self._own.setdefault((principal, turns), anyio.Semaphore(turns))
-                        await held.enter_async_context(own)
-                    await self._turns.acquire(principal)
-                    held.callback(self._turns.release, principal)
+                    await self._turns.acquire(principal, turns)
+                    held.callback(self._turns.release, principal, turns)
                 if wait.cancelled_caught:
                     reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
                     raise Refused("busy.waiting", reason, "Nothing was started; call again later.")

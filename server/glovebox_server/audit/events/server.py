@@ -42,7 +42,7 @@ class ServerStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsRefused(Event):
-    """Requests were refused before they became calls. Counts alone, once a minute at most, and at the server's end."""
+    """Requests were refused before they became calls. Counts alone, at most every five seconds."""
 
     kind: ClassVar[str] = "requests.refused"
 
