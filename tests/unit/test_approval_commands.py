@@ -60,6 +60,7 @@ async def test_a_question_is_listed_shown_and_allowed(desk: Desk) -> None:
     assert _json(desk, "show", question.id)["arguments"] == {"code": "print('\u202e')"}
     assert _json(desk, "allow", question.id)["state"] == "allowed"
     assert (await desk.decided(again(made))).approval == question.id
+    assert f"; {ME} said yes." in _run(desk, "show", question.id).output
     late = _run(desk, "allow", question.id)
     assert late.exit_code == REFUSED
     assert desk.kinds()[-1] == "approval.refused"

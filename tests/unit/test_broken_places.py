@@ -80,6 +80,7 @@ def test_a_token_of_a_role_that_there_is_not_is_told(tmp_path: Path) -> None:
     code, told = ended(served, tmp_path)
     assert code == UNAVAILABLE, told
     assert f"{tokens}/ci: it is bound to a role that there is not, 'analyst'" in told
+    assert "`glovebox token revoke ci`" in told
     assert "http://" not in told
 
 
@@ -104,3 +105,19 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
         code, told = ended(["serve", "--transport", "http", "--port", port], tmp_path)
     assert code == UNAVAILABLE, told
     assert f"Cannot listen on 127.0.0.1 port {port}: Address already in use. Choose another." in told
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_no_workspace_is_told_where_a_caller_has_none(named: bool, tmp_path: Path) -> None:
+    """And not where each role names one. The control is a role that does not."""
+    (tmp_path / "work").mkdir()
+    workspace = f'workspace = "{tmp_path}/work"' if named else ""
+    example = '[[example]]\nprincipal = "token:x"\ncall = { tool = "fetch_url" }\nexpect = "deny"'
+    (tmp_path / "policy.toml").write_text(f"version = 1\n[roles.reader]\n{workspace}\n{example}\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        served = ["serve", "--transport", "http", "--port", port, "--policy", str(tmp_path / "policy.toml")]
+        code, told = ended(served, tmp_path)
+    assert code == UNAVAILABLE, told
+    assert "Cannot listen" in told
+    assert ("No workspace is served" in told) == (not named)

@@ -149,6 +149,7 @@ def test_a_principal_is_explained_by_its_roles(tmp_path: Path) -> None:
     told = json.loads(run("explain", "token:support", "--workflow", "release", "--json", "--policy", path).stdout)
     assert told["roles"] == ["analyst", "releaser"]
     assert told["sections"][0]["title"] == "In which role"
+    assert told["sections"][0]["sentences"][0] == "token:support is in the roles analyst, releaser."
     told = json.loads(run("explain", "token:x", "--role", "releaser", "--json", "--policy", path).stdout)
     assert told["roles"] == ["releaser"]
     told = json.loads(run("explain", "token:x", "--scope", "glovebox:analyst", "--json", "--policy", path).stdout)

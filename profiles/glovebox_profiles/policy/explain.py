@@ -54,7 +54,7 @@ def explain(rights: Rights, profiles: Mapping[str, Profile], *, principal: str, 
         served: The server's workspace, in words.
     """
     return (
-        Section(title="In which role", sentences=(f"{principal} is in the role {rights.role}.", *_together(rights))),
+        Section(title="In which role", sentences=_roles(rights, principal)),
         Section(title="What it may call", sentences=_tools(rights, profiles)),
         Section(title="What it may read", sentences=_read(rights, served)),
         Section(title="What one call may do", sentences=_calls(rights, profiles)),
@@ -97,10 +97,12 @@ def _amount(key: str, value: float) -> str:
     return (counted(value, noun) if noun else words.size(int(value))) + rest
 
 
-def _together(rights: Rights) -> tuple[str, ...]:
-    if "+" not in rights.role:
-        return ()
-    return ("Each of these roles has to allow: what they permit is what all permit, what they demand adds up.",)
+def _roles(rights: Rights, principal: str) -> tuple[str, ...]:
+    first, *others = rights.role.split("+")
+    if not others:
+        return (f"{principal} is in the role {first}.",)
+    together = "Each of these roles has to allow: what they permit is what all permit, what they demand adds up."
+    return f"{principal} is in the roles {words.listed((first, *others))}.", together
 
 
 def _tools(rights: Rights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:

@@ -47,6 +47,8 @@ class Terminal(Console):
 def print_table(console: Console, table: "Table", *, folded: bool = True, wide: int = _WIDE) -> None:
     """Print a table, its cells folded to the width of a terminal; into a pipe one line for each row, as grep reads it.
 
+    One that is not to be folded shows a terminal no column in which nothing stands, or 0 alone: it has to fit.
+
     Args:
         console: where to.
         table: no cell of it is read as markup.
@@ -56,13 +58,14 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
     if console.is_terminal and folded:
         console.print(table, markup=False)
         return
+    if console.is_terminal:
+        table.columns = [each for each in table.columns if not {str(cell) for cell in each.cells} <= {"", "0"}]
     options = console.options.update(width=wide, markup=False)
     table.width = Measurement.get(console, options, table).maximum
-    if console.is_terminal:
-        console.print(table, markup=False)
-        return
     for line in console.render_lines(table, options):
-        console.print(Text("".join(segment.text for segment in line).rstrip()), soft_wrap=True)
+        text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+        text.rstrip()  # on a terminal blanks at the end would be lines of their own
+        console.print(text, soft_wrap=True)
 
 
 def print_question(console: Console, text: str) -> None:

@@ -329,5 +329,6 @@ def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> T
         raise TokensUnusable(path, reason, instead) from None
     if token.role is not None and roles is not None and token.role not in roles:
         known = f"the roles are {', '.join(sorted(roles))}" if roles else "there are no roles, since there is no policy"
-        raise TokensUnusable(path, f"it is bound to a role that there is not, {token.role!r}: {known}", instead)
+        fix = f"`glovebox token revoke {name}` ends it; or add the role to the policy."
+        raise TokensUnusable(path, f"it is bound to a role that there is not, {token.role!r}: {known}", fix)
     return token

@@ -178,7 +178,8 @@ def serve(
 
         async with apps.opened(settings, transport, tools_digest) as app:
             require_workflow(app.policy, workflow)
-            if app.workspace.path is None or app.workspace.closed:
+            named = app.policy is not None and all(role.workspace for role in app.policy.roles.values())
+            if (app.workspace.path is None and not named) or app.workspace.closed:
                 err.print(str(app.workspace), markup=False, highlight=False)
             if transport == "stdio":
                 event_loop.settled()

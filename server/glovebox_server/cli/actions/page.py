@@ -89,11 +89,6 @@ def _asked(first: Record) -> Iterator[_Row]:
     client = f" ({data['client']})" if data.get("client") else ""
     yield ("asked", f"{data.get('tool')}, by {data.get('principal')}{client} over {data.get('transport')}", "bold")
     yield ("", f"{first.time[:19].replace('T', ' ')} UTC", "")
-    for name in ("run", "workflow"):
-        if data.get(name):
-            yield (name, str(data[name]), "")
-    if data.get("role"):
-        yield ("role", f"{data['role']}, by policy {data.get('policy_digest')}", "")
     if isinstance(data.get("arguments"), dict):
         for name, value in data["arguments"].items():
             first_line, *others = _cell(value).split("\n")
@@ -105,6 +100,11 @@ def _asked(first: Record) -> Iterator[_Row]:
             f"arguments of {counted(_number(data, 'arguments_bytes'), 'byte')}, {data.get('arguments_digest')}",
             "",
         )
+    for name in ("run", "workflow"):
+        if data.get(name):
+            yield (name, str(data[name]), "")
+    if data.get("role"):
+        yield ("role", f"{data['role']}, by policy {data.get('policy_digest')}", "")
     for each in _list(data, "inputs"):
         yield ("given", f"{each.get('name')}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('uri')}", "")
     style = "green" if data.get("effect") == "allow" else "red"

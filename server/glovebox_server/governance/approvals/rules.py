@@ -36,7 +36,7 @@ class Facts:
 
 
 def _always(_rule: Approval, _facts: Facts) -> str:
-    return "every call is asked about"
+    return "every one is"
 
 
 def _new_program(_rule: Approval, facts: Facts) -> str:

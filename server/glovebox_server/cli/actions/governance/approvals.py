@@ -71,7 +71,8 @@ def show(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int
         print_json(out.file, _described(found, whole=True))
         return OK
     if found.state != "pending":
-        out.print(Text(f"It is {found.state}."))
+        said = [f"; {each.by} said {'yes' if each.allow else 'no'}" for each in found.answers]
+        out.print(Text(f"It is {found.state}{f' by {found.used_by}' * bool(found.used_by)}{''.join(said)}."))
     print_question(out, shown(found.question))
     return OK
 
@@ -165,7 +166,7 @@ def stats(settings: Settings, out: Console, *, since: datetime, as_json: bool) -
         print_json(out.file, asdict(found))
         return OK
     rate = "nobody answered" if found.approval_rate is None else f"{found.approval_rate:.0%} of them yes"
-    took = "" if found.median_seconds is None else f", in {found.median_seconds:g} seconds by the middle one"
+    took = "" if found.median_seconds is None else f", after {found.median_seconds:.1f} seconds (median)"
     out.print(Text(f"{counted(found.calls, 'call')}, {counted(found.asked, 'question')}: "
                    f"{found.prompts_per_100_calls:g} for 100 calls."))  # fmt: skip
     out.print(Text(f"{counted(found.answered, 'answer')}, {rate}{took}."))

@@ -1,6 +1,7 @@
 """What ``glovebox canary`` does. Each returns an exit code. A marker is printed nowhere."""
 
 import posixpath
+from datetime import UTC
 from typing import Any
 
 from rich.console import Console
@@ -42,11 +43,11 @@ def listed(settings: Settings, out: Console, *, as_json: bool) -> int:
         print_json(out.file, {"canaries": [_described(each) for each in found.items], "damaged": damaged})
         return UNAVAILABLE if damaged else OK
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("id", "file", "made", "stands"):
+    for title in ("id", "stands", "made", "file"):
         table.add_column(title, overflow="fold")
     for each in found.items:
-        made = each.made.isoformat(" ", "seconds")
-        table.add_row(each.id, Plain(str(each.file)), made, "yes" if each.stands else "no")
+        made = f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}"
+        table.add_row(each.id, "yes" if each.stands else "no", made, Plain(str(each.file)))
     if found.items:
         print_table(out, table, folded=False)
     for problem in found.damaged:

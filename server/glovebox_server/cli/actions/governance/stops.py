@@ -78,11 +78,11 @@ def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> 
         print_json(out.file, {"stops": [_described(each) for each in found.items], "damaged": damaged})
         return UNAVAILABLE if damaged else OK
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("id", "what", "because", "by", "made"):
+    for title in ("id", "what", "made", "by", "because"):
         table.add_column(title, overflow="fold")
     for each in found.items:
-        made_at = each.made.isoformat(" ", "seconds")
-        table.add_row(each.id, Plain(_words(each)), Plain(each.because), Plain(each.by), made_at)
+        made_at = f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}"
+        table.add_row(each.id, Plain(_words(each)), made_at, Plain(each.by), Plain(each.because))
     if found.items:
         print_table(out, table, folded=False)
     for problem in found.damaged:

@@ -71,7 +71,7 @@ def show(settings: Settings, out: Console, *, as_json: bool) -> int:
             "plain" if each.plain else "hash",
         )
     if found:
-        print_table(out, table)
+        print_table(out, table, folded=False)
     else:
         out.print(Plain("There are no tokens. `glovebox token create NAME` makes one."))
     if any(each.plain for each, _ in found):

@@ -48,7 +48,7 @@ def usage(
         for each in found:
             writer.writerow([*map(_cell, each.by.values()), *each.spent.values(), each.lost])
     elif found:
-        print_table(out, _table(found, by))
+        print_table(out, _table(found, by), folded=False)
     return OK
 
 
@@ -57,7 +57,7 @@ def _table(found: Sequence[Used], by: Sequence[str]) -> Table:
     for name in by:
         table.add_column(name, overflow="fold")
     for name in (*SPENDING, "lost"):
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name.replace("_seconds", " s").replace("_bytes", " B"), justify="right")
     for each in found:
         numbers = [
             f"{n:,.3f}".rstrip("0").rstrip(".") if isinstance(n, float) else f"{n:,}" for n in each.spent.values()
