@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, again, proposal
+from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, again, forms, proposal
 
 from glovebox_profiles.model import Files, Limits, Network, Profile
 from glovebox_profiles.policy.model import Approval
@@ -459,8 +459,8 @@ async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path
     def no_store() -> Database:
         raise AssertionError
 
-    async with a_desk(tmp_path / "s") as desk:
-        closed = Approvals(no_store, desk.audit, TOOLS, lambda _: "", clock=desk.clock)
+    async with a_desk(tmp_path / "s") as desk, forms() as start:
+        closed = Approvals(no_store, desk.audit, TOOLS, lambda _: "", start=start, clock=desk.clock)
         short = proposal(profile=quiet, rules=rules, timeout_seconds=30)
         found = await closed.consult(short, None)
         assert isinstance(found, Decision)

@@ -7,8 +7,9 @@ import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -71,6 +72,21 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
 _T = TypeVar("_T")
 
 
+@dataclass(kw_only=True)
+class _Form:
+    """A question that is put to whoever called: it may outlive the call, and never its question."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    """Nobody has to be waited for any more."""
+    problem: Exception | None = None
+    """What kept it from being asked or answered."""
+    shown: bool = False
+    """Whether the client was asked, and has not answered."""
+    left_open: bool = False
+    """Whether its call has ended meanwhile: who makes it again finds the answer, or waits for it here."""
+
+
 class Approvals:
     """The approvals of one server. Several servers on one state directory share their questions."""
 
@@ -81,6 +97,7 @@ class Approvals:
         tools: Mapping[str, Tool],
         environment: Callable[[str], str],
         *,
+        start: Callable[..., object],
         clock: Callable[[], Moment] = store.now,
     ) -> None:
         """Take the parts; ``opened`` is the public way.
@@ -90,6 +107,7 @@ class Approvals:
             audit: where requests and answers are recorded.
             tools: by name.
             environment: digest of what a tool's programs import from; may read files.
+            start: runs a function beside everything, as a task group's ``start_soon``: a form may outlive its call.
             clock: this moment; tests bring their own.
         """
         self._open = database
@@ -98,6 +116,8 @@ class Approvals:
         self._audit = audit
         self._tools = tools
         self._environment = environment
+        self._start = start
+        self._left_open: dict[str, _Form] = {}
         self._clock = clock
         self._looking = anyio.Lock()
         self._looked, self._undecided = float("-inf"), frozenset[str]()
@@ -110,7 +130,10 @@ class Approvals:
     ) -> AsyncIterator[Self]:
         """The approvals of a state directory, for the block. Its store is opened by the first call that needs it."""
         with ExitStack() as files:
-            yield cls(lambda: files.enter_context(store.opened(state_dir)), audit, tools, environment)
+            async with anyio.create_task_group() as tasks:
+                opening = partial(_entered, files, state_dir)
+                yield cls(opening, audit, tools, environment, start=tasks.start_soon)
+                tasks.cancel_scope.cancel()
 
     async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
         """What becomes of a call that its profile allows, or asks about.
@@ -163,39 +186,60 @@ class Approvals:
             StoreUnusable: what was said cannot be read.
         """
         listener.progress(f"Waiting for somebody to approve it: {question.id}")
-        problem: Exception | None = None
+        # Whoever still reads the form of an earlier call that asked the same gets no second one.
+        form = self._left_open.get(question.id)
+        if form is None:
+            form = _Form()
+            self._start(self._asked, form, question, listener)
+        try:
+            with anyio.move_on_after(max(WAIT_SECONDS, listener.waits())):
+                await form.over.wait()
+        except anyio.get_cancelled_exc_class():
+            if not form.left_open:
+                form.scope.cancel()
+            await self._abandon(question)
+            raise
+        if form.shown and question.id not in self._left_open:
+            self._left_open[question.id] = form
+            form.left_open = True
+        elif not form.left_open:
+            form.scope.cancel()
+        if form.problem is not None and not form.left_open:
+            raise form.problem
+        found = await self.standing(question.id)
+        return found.state if found else "expired"
 
-        async def ask(scope: anyio.CancelScope) -> None:
-            nonlocal problem
+    async def _asked(self, form: "_Form", question: Question, listener: Listener) -> None:
+        """Ask the person at the client, if their answer counts, until they or somebody else has decided."""
+
+        async def ask() -> None:
+            form.shown = True
             try:
                 given = await listener.ask(question)
                 if given is not None:
                     await self.answer(question.id, given)
-                elif not listener.waits():
-                    scope.cancel()
+                elif form.left_open or not listener.waits():
+                    form.scope.cancel()
             except Refused:  # somebody else was quicker
                 pass
             except Exception as raised:  # noqa: BLE001 - a value, because a task group would wrap it
-                problem = raised
-                scope.cancel()
+                form.problem = raised
+                form.scope.cancel()
+            finally:
+                form.shown = False
 
-        try:
-            with anyio.move_on_after(max(WAIT_SECONDS, listener.waits())):
-                async with anyio.create_task_group() as tasks:
-                    if question.asked.by != "operator" and not question.asked.another_principal:
-                        tasks.start_soon(ask, tasks.cancel_scope)
-                    elif not listener.waits():
-                        tasks.cancel_scope.cancel()
-                    unreadable = await self._until_decided(question.id)
-                    problem = problem or unreadable
-                    tasks.cancel_scope.cancel()
-        except anyio.get_cancelled_exc_class():
-            await self._abandon(question)
-            raise
-        if problem is not None:
-            raise problem
-        found = await self.standing(question.id)
-        return found.state if found else "expired"
+        with form.scope:
+            async with anyio.create_task_group() as tasks:
+                if question.asked.by != "operator" and not question.asked.another_principal:
+                    tasks.start_soon(ask)
+                elif not listener.waits():
+                    form.scope.cancel()
+                unreadable = await self._until_decided(question.id)
+                form.problem = form.problem or unreadable
+                tasks.cancel_scope.cancel()
+        form.over.set()
+        if form.left_open:
+            del self._left_open[question.id]
 
     async def answer(self, identifier: str, given: Answer) -> Standing:
         """Take an answer; returns where the question stands then.
@@ -365,6 +409,10 @@ class Approvals:
 
     def _record(self, event: Event) -> None:
         anyio.from_thread.run(self._audit.append, event)
+
+
+def _entered(files: ExitStack, state_dir: Path) -> Database:
+    return files.enter_context(store.opened(state_dir))
 
 
 def _lifts(each: Standing, escalation: Escalation) -> bool:

@@ -1,0 +1,137 @@
+"""A form that is open longer than its call waits: a later answer is kept for the call that is made again."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.fixtures.approving import Desk, Person, a_desk, again, proposal
+
+from glovebox_server.governance.approvals import approvals as module
+from glovebox_server.governance.approvals.question import Answer, Question
+
+
+class Slow(Person):
+    """Somebody who reads on while the call is told to try again."""
+
+    def __init__(self, says: bool | None = True) -> None:
+        """Say how they answer in the end; None where they close the form."""
+        super().__init__(says)
+        self.may_answer = anyio.Event()
+        self.closed = anyio.Event()
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Answer once the test says so."""
+        try:
+            await self.may_answer.wait()
+            return await super().ask(question)
+        finally:
+            self.closed.set()
+
+
+@pytest.fixture(autouse=True)
+def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+
+
+async def _state(desk: Desk, question: Question) -> str | None:
+    standing = await desk.approvals.standing(question.id)
+    return standing.state if standing else None
+
+
+async def _until(desk: Desk, question: Question, state: str) -> None:
+    with anyio.fail_after(5):
+        while await _state(desk, question) != state:  # noqa: ASYNC110 - the store tells nobody
+            await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("says", "state", "effect"), [(True, "allowed", "allow"), (False, "denied", "deny")])
+async def test_a_late_answer_is_kept_for_the_retry(says: bool, state: str, effect: str, tmp_path: Path) -> None:
+    """A yes lets it run once, a no refuses it; until then it is pending, and once its call waits again it goes on."""
+    async with a_desk(tmp_path / "s") as desk:
+        made, person, other = proposal(), Slow(says), Slow()
+        question = await desk.asked(made)
+        assert await desk.approvals.settle(question, person) == "pending"
+        assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
+        # Whoever calls again meanwhile is not asked twice.
+        assert await desk.approvals.settle(await desk.asked(again(made)), other) == "pending"
+        person.may_answer.set()
+        await _until(desk, question, state)
+        ran = await desk.decided(again(made))
+        assert (ran.effect, ran.approval) == (effect, question.id)
+        assert other.asked == []
+        assert desk.kinds().count("approval.requested") == 1
+        answered = next(each for each in desk.records() if each.kind == "approval.answered")
+        assert (answered.data["answered_by"], answered.data["channel"]) == ("local:1000", "client")
+
+
+async def test_a_call_that_waits_again_hears_the_answer_to_the_form_that_is_open(tmp_path: Path) -> None:
+    """As if it were its own; and if it goes, the form stays with whoever reads it."""
+    async with a_desk(tmp_path / "s") as desk:
+        made, person = proposal(), Slow()
+        question = await desk.asked(made)
+        assert await desk.approvals.settle(question, person) == "pending"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.approvals.settle, await desk.asked(again(made)), Person(waits=True))
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        assert not person.closed.is_set()
+        states: list[str] = []
+
+        async def wait() -> None:
+            states.append(await desk.approvals.settle(await desk.asked(again(made)), Person(waits=True)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            person.may_answer.set()
+        assert states == ["allowed"]
+
+
+@pytest.mark.parametrize("how", ["operator", "time", "gone"])
+async def test_a_form_is_not_open_longer_than_its_question(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answered elsewhere, over, or its caller gone while it waited; the control is that it was open until then."""
+    async with a_desk(tmp_path / "s") as desk:
+        person = Slow()
+        question = await desk.asked(proposal())
+        if how == "gone":
+            monkeypatch.setattr(module, "WAIT_SECONDS", 45)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(desk.approvals.settle, question, person)
+                await anyio.wait_all_tasks_blocked()
+                assert not person.closed.is_set()
+                tasks.cancel_scope.cancel()
+            assert await _state(desk, question) == "withdrawn"
+        else:
+            assert await desk.approvals.settle(question, person) == "pending"
+            assert not person.closed.is_set()
+            if how == "operator":
+                await desk.answer(question)
+            else:
+                desk.clock.pass_(601)
+        with anyio.fail_after(5):
+            await person.closed.wait()
+        assert person.asked == []
+
+
+@pytest.mark.parametrize("how", ["closed", "lost"])
+async def test_whoever_closed_the_form_or_lost_it_is_asked_again(how: str, tmp_path: Path) -> None:
+    """By the next call; the control is the person there, whose yes counts."""
+
+    class Lost(Slow):
+        async def ask(self, question: Question) -> Answer | None:
+            await super().ask(question)
+            raise ConnectionError
+
+    async with a_desk(tmp_path / "s") as desk:
+        made, person = proposal(), Slow(says=None) if how == "closed" else Lost()
+        question = await desk.asked(made)
+        assert await desk.approvals.settle(question, person) == "pending"
+        person.may_answer.set()
+        with anyio.fail_after(5):
+            await person.closed.wait()
+            await anyio.wait_all_tasks_blocked()
+        assert await _state(desk, question) == "pending"
+        assert await desk.approvals.settle(await desk.asked(again(made)), Person(says=True)) == "allowed"
