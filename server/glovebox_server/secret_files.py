@@ -4,6 +4,7 @@ No secret is printed or logged here.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -134,7 +135,8 @@ class SecretDirectory:
         try:
             fd = os.open(draft, flags, 0o600, dir_fd=self._descriptor)
             try:
-                os.write(fd, content)
+                if os.write(fd, content) < len(content):  # a disk that is nearly full takes a part, and says nothing
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(fd)
                 publish = os.rename if replace else os.link
                 publish(draft, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)

@@ -106,6 +106,19 @@ def test_styles_are_ours_and_stay() -> None:
     assert console.file.getvalue() == "\x1b[31ma\\x1b[31mb\x1b[0m\n"
 
 
+@pytest.mark.parametrize("kind", [Terminal, Console])
+def test_words_between_colons_are_not_drawn(kind: type[Console]) -> None:
+    """A name is shown as it is written, in a line and in a cell. The control is rich's own console, which draws."""
+    console = kind(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    table = Table("name")
+    table.add_row("oauth:https://id.example#:smile:")
+    for each in ("token:a:", table):
+        console.print(each, markup=False)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert ("token:a:" in shown, "#:smile:" in shown) == (kind is Terminal,) * 2
+
+
 def test_a_result_is_not_coloured_for_what_it_looks_like() -> None:
     """A link is of one colour, whatever values are in it; and what ends in a line break gets no second one."""
     out = Terminal(file=io.StringIO(), force_terminal=True, color_system="standard")

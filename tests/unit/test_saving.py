@@ -91,6 +91,10 @@ def test_an_operator_saves_any_callers_artifact(uri: str, tmp_path: Path) -> Non
     done = CliRunner().invoke(main, stranger)
     assert done.exit_code == REFUSED
     assert "There is no artifact of yours at this address" in done.stderr
+    signed_in = "oauth:https://id.example#alice%20b"
+    assert CliRunner().invoke(main, [signed_in if word == "token:alice" else word for word in stranger]).exit_code == (
+        REFUSED
+    )
     mine = f"local:{os.getuid()}"
     done = CliRunner().invoke(main, [mine if word == "token:alice" else word for word in stranger])
     assert (done.exit_code, done.stdout_bytes) == (OK, CONTENT)
@@ -105,7 +109,9 @@ def test_what_is_no_address_is_no_unknown_artifact(given: str, tmp_path: Path) -
     assert "\x1b" not in done.stderr
 
 
-@pytest.mark.parametrize("principal", ["alice", "token:", "token:../x", "token:Alice", "local:me", ""])
+@pytest.mark.parametrize(
+    "principal", ["alice", "token:", "token:../x", "token:Alice", "local:me", "oauth:https://id.example", ""]
+)
 def test_what_is_no_principal_is_refused(principal: str, uri: str, tmp_path: Path) -> None:
     """By its form, for both commands; the control is above."""
     for command in (["list"], ["save", uri]):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess  # noqa: TID251 - a whole command is killed
 import sys
@@ -16,6 +17,7 @@ from tests.unit.test_stops import a_stop, full
 from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.governance import server_key
 from glovebox_server.governance.stops.stop import stops_of
 from glovebox_server.secret_files import SecretUnusable
 
@@ -62,7 +64,13 @@ def test_stopping_listing_and_resuming_are_on_record(state: Path) -> None:
         (("stop", "--call", "last", "--because", "x"), "a call's id"),
         (("stop", "--run", "r_1", "--because", "x"), "a run's id"),
         (("stop", "--principal", "ci", "--because", "x"), "token:ci"),
-        (("stop", "--workflow", "No!", "--because", "x"), "name of a workflow"),
+        (("stop", "--principal", "token:*", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "token:c\u0456", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "token:ci\udcff", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "local:me", "--because", "x"), "token:ci"),
+        (("stop", "--principal", "oauth:https://id.example", "--because", "x"), "token:ci"),
+        (("stop", "--workflow", "No!", "--because", "x"), "policy.toml"),
+        (("stop", "--workflow", "1.release", "--because", "x"), "policy.toml"),
         (("resume",), "Name one stop"),
         (("resume", "x", "--all"), "Name one stop"),
         (("resume", "s_1"), "There is no stop s_1"),
@@ -152,6 +160,33 @@ def test_a_full_disk_of_its_own_has_room_for_a_stop(tmp_path: Path) -> None:
     command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-c", FULL_DISK, str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_half_of_a_stop_is_none(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is nearly full takes a part of a write and says nothing; the control is one that takes all of it."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
+    status, text = run(state, "stop", "--tool", "run_python", "--because", "now")
+    assert status == OK
+    assert "so everything is" in text
+    monkeypatch.undo()
+    assert run(state, "resume", "--all")[0] == OK
+    assert "so everything is" not in run(state, "stop", "--tool", "run_python", "--because", "now")[1]
+
+
+def test_stops_whose_place_is_gone_are_not_said_to_be_none(state: Path) -> None:
+    """Servers that run stop everything then; the controls are a place that nobody used, and one made anew."""
+    stops_of(state).add("s_" + "2" * 26, b"")
+    shutil.rmtree(state / "governance" / "stops")
+    assert run(state, "stops", "list") == (OK, "0 stops in force.\n")
+    server_key.load(state)
+    for words in ((), ("--json",)):
+        status, text = run(state, "stops", "list", *words)
+        assert status == UNAVAILABLE
+        assert "it is gone" in text
+        assert "glovebox resume --all" in text
+    assert run(state, "resume", "--all")[0] == OK
+    assert run(state, "stops", "list") == (OK, "0 stops in force.\n")
 
 
 def test_where_nothing_can_be_made_the_command_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -400,3 +400,15 @@ def test_a_damaged_canary_is_told(tmp_path: Path) -> None:
     assert "Not looked for" in text
     assert run(tmp_path, "canary", "remove", "y_" + "0" * 26)[0] == OK
     assert run(tmp_path, "canary", "list") == (OK, "0 canaries.\n")
+
+
+@pytest.mark.parametrize("name", ["a\udcff.env", "a\nb.env", "a\u202eb.env"])
+def test_a_canary_that_no_tool_could_name_is_not_planted(name: str, tmp_path: Path) -> None:
+    """Nothing is written, anywhere; the control is a name that people can read."""
+    (tmp_path / "work").mkdir()
+    given = ["canary", "plant", "--workspace", str(tmp_path / "work"), "--state-dir", str(tmp_path / "state")]
+    done = CliRunner().invoke(main, [*given, "--name", name])
+    assert done.exit_code == UNAVAILABLE
+    assert "Name a path of printable characters" in done.output
+    assert not [*(tmp_path / "work").iterdir()]
+    assert CliRunner().invoke(main, [*given, "--name", "naïve.env"]).exit_code == OK

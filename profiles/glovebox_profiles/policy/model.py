@@ -4,6 +4,7 @@ A role can only narrow what profiles allow. What a key that is left out means is
 workspace, the quota and the turns: those stay the server's. Reading the file is ``load``'s.
 """
 
+import re
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
@@ -47,6 +48,19 @@ _Seconds = Annotated[float, Field(gt=0, le=MAX_SPENT)]
 _Bytes = Annotated[int, Size, Field(ge=1, le=MAX_SPENT)]
 
 
+_PRINCIPAL: Final = re.compile(
+    r"local:[0-9]{1,10}|token:[a-z0-9][a-z0-9-]{0,31}|oauth:[!-\"$-~]+#(?:[A-Za-z0-9._~@|:-]|%[0-9A-F]{2})+", re.ASCII
+)
+_BEGUN: Final = re.compile(
+    r"local:[0-9]{0,10}|token:(?:[a-z0-9][a-z0-9-]{0,31})?|oauth:[!-\"$-~]+#[A-Za-z0-9._~@|:%-]*", re.ASCII
+)
+
+
+def is_principal(text: str) -> bool:
+    """Whether a caller can have this id: a name that looks like one, and is nobody's, would do nothing."""
+    return _PRINCIPAL.fullmatch(text) is not None
+
+
 def _principal(text: str) -> str:
     """A principal's id, or the beginning of several with a star at its end: never the star alone."""
     begun = text.removesuffix("*")
@@ -59,7 +73,9 @@ def _principal(text: str) -> str:
         raise ValueError('a principal of OAuth names its issuer: "oauth:ISSUER#SUBJECT", or "oauth:ISSUER#*"')
     if begun == text and not rest.partition("#")[2 if kind == "oauth" else 0]:
         raise ValueError('nobody has this name: end it in "*" if all are meant')
-    return printable(text)
+    if not (is_principal(text) if begun == text else _BEGUN.fullmatch(begun)):
+        raise ValueError("nobody can have this name: write it as the audit log has it, character by character")
+    return text
 
 
 def _host(text: str) -> str:

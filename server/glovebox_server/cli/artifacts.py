@@ -1,7 +1,6 @@
 """``glovebox artifact``: declared here, done in ``actions.artifacts``."""
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import click
 from glovebox_server.cli.options import Group, directories, err, json_option, out
 from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
-
-_PRINCIPAL = re.compile(r"local:[0-9]{1,10}|token:[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
 
 
 class _Artifact(Group):
@@ -24,8 +21,10 @@ class _Artifact(Group):
 
 
 def _principal(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not _PRINCIPAL.fullmatch(value):
-        raise click.BadParameter("name a principal as the audit log does: local:UID or token:NAME.")
+    from glovebox_profiles.policy.model import is_principal  # noqa: PLC0415 - see the header of ``main``
+
+    if value is not None and not is_principal(value):
+        raise click.BadParameter("name a principal as the audit log does: local:UID or token:NAME, or oauth:….")
     return value
 
 

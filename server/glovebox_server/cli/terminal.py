@@ -34,8 +34,8 @@ class Terminal(Console):
     """A console all of whose text has passed ``printable``, whoever forgot to ask for it."""
 
     def __init__(self, **options: Any) -> None:
-        """Take rich's options; lines are not broken, and nothing is coloured for looking like a value of Python's."""
-        super().__init__(**{"soft_wrap": True, "highlight": False} | options)
+        """Take rich's options; lines are not broken, and nothing is coloured or drawn for what it looks like."""
+        super().__init__(**{"soft_wrap": True, "highlight": False, "emoji": False} | options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render, and let nothing but rich's own controls through."""

@@ -4,6 +4,7 @@ One file, made when it is first needed, the same for every server process of the
 it for each use, so that what was made for one means nothing for another (HKDF, RFC 5869).
 """
 
+import os
 import secrets
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def load(state_dir: Path) -> bytes:
         path = state_dir / DIRECTORY / NAME
         raise ServerKeyUnusable(path, f"it does not hold {BYTES} bytes", f"Remove {path}; a new one is made.")
     return key
+
+
+def exists(state_dir: Path) -> bool:
+    """Whether a server, or a command that makes calls, has ever used the state directory."""
+    return os.path.lexists(state_dir / DIRECTORY / NAME)
 
 
 def derived(key: bytes, use: str) -> bytes:

@@ -13,8 +13,8 @@ _ID = r"[0-9a-z]{26}"
 _FORMS = {
     "call": (rf"c_{_ID}", "a call's id, as c_01h…: `glovebox audit query` shows them"),
     "run": (rf"r_{_ID}", "a run's id, as r_01h…: `glovebox audit show CALL` names it"),
-    "principal": (r"(?:local|token|oauth):.{1,600}", "a caller as the audit log names it, as token:ci or local:1000"),
-    "workflow": (r"[a-z0-9][a-z0-9._-]{0,63}", "the name of a workflow"),
+    "principal": (r".{1,640}", "a caller as the audit log names it, as token:ci or local:1000"),
+    "workflow": (r"[a-z][a-z0-9-]{0,63}", "a workflow, as [workflows] of policy.toml does"),
 }
 """What each name looks like: a slip would stop nobody."""
 
@@ -34,6 +34,7 @@ def stop(settings: Settings, *, everything: bool, because: str, as_json: bool, *
 
     In all servers of the state directory, also after a restart, until `glovebox resume`.
     """
+    from glovebox_profiles.policy.model import is_principal  # noqa: PLC0415 - see the header of ``main``
     from glovebox_server.cli.actions.governance import stops as commands  # noqa: PLC0415 - see the header of ``main``
 
     named: list[tuple[Scope, str]] = [(scope, name) for scope in SCOPES if (name := given.get(scope)) is not None]
@@ -43,7 +44,7 @@ def stop(settings: Settings, *, everything: bool, because: str, as_json: bool, *
         raise click.UsageError("Say what to stop by one of --call, --run, --principal, --workflow, --tool and --all.")
     (scope, name) = named[0]
     form, words = _FORMS.get(scope, ("", ""))
-    if form and not re.fullmatch(form, name, re.ASCII):
+    if form and not (re.fullmatch(form, name, re.ASCII) and (scope != "principal" or is_principal(name))):
         raise click.BadParameter(f"name {words}.", param_hint=f"--{scope}")
     if scope == "tool" and name not in (tools := complete_tool(click.get_current_context(), _TOOL, "")):
         raise click.BadParameter(f"there is no such tool; there are {', '.join(tools)}.", param_hint="--tool")

@@ -19,6 +19,11 @@ MARKER_LENGTH: Final = 40
 
 _STEP: Final = 10
 _GRAM: Final = re.compile(rb"[a-z0-9]{%d}" % _STEP)
+_FORMS: Final = (
+    *("x{:02x}", "0x{:02x}", "x{:04x}", "u{:x}", "u{:04x}", "u{:08x}", "25{:02x}"),
+    *("{:d}", "{:03d}", "{:04d}", "{:o}", "{:03o}", "0o{:o}", "{:b}", "{:07b}", "{:08b}", "0b{:b}"),
+)
+"""Of one byte among its like: as Python, C, JavaScript, XML and URLs have it, the last also encoded twice."""
 _SMALL: Final = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _OTHERS: Final = bytes(set(range(256)) - set(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"))
 
@@ -82,7 +87,7 @@ def encodings(marker: str) -> Iterator[bytes]:
     yield codecs.encode(marker, "rot13").encode()
     # With the signs between, which do not count: also %67%62, 67:62, &#103;&#98; and [103, 98].
     yield hexadecimal
-    for form in ("x{:02x}", "0x{:02x}", "u{:04x}", "{:d}", "{:o}", "{:03o}", "{:08b}"):
+    for form in _FORMS:
         yield "".join(form.format(byte) for byte in plain).encode()
     yield from _base32(plain)
     yield from _base64(hexadecimal)

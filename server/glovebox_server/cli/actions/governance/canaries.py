@@ -27,6 +27,10 @@ def plant(settings: Settings, out: Console, *, name: str | None, as_json: bool) 
     path = posixpath.normpath(name or NAME)
     if path.startswith(("/", "../")) or path in {".", ".."}:
         raise CanaryProblem(f"plant {printable(path)}", "it is not below the workspace", "Name a path below it.")
+    whole = f"{served.path}/{path}"
+    if printable(whole) != whole:
+        reason = "its path has what cannot be read or typed, which no tool could name"
+        raise CanaryProblem(f"plant {printable(whole)}", reason, "Name a path of printable characters.")
     planted = canaries.plant(settings.state_dir, served.path, path)
     if as_json:
         print_json(out.file, {"canary": _described(planted)})

@@ -11,7 +11,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.policy import diff as comparing
 from glovebox_profiles.policy import explain as explaining
 from glovebox_profiles.policy.load import read
-from glovebox_profiles.policy.model import Policy, digest
+from glovebox_profiles.policy.model import Policy, digest, is_principal
 from glovebox_profiles.policy.rights import combined, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
@@ -68,7 +68,7 @@ def explain(
         TokensUnusable: others could read the tokens.
     """
     path = _file(settings)
-    if not principal.startswith(("local:", "token:", "oauth:")):
+    if not is_principal(principal):
         fix = "Write it as in the audit log: local:1000, token:NAME or oauth:ISSUER#SUBJECT."
         raise ProfileError(path, None, "", f'"{principal}" is no principal', fix)
     profiles = load_profiles(settings)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,8 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.audit.events import Event, StopLifted, draft
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.governance.stops.stop import MAX_BECAUSE, Scope, Stop, new_stop, stops_of
+from glovebox_server.governance import server_key
+from glovebox_server.governance.stops.stop import MAX_BECAUSE, Scope, Stop, StopsUnusable, new_stop, stops_of
 from glovebox_server.governance.stops.stops import RECORD_SECONDS, made
 from glovebox_server.printable import printable
 from glovebox_server.secret_files import prepare_state
@@ -72,7 +74,11 @@ def resume(settings: Settings, out: Console, stop_id: str | None, *, as_json: bo
 
 def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> int:
     """Show the stops in force; see ``glovebox stops list``."""
-    found = stops_of(settings.state_dir).read()
+    files = stops_of(settings.state_dir)
+    found = files.read()
+    if server_key.exists(settings.state_dir) and not os.path.lexists(files.path):
+        fix = "Run `glovebox resume --all`: it makes it anew, and nothing is stopped then."
+        found = replace(found, damaged=(StopsUnusable(files.path, "it is gone, with the stops in it", fix),))
     if as_json:
         damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
         print_json(out.file, {"stops": [_described(each) for each in found.items], "damaged": damaged})
