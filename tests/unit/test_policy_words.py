@@ -133,6 +133,10 @@ def test_a_policy_that_is_right_is_checked_with_its_digest(tmp_path: Path) -> No
     told = json.loads(run("check", path, "--json").stdout)
     assert (told["roles"], told["examples"], told["errors"]) == (["analyst", "releaser"], 1, [])
     assert told["digest"] in found.stdout
+    elsewhere = written(tmp_path, READABLE.replace("/srv/support", "/nowhere"), "elsewhere.toml")
+    assert run("check", elsewhere).exit_code == 0  # the control: it may be for another machine
+    found = run("check", "--policy", elsewhere)
+    assert (found.exit_code, "/nowhere is not a directory. Make it" in found.stderr) == (2, True)
     wrong = written(tmp_path, READABLE.replace('default = "analyst"', 'default = "analist"'), "wrong.toml")
     found = run("check", wrong)
     assert found.exit_code == 2

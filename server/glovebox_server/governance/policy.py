@@ -71,7 +71,7 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
     if path is None:
         return Governed(rights_of=lambda _: plain, every=(plain,))
     policy = load(path, profiles, tools)
-    roles = Roles(policy, profiles, served.path, _workspaces(policy, settings, path))
+    roles = Roles(policy, profiles, served.path, workspaces(policy, settings, path))
     every = tuple(roles.all())
     for rights in every:
         required(settings, rights.profiles)
@@ -136,8 +136,18 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
     return check
 
 
-def _workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path]:
-    """Where each role's folder is, which may not be one of the server's own: as the one that is named on start."""
+def workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path]:
+    """Where each role's folder is, which may not be one of the server's own: as the one that is named on start.
+
+    Args:
+        policy: whose roles.
+        settings: what is the server's own.
+        path: of the policy, for the messages.
+
+    Raises:
+        ProfileError: one is not there, or cannot be used.
+        WorkspaceRefused: one must not be served.
+    """
     found: dict[str, Path] = {}
     for name, role in policy.roles.items():
         if role.workspace is None:

@@ -20,7 +20,7 @@ from glovebox_server.app import load_profiles
 from glovebox_server.cli.actions.profiles import described, say, say_change
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.governance.policy import load, policy_file
+from glovebox_server.governance.policy import load, policy_file, workspaces
 from glovebox_server.governance.watch.rules import actions
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -32,11 +32,14 @@ def check(settings: Settings, path: Path | None, out: Console, *, as_json: bool)
 
     Raises:
         ProfileError: there is none, or a profile is wrong.
+        WorkspaceRefused: a role's folder must not be served.
     """
-    path = path or _file(settings)
+    own, path = path is None, path or _file(settings)
     profiles = load_profiles(settings)
     try:
         found = load(path, profiles, TOOLS)
+        if own:  # one that is named may be for another machine
+            workspaces(found, settings, path)
     except ProfileError as error:
         if not as_json:
             raise
