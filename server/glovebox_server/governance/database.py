@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-import anyio
-import anyio.to_thread
-
 from glovebox_server.errors import StoreUnusable
+from glovebox_server.governance.worker import Worker
 
 DIRECTORY: Final = "governance"
 """Below the state directory; one file for each store."""
@@ -63,7 +61,7 @@ class Database:
         self._connection = connection
         self._identity = _identity(path)
         self._lock = threading.Lock()
-        self._limiter = anyio.CapacityLimiter(1)
+        self._worker = Worker(f"glovebox-{path.stem}")
         self._in_vain = -math.inf
         """When somebody last gave up waiting for another process's lock."""
 
@@ -76,7 +74,8 @@ class Database:
         Raises:
             StoreUnusable: nothing of it was done.
         """
-        return await anyio.to_thread.run_sync(self._write, work, time.monotonic(), limiter=self._limiter)
+        asked = time.monotonic()
+        return await self._worker.run(lambda: self._write(work, asked))
 
     async def query(self, work: Work[_T]) -> _T:
         """Do ``work``, which only reads, on one state of the file, in a worker thread.
@@ -84,7 +83,7 @@ class Database:
         Raises:
             StoreUnusable: it cannot be read.
         """
-        return await anyio.to_thread.run_sync(self.query_now, work, limiter=self._limiter)
+        return await self._worker.run(lambda: self.query_now(work))
 
     def transact_now(self, work: Work[_T]) -> _T:
         """As ``transact``, in this thread: for commands; never on an event loop."""
@@ -93,6 +92,10 @@ class Database:
     def query_now(self, work: Work[_T]) -> _T:
         """As ``query``, in this thread."""
         return self._transaction("BEGIN", "read", work)
+
+    def close(self) -> None:
+        """End its thread; ``opened`` does."""
+        self._worker.close()
 
     def _write(self, work: Work[_T], asked: float) -> _T:
         # IMMEDIATE takes the lock before anything is read, so that no decision rests on what another process changes.
@@ -150,7 +153,11 @@ def opened(
             _upgrade(path, connection, schema)
             if _tables(connection) != _tables_of(schema):
                 raise _damaged(path, "its tables are not those of this store")
-        yield Database(path, connection)
+        found = Database(path, connection)
+        try:
+            yield found
+        finally:
+            found.close()
 
 
 @contextlib.contextmanager

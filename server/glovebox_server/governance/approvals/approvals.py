@@ -15,8 +15,10 @@ from typing import Final, Self, TypeVar
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 import rfc8785
+from anyio.lowlevel import EventLoopToken
 
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
@@ -113,6 +115,7 @@ class Approvals:
         self._open = database
         self._database: Database | None = None
         self._opening = anyio.Lock()
+        self._token: EventLoopToken | None = None
         self._audit = audit
         self._tools = tools
         self._environment = environment
@@ -402,13 +405,14 @@ class Approvals:
 
     async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         database = await self._store()
+        self._token = anyio.lowlevel.current_token()
         # Shielded: a record that is in the log must not be undone in the store.
         with anyio.CancelScope(shield=True):
             return await database.transact(work)
         raise AssertionError  # a shielded scope that nobody cancels: told to the type checker
 
     def _record(self, event: Event) -> None:
-        anyio.from_thread.run(self._audit.append, event)
+        anyio.from_thread.run(self._audit.append, event, token=self._token)
 
 
 def _entered(files: ExitStack, state_dir: Path) -> Database:
