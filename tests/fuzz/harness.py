@@ -13,8 +13,8 @@ from pathlib import Path
 SEEDS = Path(__file__).parent / "seeds"
 """One directory for each target; ``found-…`` are inputs that once showed a defect."""
 TARGETS = (
-    "wire", "results", "jsontext", "strict_json", "egress", "hello", "profile", "names", "media", "patches",
-    "audit_log", "audit_line", "segment_proof", "receipt", "seccomp", "page", "http1", "decode", "proxy",
+    "wire", "results", "jsontext", "strict_json", "egress", "hello", "profile", "policy", "names", "media",
+    "patches", "audit_log", "audit_line", "segment_proof", "receipt", "seccomp", "page", "http1", "decode", "proxy",
 )  # fmt: skip
 MAX_SECONDS = 2.0
 """Processor time for one input, instrumented and on a busy machine. Inputs are 64 KiB at most and take milliseconds."""

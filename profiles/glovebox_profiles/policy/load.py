@@ -48,6 +48,15 @@ def load(path: Path, known: Known, *, check_example: CheckExample | None) -> Pol
     """
     with opened_directory(path.parent, owned=True, above=True):
         data = read_bytes(path)
+    return checked(data, path, known, check_example=check_example)
+
+
+def checked(data: bytes, path: Path, known: Known, *, check_example: CheckExample | None) -> Policy:
+    """Do with the bytes of a policy what ``load`` does with a file; ``path`` is only named in errors.
+
+    Raises:
+        ProfileError: As for ``load``.
+    """
     policy, lines = _parse(data, path)
     for mistake in _mistakes(policy, known):
         raise ProfileError(path, line_of(mistake.key, lines), dotted(mistake.key), mistake.reason, mistake.fix)

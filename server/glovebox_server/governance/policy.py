@@ -104,6 +104,15 @@ def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:
 
 def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy, Example], tuple[Effect, str]]:
     """What decides an example: as a call of its principal would be, where nothing was called before."""
+    last: tuple[Policy, Roles] | None = None
+
+    def roles_of(policy: Policy) -> Roles:
+        nonlocal last
+        if last is None or last[0] is not policy:  # once for all examples: its digest alone takes milliseconds
+            # A folder that a role names is looked for when a server starts; to decide, it is enough that it has one.
+            named = {each.workspace: Path(each.workspace) for each in policy.roles.values() if each.workspace}
+            last = policy, Roles(policy, profiles, Path("/"), named)
+        return last[1]
 
     def check(policy: Policy, example: Example) -> tuple[Effect, str]:
         caller = Principal(
@@ -112,9 +121,7 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
             workflow=example.workflow,
             roles=tuple(dict.fromkeys(policy.scopes[each] for each in example.scopes if each in policy.scopes)),
         )
-        # A folder that a role names is looked for when a server starts; to decide, it is enough that it has one.
-        named = {each.workspace: Path(each.workspace) for each in policy.roles.values() if each.workspace}
-        rights, tool = Roles(policy, profiles, Path("/"), named)(caller), tools[example.call.tool]
+        rights, tool = roles_of(policy)(caller), tools[example.call.tool]
         try:
             arguments = validated(tool, example.call.arguments)
         except InvalidArguments:

@@ -1,0 +1,38 @@
+"""The policy loader: a policy or a ProfileError that names line and key, soon; an error does nothing to a terminal."""
+
+from pathlib import Path
+
+from tests.fuzz.harness import bounded
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.policy.diff import diff
+from glovebox_profiles.policy.load import Known, checked
+from glovebox_profiles.policy.model import Policy, digest
+from glovebox_server.governance.policy import checker
+from glovebox_server.governance.watch.rules import RULES, actions
+from glovebox_server.tools import TOOLS
+
+_PATH = Path("fuzz.toml")
+_PROFILES = load([SHIPPED], check_example=None)
+_KNOWN = Known(profiles=_PROFILES, watch=tuple(RULES))
+_WHOLE_FILE = ("", "example")
+"""What is said of no line: a file that is too large or no TOML, and one without examples."""
+
+
+def check(data: bytes) -> None:
+    """The whole input is the file; what it names is looked up, and its examples are decided."""
+    with bounded():
+        try:
+            policy: Policy | None = checked(data, _PATH, _KNOWN, check_example=checker(_PROFILES, TOOLS))
+        except ProfileError as error:
+            said, line, key = str(error), error.line, error.key
+            policy = None
+    if policy is None:
+        assert said.isprintable()
+        assert len(said) < 2000
+        assert 1 <= line <= data.count(b"\n") + 1 if line is not None else key in _WHOLE_FILE
+        return
+    again = checked(data, _PATH, _KNOWN, check_example=None)
+    assert digest(policy) == digest(again)
+    assert diff(policy, again, _PROFILES, actions({})) == ()
