@@ -11,12 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from glovebox_sandboxes.conformance import host
-from glovebox_sandboxes.conformance.call import Call, CallCase, load
+from glovebox_sandboxes.conformance.call import CallCase, ControlCall, load
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.read import records_of
 from glovebox_server.calls import Text
 from glovebox_server.prove import harness
+from glovebox_server.prove.governed import CaseGovernance
 from glovebox_server.prove.harness import CallHarness
+from glovebox_server.prove.seen import Seen, differences, incomplete
 from glovebox_server.settings import Settings
 
 CASES = load()
@@ -55,11 +57,15 @@ WRONG: list[dict[str, Any]] = [
     {"artifacts": {"a.txt": "two"}},
     {"audit": "call.decided"},
     {"records": {"call.decided/effect": "deny"}},
-    {"refused": "limits.wall_seconds", "control": Call()},
-    {"invalid": "code", "control": Call()},
-    {"unavailable": "bwrap", "control": Call()},
-    {"profile_error": "network", "control": Call()},
+    {"refused": "limits.wall_seconds", "control": ControlCall()},
+    {"invalid": "code", "control": ControlCall()},
+    {"unavailable": "bwrap", "control": ControlCall()},
+    {"profile_error": "network", "control": ControlCall()},
     {"cancel": "never printed"},
+    {"waits": 60.0},
+    {"through": 0},
+    {"times": 2, "at_once": True, "through": 1},
+    {"before": [{"refused": "stop"}]},
 ]
 
 
@@ -76,7 +82,7 @@ async def test_every_expectation_is_noticed_when_it_is_not_met() -> None:
 def test_a_call_that_is_not_begun_proves_nothing() -> None:
     """No tool of that name, or a server that is too busy; the control is that nothing went wrong."""
     for how, count in (("unknown tool", 1), ("refused", 1), ("", 0)):
-        assert len(harness._ending(a_case(), harness._Seen(how=how, told="why"))) == count
+        assert len(differences(a_case(), Seen(how=how, told="why"))) == count
 
 
 @pytest.mark.driver("bubblewrap")
@@ -100,13 +106,13 @@ async def test_a_changed_host_and_a_shared_artifact_are_noticed(monkeypatch: pyt
 
     async with call_harness() as opened:
         monkeypatch.setattr(ArtifactStore, "open", shared)
-        seen = opened._see
+        seen = opened._all
 
         async def changing(*given: Any) -> Any:
             (Path(opened._host.workspace) / "data.csv").write_text("changed")
             return await seen(*given)
 
-        monkeypatch.setattr(opened, "_see", changing)
+        monkeypatch.setattr(opened, "_all", changing)
         found = (await opened.judge(a_case(), "bubblewrap")).problems
     assert found == ("another caller could fetch 'a.txt'", "files of the host were changed")
 
@@ -129,22 +135,35 @@ async def test_records_that_are_not_there_are_noticed(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.driver("bubblewrap")
-async def test_a_result_that_is_not_whole_is_noticed() -> None:
+async def test_a_result_that_is_not_whole_is_noticed(tmp_path: Path) -> None:
     """M8: text without what the structure says, and a structure the tool's model does not know."""
     async with call_harness() as opened:
-        seen = await opened._see(a_case(), "bubblewrap", {})
+        async with CaseGovernance.opened(opened._app, tmp_path) as governance:
+            (seen,) = await opened._all(a_case(), "bubblewrap", {}, governance)
         tool = opened._app.tools["run_python"]
         assert seen.result is not None
-        assert harness._incomplete(tool, seen.result) == []
-        assert harness._incomplete(tool, replace(seen.result, content=(Text(text=""),)))
-        assert harness._incomplete(tool, replace(seen.result, structured={"call_id": 1}))
+        assert incomplete(tool, seen.result) == []
+        assert incomplete(tool, replace(seen.result, content=(Text(text=""),)))
+        assert incomplete(tool, replace(seen.result, structured={"call_id": 1}))
 
 
-@pytest.mark.parametrize("wrong", [{"refused": "x"}, {"refused": "x", "control": Call(invalid="x")}, {"exit": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"refused": "x"}, {"refused": "x", "control": ControlCall(invalid="x")}, {"exit": 1}]
+)
 def test_a_denial_without_a_control_is_no_case(wrong: dict[str, Any]) -> None:
     """A refusal shows something only where the same call gets through without the guard."""
     with pytest.raises(ValidationError):
         a_case(**wrong)
+
+
+def test_a_misspelt_expectation_of_an_earlier_call_is_named(tmp_path: Path) -> None:
+    """It would hold always."""
+    before = 'before = [{ refusde = "stop" }]'
+    (tmp_path / "one.toml").write_text(
+        f"[[case]]\nid = 'x'\nclaim = 'X.'\nseeds = ['F1']\nproves = ['GB-FILE-1']\n{before}"
+    )
+    with pytest.raises(ValueError, match=r"one\.toml: case 'x': before\.0\.refusde: unknown field; there are tool, "):
+        load(tmp_path)
 
 
 def test_there_are_enough_cases_and_each_is_a_sentence() -> None:

@@ -1,10 +1,12 @@
 """A call case: one claim about a whole call, from its arguments to its result, its records and its artifacts.
 
-The format of ``calls/*.toml``, beside that of ``case``, which is about a sandbox alone. In texts of a case
-``{{host NAME}}`` stands for what is planted on the host under that name (see ``host``), and ``{{artifact NAME}}`` for
-the address of a file that the call before it gave back; ``{{canary even}}`` and ``{{canary odd}}`` are the letters of a
-canary's marker, by turns. Patterns are regular expressions that must match the whole of
-a field and some part of a text. Nothing here may import a driver or do I/O beyond reading its own files.
+Calls may come before it, and somebody may do something after each: what governs the calls of a case is the case's
+alone, and so is its clock, which goes on for days only where it says so. The format of ``calls/*.toml``, beside that of
+``case``, which is about a sandbox alone. In texts of a case ``{{host NAME}}`` stands for what is planted on the host
+under that name (see ``host``), and ``{{artifact NAME}}`` for the address of a file that a call before it gave back;
+``{{canary}}`` is a canary's marker, and ``{{canary even}}`` and ``{{canary odd}}`` are its letters, by turns. Patterns
+are regular expressions that must match the whole of a field and some part of a text. Nothing here may import a driver
+or do I/O beyond reading its own files.
 """
 
 from importlib import resources
@@ -16,6 +18,15 @@ from pydantic import Field, model_validator
 from glovebox_sandboxes.conformance.case import Claim, Strict, read_all
 
 _Pattern = Annotated[str, Field(max_length=1000)]
+
+
+Step = Literal[
+    "allow", "allow run", "allow other", "deny", "revoke",
+    "stop run", "stop principal", "stop tool", "stop all", "resume",
+    "later", "restart",
+]  # fmt: skip
+"""What happens after a call. An operator answers the question that the call put (``allow other``: as if something else
+had been shown), stops what the call names, or lifts every stop; eight days pass; the server starts anew."""
 
 
 class Call(Strict):
@@ -32,12 +43,20 @@ class Call(Strict):
     policy: str = ""
     """TOML of a policy, without its examples: what a role leaves of the profile. Empty: there is none."""
     caller: Literal["one", "another"] = "one"
+    run: Literal["one", "another"] = "one"
+    """Which piece of work of its caller's it belongs to."""
+    times: int = Field(default=1, ge=1, le=64)
+    """How often it is made, one after the other; each must come to the same."""
+    at_once: bool = False
+    """They are made all at one time."""
     workspace: Literal["planted", "gone"] = "planted"
     """``gone``: a directory that does not exist, so that no sandbox can be set up."""
     cancel: _Pattern = ""
     """The call is cancelled as soon as what it printed matches this."""
     stop: _Pattern = ""
     """An operator stops the call as soon as what it printed matches this."""
+    then: Annotated[tuple[Step, ...], Field(strict=False)] = ()
+    """What happens after it."""
 
     refused: str = ""
     """The rule that refuses it."""
@@ -59,6 +78,10 @@ class Call(Strict):
     """Kinds of all its records in order, with spaces between."""
     records: dict[str, _Pattern] = Field(default_factory=dict)
     """``KIND/FIELD`` of a record → its text, or its JSON; of several records of that kind, one."""
+    through: int | None = None
+    """Of those made at one time, so many get through; all else is asked of the others."""
+    waits: float = 0.0
+    """Seconds that pass at least before it is decided."""
 
     @property
     def denied(self) -> bool:
@@ -66,12 +89,20 @@ class Call(Strict):
         return bool(self.refused or self.invalid or self.unavailable or self.profile_error)
 
 
+class ControlCall(Call):
+    """A call of a control, where the guard does not apply."""
+
+    before: Annotated[tuple[Call, ...], Field(strict=False)] = ()
+    """Calls made earlier, if they are others than in the case."""
+
+
 class CallCase(Claim, Call):
     """One claim about every call."""
 
-    before: Call | None = None
-    """A call made earlier; of its own fields only those that ask are looked at."""
-    control: Call | None = None
+    before: Annotated[tuple[Call, ...], Field(strict=False)] = ()
+    """Calls made earlier, in order, each judged by what it says itself. Tool, arguments, profile, policy and workspace
+    are those of the case where it says nothing of them."""
+    control: ControlCall | None = None
     """The same call where the guard does not apply: it gets through. What it leaves out of what is asked is as in the
     case. Without one, the case is about what is told and not about something that is stopped."""
 
@@ -83,17 +114,32 @@ class CallCase(Claim, Call):
             raise ValueError("the control must get through")
         return self
 
-    def as_control(self) -> Call:
-        """The call of the control, with what it leaves out filled in."""
+    def calls(self) -> tuple[Call, ...]:
+        """Every call of the case, its own last."""
+        return (*(_filled(each, self, _EARLIER) for each in self.before), self)
+
+    def as_control(self) -> tuple[Call, ...]:
+        """The calls of the control, with what they leave out filled in, its own last."""
         if self.control is None:
             raise ValueError(f"{self.id} has no control")
-        asked = {name: getattr(self, name) for name in _ASKED if name not in self.control.model_fields_set}
-        if "raw" in self.control.model_fields_set or "arguments" in self.control.model_fields_set:
-            asked = {name: value for name, value in asked.items() if name not in ("raw", "arguments")}
-        return self.control.model_copy(update=asked)
+        control = _filled(self.control, self, _ASKED)
+        before = self.control.before if "before" in self.control.model_fields_set else self.before
+        # The earlier calls are those of the case; what differs in the control's policy is so for all of its calls.
+        whose = self.model_copy(update={"policy": control.policy})
+        return (*(_filled(each, whose, _EARLIER) for each in before), control)
 
 
-_ASKED = ("tool", "arguments", "raw", "profile", "profiled", "policy", "caller", "workspace", "cancel", "stop")
+_EARLIER = ("tool", "arguments", "raw", "profile", "profiled", "policy", "workspace")
+_ASKED = (*_EARLIER, "caller", "run", "times", "at_once", "cancel", "stop")
+
+
+def _filled(call: Call, of: Call, names: tuple[str, ...]) -> Call:
+    """The call with what it leaves out of these as in the other."""
+    asked = {name: getattr(of, name) for name in names if name not in call.model_fields_set}
+    if call.model_fields_set & {"raw", "arguments"}:
+        asked = {name: value for name, value in asked.items() if name not in ("raw", "arguments")}
+    return call.model_copy(update=asked)
+
 
 _SHIPPED = resources.files(__package__).joinpath("calls")
 

@@ -195,7 +195,7 @@ def _read(kind: type[AnyCase], where: str, area: str, entry: dict[str, Any]) -> 
 
 def _fields(kind: type[BaseModel], place: tuple[int | str, ...]) -> tuple[str, ...]:
     model: Any = kind
-    for part in place[:-1]:
+    for part in (each for each in place[:-1] if isinstance(each, str)):
         options = (model.model_fields[part].annotation, *get_args(model.model_fields[part].annotation))
         model = next(each for each in options if isinstance(each, type) and issubclass(each, BaseModel))
     return tuple(name for name in model.model_fields if name != "area")

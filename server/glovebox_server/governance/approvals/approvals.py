@@ -129,13 +129,18 @@ class Approvals:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, state_dir: Path, audit: AuditLog, tools: Mapping[str, Tool], environment: Callable[[str], str]
+        cls,
+        state_dir: Path,
+        audit: AuditLog,
+        tools: Mapping[str, Tool],
+        environment: Callable[[str], str],
+        clock: Callable[[], Moment] = store.now,
     ) -> AsyncIterator[Self]:
         """The approvals of a state directory, for the block. Its store is opened by the first call that needs it."""
         with ExitStack() as files:
             async with anyio.create_task_group() as tasks:
                 opening = partial(_entered, files, state_dir)
-                yield cls(opening, audit, tools, environment, start=tasks.start_soon)
+                yield cls(opening, audit, tools, environment, start=tasks.start_soon, clock=clock)
                 tasks.cancel_scope.cancel()
 
     async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
