@@ -7,6 +7,7 @@ later. What has to stay exact does not come here, an artifact's bytes, or has no
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import chop_cells
@@ -59,7 +60,8 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
         console.print(table, markup=False)
         return
     if console.is_terminal:
-        table.columns = [each for each in table.columns if not {str(cell) for cell in each.cells} <= {"", "0"}]
+        said = [each for each in table.columns if not {str(cell) for cell in each.cells} <= {"", "0"}]
+        table.columns = [replace(each, _index=index) for index, each in enumerate(said)]
     options = console.options.update(width=wide, markup=False)
     table.width = Measurement.get(console, options, table).maximum
     for line in console.render_lines(table, options):
