@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from glovebox_profiles import words
-from glovebox_profiles.model import Profile
+from glovebox_profiles.model import Credential, Profile
 from glovebox_sandboxes.plural import counted
 
 
@@ -114,6 +114,15 @@ def _reach(profile: Profile) -> tuple[str, ...]:
         f"At most {network.max_connections} connections, and {words.size(network.max_bytes)} of each response.",
         f"At most {network.max_redirects} redirects, each decided again.",
         "What it asks for is a message to the host that answers: a listed host can learn what the call knows.",
+        *(sentence for each in network.credential for sentence in _lent(each)),
+    )
+
+
+def _lent(each: Credential) -> tuple[str, ...]:
+    place = f"header {each.header}" if each.header else f"query parameter {each.query}"
+    return (
+        f"With the key {each.name}: {words.rule(each.rule())}, which is whatever that key may do there.",
+        f"That key comes from {each.source}. The broker adds it, as {place}, over TLS and to {each.host} alone.",
     )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glovebox_profiles import egress
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Profile
 from glovebox_profiles.order import DIMENSIONS, RISKS
@@ -26,7 +27,12 @@ def meet(a: Profile, b: Profile) -> Profile:
     values: dict[str, Any] = {}
     for dimension in DIMENSIONS:
         _put(values, dimension.key, dimension.meet(dimension.of(a), dimension.of(b)))
-    values["network"]["mode"] = "egress" if values["network"]["allow"] else "none"
+    allow = values["network"]["allow"]
+    values["network"]["mode"] = "egress" if allow else "none"
+    # A key for what can no longer be asked is lent no more.
+    values["network"]["credential"] = [
+        each for each in values["network"]["credential"] if egress.meet(allow, [each.rule()])
+    ]
     values |= {
         "tool": a.tool,
         "description": a.description,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import rfc8785
 from pydantic import (
@@ -23,8 +23,10 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
+from glovebox_profiles import egress
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.features import refuse_unsupported
 from glovebox_sandboxes.contract.spec import DEFAULT
@@ -58,6 +60,7 @@ CONNECTIONS: Final = (1, 64)
 #: A reviewer reads the whole list; longer ones are not read.
 MAX_RULES: Final = 128
 MAX_PRELOAD: Final = 32
+MAX_CREDENTIALS: Final = 16
 MAX_EXAMPLES: Final = 64
 MAX_TEXT: Final = 500
 
@@ -67,6 +70,27 @@ else:
     DriverName = Literal[NAMES]
 Effect = Literal["allow", "deny", "ask"]
 """What policy may say about a call; the same words as the server's decision."""
+
+#: What a request is framed and routed by, and what would defeat looking for the value in the answer (RFC 9110, 9112).
+NOT_LENT: Final = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "if-range",
+        "keep-alive",
+        "max-forwards",
+        "proxy-connection",
+        "range",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
 
 RULE_KEYS: Final = tuple(field.name for field in fields(EgressRule))
 
@@ -186,6 +210,51 @@ class Files(Table):
     """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
 
 
+class Credential(Table):
+    """A key that the broker adds to requests itself: no sandbox, record, receipt or error ever holds its value."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+    """What records, receipts and refusals call it."""
+    host: Annotated[str, Field(max_length=253)]
+    """The one host it is for, reached over TLS alone; no `*`."""
+    methods: Annotated[tuple[str, ...], LISTED] = ("GET", "HEAD")
+    """Methods of requests that get it."""
+    paths: Annotated[tuple[str, ...], LISTED]
+    """Paths that get it: exact ones, or `/repos/*` for all below; `/*` for every path."""
+    header: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,63}$")] | None = None
+    """The header it stands in, for instance `Authorization`; else `query`."""
+    query: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
+    """The parameter of the query it stands in; else `header`."""
+    prefix: Annotated[str, Field(pattern=r"^[\x20-\x7e]*$", max_length=64)] = ""
+    """What stands before the value in its header, for instance `"Bearer "`."""
+    source: Annotated[str, Field(pattern=r"^(env|file|keyring|exec):\S.*$", max_length=1024)]
+    """Where the value comes from: `env:VARIABLE`, `file:/path`, `keyring:SERVICE/USER` or `exec:/path/of/program`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.header is None) == (self.query is None):
+            raise ValueError('takes either header or query, for instance header = "Authorization"')
+        if self.header is not None and self.header.lower() in NOT_LENT:
+            raise ValueError(f"{self.header} frames or routes a request, so no credential can stand in it")
+        if self.query is not None and self.prefix:
+            raise ValueError("takes a prefix in a header only")
+        if "*" in self.host:
+            raise ValueError("host names one host: a credential is for no other")
+        kind, _, where = self.source.partition(":")
+        if kind in {"file", "exec"} and not where.startswith("/"):
+            raise ValueError(f"source takes an absolute path after {kind}:")
+        if "CONNECT" in self.methods:
+            raise ValueError("methods cannot be CONNECT: in a tunnel nothing can be added")
+        distinct(self.methods)
+        distinct(self.paths)
+        self.rule()
+        return self
+
+    def rule(self) -> EgressRule:
+        """Return which requests get it."""
+        return EgressRule.from_table({"host": self.host, "methods": list(self.methods), "paths": list(self.paths)})
+
+
 class Network(Table):
     """What the call may reach. The sandbox has no network of its own either way; the broker connects on its behalf."""
 
@@ -199,6 +268,8 @@ class Network(Table):
     """Redirects that are followed, each decided again by the same rules."""
     max_connections: Annotated[int, Field(ge=CONNECTIONS[0], le=CONNECTIONS[1])] = CONNECTIONS[0]
     """Connections one call may make in all, redirects included."""
+    credential: Annotated[tuple[Credential, ...], LISTED, Field(max_length=MAX_CREDENTIALS)] = ()
+    """Keys that the broker adds to the call's requests, each a table `[[network.credential]]`."""
 
     @field_validator("allow")
     @classmethod
@@ -209,6 +280,15 @@ class Network(Table):
         if mode == "egress" and not allow:
             raise ValueError('must name at least one host while mode is "egress"')
         return distinct(allow)
+
+    @field_validator("credential")
+    @classmethod
+    def _can_be_used(cls, credentials: tuple[Credential, ...], info: ValidationInfo) -> tuple[Credential, ...]:
+        distinct(tuple(each.name for each in credentials))
+        for each in credentials:
+            if not egress.meet(info.data.get("allow", ()), [each.rule()]):
+                raise ValueError(f'"{each.name}" is for requests to {each.host} that no rule of network.allow allows')
+        return credentials
 
 
 class Output(Table):

@@ -88,6 +88,12 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _at_most("network.max_bytes"),
     _at_most("network.max_redirects"),
     _at_most("network.max_connections"),
+    # A key is lent as it stands or not at all: of two that differ in anything neither is the narrower.
+    Dimension(
+        key="network.credential",
+        within=lambda a, b: all(each in b for each in a),
+        meet=lambda a, b: tuple(sorted((each for each in a if each in b), key=lambda each: each.name)),
+    ),
     _at_most("limits.wall_seconds"),
     _at_most("limits.cpu_seconds"),
     _at_most("limits.memory"),

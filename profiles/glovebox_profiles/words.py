@@ -1,10 +1,11 @@
 """Plain words for a profile's keys and values, shared by ``explain`` and ``diff``. Pure text."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.egress.targets import DEFAULT_PORTS
+from glovebox_profiles.model import Credential
 
 LABELS = {
     "tool": "Tool",
@@ -20,6 +21,7 @@ LABELS = {
     "network.max_bytes": "Size of one response",
     "network.max_redirects": "Redirects followed",
     "network.max_connections": "Connections in all",
+    "network.credential": "Keys lent to its requests",
     "limits.wall_seconds": "Seconds of real time",
     "limits.cpu_seconds": "Seconds of processor time",
     "limits.memory": "Memory",
@@ -78,9 +80,20 @@ def rule(each: EgressRule) -> str:
     return f"{'|'.join(sorted(each.schemes))}://{each.host}{ports} ({methods}{paths})"
 
 
+def credential(each: Credential) -> str:
+    """Write what a credential is for: ``github for https://api.github.com (GET; only /repos/*)``."""
+    return f"{each.name} for {rule(each.rule())}"
+
+
 def listed(items: Iterable[str], *, none: str = "nothing") -> str:
     """Join items with commas; name the empty list."""
     return ", ".join(items) or none
+
+
+_LISTS: dict[str, tuple[Callable[[Any], str], str]] = {
+    "network.allow": (rule, "no host"),
+    "network.credential": (credential, "none"),
+}
 
 
 def value(key: str, given: Any) -> str:
@@ -89,8 +102,9 @@ def value(key: str, given: Any) -> str:
         return _CHOICES[key][given]
     if key in _SIZES:
         return size(given)
-    if key == "network.allow":
-        return listed((rule(each) for each in given), none="no host")
+    if key in _LISTS:
+        write, none = _LISTS[key]
+        return listed(map(write, given), none=none)
     if key == "example":
         return f"{len(given)}"
     if isinstance(given, tuple):

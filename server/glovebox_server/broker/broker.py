@@ -5,7 +5,7 @@ Every step that has an effect is in the audit log, on disk, before the effect.
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.records import call_decided, call_finished
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, Trace, new_call_id
+from glovebox_server.egress.credentials.held import Held
 from glovebox_server.governance.approvals import lifting
 from glovebox_server.governance.governance import Governance, Proposal, Reservation, denied
 from glovebox_server.governance.rights import Rights
@@ -61,6 +62,7 @@ class Broker:
     sandboxes: SandboxProvider
     receipts: ReceiptIssuer
     artifacts: ArtifactStore
+    credentials: Held = field(default_factory=Held)
 
     async def submit(
         self,
@@ -190,7 +192,8 @@ class Broker:
         async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
             look = self.governance.look()
             connecting = partial(self.governance.connecting, call)
-            files, gate = allowed.inputs.contents(), gate_for(profile, recorder, call, connecting, reservation)
+            files = allowed.inputs.contents()
+            gate = gate_for(profile, recorder, call, connecting, reservation, read_value=self.credentials.value)
             wanted = Wanted(
                 isolation=profile.isolation,
                 spec=to_spec(profile, workspace=rights.workspace),

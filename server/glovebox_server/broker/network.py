@@ -6,6 +6,7 @@ from glovebox_profiles.model import Profile
 from glovebox_sandboxes.session.connection import Duplex, Serve
 from glovebox_server.audit.events import EgressDecided
 from glovebox_server.calls import ToolCall
+from glovebox_server.egress.credentials.lent import Lender, ReadValue
 from glovebox_server.egress.events import EgressAttempt, OnDecision
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
@@ -20,6 +21,8 @@ def gate_for(
     call: ToolCall,
     connecting: OnDecision | None = None,
     reservation: Reservation | None = None,
+    *,
+    read_value: ReadValue,
 ) -> EgressGate | None:
     """The gate for one call, within what is reserved for it; None where its profile grants no network.
 
@@ -29,6 +32,7 @@ def gate_for(
         call: the call.
         connecting: looks at each attempt that is recorded, before anything is dialled; None where nobody does.
         reservation: what the call may spend.
+        read_value: where the values of the profile's credentials come from.
     """
     if profile.network.mode == "none":
         return None
@@ -46,6 +50,7 @@ def gate_for(
                 effect=attempt.decision.effect,
                 rule=attempt.decision.rule,
                 address=attempt.addresses[0] if attempt.addresses else None,
+                credential=attempt.credential,
             )
         )
         if connecting is not None:
@@ -64,6 +69,7 @@ def gate_for(
         on_connection=reservation.connect if reservation else None,
         principal=call.principal.id,
         limits=limits,
+        lender=Lender(credentials=profile.network.credential, read=read_value) if profile.network.credential else None,
     )
     if reservation:
         reservation.counts(gate.traffic)

@@ -24,6 +24,8 @@ class EgressAttempt:
     """Every address the name resolved to, in the order of dialling; empty when nothing was resolved."""
     hop: int = 0
     """How many redirects led here."""
+    credential: str | None = None
+    """Name of the credential that the broker adds to it."""
 
 
 OnDecision = Callable[[EgressAttempt], Awaitable[None]]

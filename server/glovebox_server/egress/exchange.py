@@ -11,6 +11,9 @@ from urllib.parse import urljoin
 
 from glovebox_profiles.egress import EgressTarget, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
+from glovebox_profiles.model import Credential
+from glovebox_server.egress.credentials.lent import added, require_usable
+from glovebox_server.egress.credentials.redact import Redactor, ValueSpread, redacted
 from glovebox_server.egress.dial import Unreachable, secure, within
 from glovebox_server.egress.events import Body, Denied, EgressAttempt, End, Failed, Hop, ResponseHead, SendRequestEvent
 from glovebox_server.egress.gate import DeniedError, EgressGate
@@ -49,11 +52,15 @@ async def request(
             pass
     except DeniedError as refused:
         await send(Denied(decision=refused.decision, hops=tuple(asked.hops)))
+    except ValueSpread:
+        await send(End(truncated="The answer was cut: what may be a lent credential is spread over it."))
     except (PeerFailed, Unreachable) as failed:
+        # It may quote the server, which knows what it was lent.
+        reason = Redactor(gate.lender.used).feed(str(failed).encode()).decode() if gate.lender else str(failed)
         if asked.answered:
-            await send(End(truncated=str(failed)))
+            await send(End(truncated=reason))
         else:
-            await send(Failed(reason=str(failed), hops=tuple(asked.hops)))
+            await send(Failed(reason=reason, hops=tuple(asked.hops)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +76,8 @@ class _Request:
     clock: Clock
     hops: list[Hop] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    home: str | None = ""
+    """Host and port of the first server; None once a redirect has led to another."""
     answered: bool = False
 
     async def hop(self) -> bool:
@@ -80,18 +89,31 @@ class _Request:
             attempt = replace(attempt, target=target)
             headers, dropped = request_headers(self.headers, self.method, self.body, gate.limits)
             self._check_redirect(target)
+            self.home = self.home if self.hops else target.authority
         except InvalidTarget as error:
             await gate.refuse(attempt, error)
         attempt = await gate.allow(attempt)
         self.seen.add(target.url)
+        sent, credential = target, self._credential(target)
+        if credential is not None and gate.lender is not None:
+            attempt = replace(attempt, credential=credential.name)
+            try:
+                require_usable(credential, target, self.headers)
+                value = await gate.lender.value(credential)
+            except InvalidTarget as error:
+                await gate.refuse(attempt, error)
+            sent, headers = added(credential, value, target, headers)
         async with gate.dialled(attempt, self.clock.deadline) as socket:
             stream = socket
             if target.scheme == "https":
                 left = within(gate.limits.connect_seconds, self.clock.deadline)
                 stream = await secure(socket, target.host, gate.tls, left)
             exchange = Exchange(stream, self.clock, gate.limits)
-            await exchange.send(target, headers, self.body)
+            await exchange.send(sent, headers, self.body)
             status, received = await exchange.head()
+            lent = gate.lender.used if gate.lender else {}
+            if lent:
+                received = [(redacted(name, lent), redacted(value, lent)) for name, value in received]
             location = [value for name, value in received if name == "location"]
             if status in REDIRECTS and location and self.method in {"GET", "HEAD"}:
                 if len(location) > 1:
@@ -106,16 +128,28 @@ class _Request:
                 hops=tuple(self.hops),
                 dropped=dropped,
             )
-            await self._answer(head, exchange)
+            await self._answer(head, exchange, Redactor(lent) if lent else None)
             return False
 
-    async def _answer(self, head: ResponseHead, exchange: Exchange) -> None:
+    def _credential(self, target: EgressTarget) -> Credential | None:
+        """The credential that is added: none once a redirect has led elsewhere, wherever it leads then."""
+        if target.authority != self.home:
+            self.home = None
+        lender = self.gate.lender
+        return lender.chosen(target) if lender is not None and self.home is not None else None
+
+    async def _answer(self, head: ResponseHead, exchange: Exchange, redactor: Redactor | None) -> None:
         self.answered = True
         await self.send(head)
         async with aclosing(exchange.body()) as pieces:
             async for piece in pieces:
-                await self.send(Body(data=piece))
+                await self._pass_on(redactor.feed(piece) if redactor else piece)
+        await self._pass_on(redactor.finish() if redactor else b"")
         await self.send(End(truncated=None))
+
+    async def _pass_on(self, data: bytes) -> None:
+        if data:
+            await self.send(Body(data=data))
 
     def _check_redirect(self, target: EgressTarget) -> None:
         """Refuse what no rule can make right about a redirect."""

@@ -18,6 +18,7 @@ from anyio.abc import ByteStream, SocketStream
 from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.egress.rules import denial
+from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.dial import Resolver, Unreachable, check, dial, resolve, system_resolver, within
 from glovebox_server.egress.events import EgressAttempt, OnConnection, OnDecision
 from glovebox_server.egress.limits import EgressLimits
@@ -49,6 +50,7 @@ class EgressGate:
         resolver: Resolver | None = None,
         tls: ssl.SSLContext | None = None,
         limits: EgressLimits | None = None,
+        lender: Lender | None = None,
     ) -> None:
         """Allow what ``rules`` allow, and nothing else.
 
@@ -60,10 +62,12 @@ class EgressGate:
             resolver: Where names are looked up; the operating system unless a test brings its own zone.
             tls: How servers are verified; the system's trust store when left out.
             limits: Bounds of this call.
+            lender: What requests may have added to them; None where the profile lends nothing.
         """
         self.rules = tuple(rules)
         self.limits = limits or EgressLimits()
         self.tls = tls or _system_tls()
+        self.lender = lender
         self.traffic = Traffic()
         """What went over all connections so far."""
         self.unrecorded = 0

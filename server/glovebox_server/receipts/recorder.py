@@ -44,7 +44,7 @@ _POSITION_BYTES = 512
 _ENVELOPE_BYTES = 2048
 """More than an envelope has beside its payload, and a record beside its envelope."""
 
-_CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address")
+_CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address", "credential")
 _OUTCOME = ("ended", "exit_code", "by", "stop", "error", "reason", "elapsed_ms", "usage")
 
 

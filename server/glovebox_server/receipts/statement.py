@@ -142,6 +142,8 @@ class Connection(_Part):
     """Id of the rule that decided."""
     address: str | None = None
     """The address that was dialled."""
+    credential: str | None = None
+    """Name of the credential that was added to the request."""
 
 
 class OutcomeTold(_Part):

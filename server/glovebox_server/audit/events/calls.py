@@ -142,6 +142,8 @@ class EgressDecided(CallEvent):
     """Id of the rule that decided."""
     address: str | None = None
     """The checked address that was dialled; absent when denied before resolving."""
+    credential: str | None = None
+    """Name of the credential that was added to the request; never its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,191 @@
+"""Where a credential's value comes from: each source, what it may be, and what is said when it is not."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from glovebox_profiles.model import Credential
+from glovebox_server.egress.credentials import held, sources
+from glovebox_server.egress.credentials.held import Held
+from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
+
+KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
+Program = Callable[[str], str]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Makes a program of these lines of shell; returns its source."""
+
+    def make(lines: str) -> str:
+        path = tmp_path / "helper"
+        path.write_text(f"#!/bin/sh\n{lines}\n")
+        path.chmod(0o700)
+        return f"exec:{path} --for tracker"
+
+    return make
+
+
+async def test_a_variable_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset it is refused by its name."""
+    with pytest.raises(CredentialUnavailable, match="the variable TRACKER_TOKEN is not set"):
+        await read("env:TRACKER_TOKEN")
+    monkeypatch.setenv("TRACKER_TOKEN", KEY)
+    assert (await read("env:TRACKER_TOKEN")).text == KEY
+
+
+async def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    """A line end is no part of it; a FIFO holds nobody up."""
+    file = tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o644)
+    with pytest.raises(CredentialUnavailable, match="others may read"):
+        await read(f"file:{file}")
+    file.chmod(0o600)
+    assert (await read(f"file:{file}")).text == KEY
+    file.unlink()
+    with pytest.raises(CredentialUnavailable, match="cannot be read: No such file"):
+        await read(f"file:{file}")
+    os.mkfifo(file)
+    with pytest.raises(CredentialUnavailable, match="no plain file"):
+        await read(f"file:{file}")
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        {"value": KEY},
+        {"access_token": KEY, "token_type": "Bearer", "expires_in": 3600},
+        {"kind": "ExecCredential", "status": {"token": KEY, "expirationTimestamp": "2999-01-01T00:00:00Z"}},
+        {"credential": {"access_token": KEY, "token_expiry": "2999-01-01T00:00:00Z"}},
+    ],
+)
+async def test_a_program_prints_what_credential_helpers_print(program: Program, printed: dict[str, Any]) -> None:
+    """Each of the shapes in the docs."""
+    found = await read(program(f"cat <<'END'\n{json.dumps(printed)}\nEND"))
+    assert found.text == KEY
+    assert KEY not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("exit 3", "ended with status 3"),
+        (f"echo {KEY}", "did not print JSON"),
+        ("echo '[]'", "holds no token"),
+        ("echo '{\"value\": 7}'", "holds no token"),
+        ('echo \'{"value": "short"}\'', "does not hold a credential"),
+        (f'echo \'{{"value": "{KEY}\\\\r\\\\nX: 1"}}\'', "does not hold a credential"),
+        (f'echo \'{{"value": "{KEY}", "expires": "2001-01-01T00:00:00Z"}}\'', "has expired"),
+        (f'echo \'{{"value": "{KEY}", "expires": "soon"}}\'', "an expiry that cannot be read"),
+        (f'echo \'{{"value": "{KEY}", "expires_in": 1e400}}\'', "an expiry that cannot be read"),
+        ("head -c 100000 /dev/zero | tr '\\0' x", "printed more than 65536 bytes"),
+    ],
+)
+async def test_what_a_program_does_wrong_is_said_without_what_it_printed(
+    program: Program, lines: str, reason: str
+) -> None:
+    """The name of the fault and what to do, and neither a value nor a path."""
+    source = program(lines)
+    with pytest.raises(CredentialUnavailable, match=reason) as failed:
+        await read(source)
+    said = f"{failed.value.reason} {failed.value.fix}"
+    assert KEY not in said
+    assert "/helper" not in said
+
+
+async def test_a_program_that_hangs_is_ended_with_what_it_started(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After its time; its child is gone too."""
+    monkeypatch.setattr(sources, "SECONDS", 0.3)
+    with pytest.raises(CredentialUnavailable, match=r"within 0\.3 seconds"):
+        await read(program(f"sleep 60 & echo $! > {tmp_path}/child\nwait"))
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 5
+    while (status := Path(f"/proc/{child}/stat")).exists() and " Z " not in status.read_text():
+        assert time.monotonic() < deadline
+        await anyio.sleep(0.01)
+
+
+async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """With the reason of the system."""
+    with pytest.raises(CredentialUnavailable, match="cannot be started: No such file"):
+        await read(f"exec:{tmp_path}/none")
+
+
+async def test_one_reading_at_a_time_and_none_while_the_value_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen who ask at once; then one more once it is about to expire."""
+    now, readings = [datetime(2026, 1, 1, tzinfo=UTC)], list[str]()
+
+    async def reading(source: str) -> sources.Value:
+        readings.append(source)
+        await anyio.sleep(0.01)
+        return sources.Value(text=KEY, expires=now[0] + timedelta(minutes=10))
+
+    monkeypatch.setattr(held, "read", reading)
+    keys = Held(clock=lambda: now[0])
+    async with anyio.create_task_group() as tasks:
+        for _ in range(16):
+            tasks.start_soon(keys.value, "exec:/helper")
+    assert len(readings) == 1
+    now[0] += timedelta(minutes=9)
+    await keys.value("exec:/helper")
+    assert len(readings) == 1
+    now[0] += timedelta(seconds=31)
+    await keys.value("exec:/helper")
+    assert len(readings) == 2
+
+
+async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that asks in a loop starts no storm of helpers; later it is tried again."""
+    now, readings = [datetime(2026, 1, 1, tzinfo=UTC)], list[str]()
+
+    async def failing(source: str) -> sources.Value:
+        readings.append(source)
+        raise CredentialUnavailable("its program ended with status 1", "Run it by hand.")
+
+    monkeypatch.setattr(held, "read", failing)
+    keys = Held(clock=lambda: now[0])
+    for _ in range(10):
+        with pytest.raises(CredentialUnavailable):
+            await keys.value("exec:/helper")
+    assert len(readings) == 1
+    now[0] += held.AGAIN
+    with pytest.raises(CredentialUnavailable):
+        await keys.value("exec:/helper")
+    assert len(readings) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"header": None}, "takes either header or query"),
+        ({"query": "key"}, "takes either header or query"),
+        ({"header": "Host"}, "frames or routes"),
+        ({"header": "Range"}, "frames or routes"),
+        ({"header": None, "query": "key", "prefix": "x"}, "prefix in a header only"),
+        ({"host": "*.example.org"}, "one host"),
+        ({"host": "localhost"}, "local"),
+        ({"paths": ("v1",)}, "paths"),
+        ({"methods": ("TRACE",)}, "methods"),
+        ({"methods": ("CONNECT",), "paths": ("/*",)}, "tunnel"),
+        ({"source": "literal:abc"}, "match pattern"),
+        ({"source": "file:key"}, "absolute"),
+        ({"source": "exec:helper"}, "absolute"),
+    ],
+)
+def test_a_credential_that_could_not_be_kept_is_no_part_of_a_profile(changed: dict[str, Any], reason: str) -> None:
+    """Each with the reason; the control is the one that it was changed from."""
+    given = {"name": "tracker", "host": "api.example.org", "paths": ("/v1/*",), "header": "Authorization",
+             "source": "env:TRACKER_TOKEN"}  # fmt: skip
+    assert Credential.model_validate(given).methods == ("GET", "HEAD")
+    with pytest.raises(ValueError, match=reason):
+        Credential.model_validate(given | changed)
