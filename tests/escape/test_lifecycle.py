@@ -3,6 +3,7 @@
 Whole servers and real sandboxes. Each test first sees that there is something to be left behind: that is its control.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess  # noqa: TID251 - whole server processes are what is killed he
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tests.fixtures.brokered import DRIVERS, profile, submitted
 from tests.fixtures.leftovers import until
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.drivers.bubblewrap import bwrap
+from glovebox_sandboxes.host import cgroup
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.audit import chain
@@ -39,6 +42,8 @@ MOMENTS = ("call.decided", "sandbox.started", "running")
 AT_ONCE = 3
 #: The promise for a cancelled call, of which a busy machine may take a part.
 CANCEL_SECONDS = 1.0
+#: What a sandbox is given to end by itself where a test shows that this is not waited for.
+WAITED_SECONDS = 20.0
 PROGRAM = """
 import os, time
 print("begun", flush=True)
@@ -211,19 +216,73 @@ async def test_cancel_kills_the_sandbox_within_a_second(driver: str, tmp_path: P
         assert _ends(settings, call_id) == ["call.cancelled"]
 
 
+@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "rlimits"])
+@pytest.mark.driver("bubblewrap")
+async def test_nobody_in_a_sandbox_is_asked_to_end(
+    start: str, grouped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orphans: None
+) -> None:
+    """M6: a guest that answers nobody, as one that waits for a processor behind its program, is not waited for.
+
+    And it is reaped, by bwrap or the zygote: not every host's process 1 would.
+    """
+    monkeypatch.setattr(bwrap, "_END_SECONDS", WAITED_SECONDS)
+    if not grouped:
+        monkeypatch.setattr(cgroup, "detect", lambda _: None)
+    settings = _directories(tmp_path, "bubblewrap")
+    text = profile("run_python", "bubblewrap") + f'[python]\nstart = "{start}"\n'
+    (settings.profiles_dir / "run_python.toml").write_text(text)
+    async with _server(settings) as app:
+        queues = app.broker.sandboxes.pool._queues
+        await submitted(app, "run_python", {"code": "print(1)"})
+        await until(lambda: start == "cold" or any(queue.ready for queue in queues.values()))
+        ready = [each.attested.sandbox.id for queue in queues.values() for each in queue.ready]
+        async with anyio.create_task_group() as tasks:
+            call_id = new_call_id()
+            tasks.start_soon(submitted, app, "run_python", {"code": PROGRAM}, None, call_id)
+            started = await _started(settings, os.getpid(), call_id)
+            assert (started.data["sandbox_id"] in ready) == (start == "warm")
+            for number in _numbers(started):
+                os.kill(number, signal.SIGSTOP)
+            before = _zombies()  # of what tried bwrap out
+            cancelled = time.monotonic()
+            tasks.cancel_scope.cancel()
+        assert time.monotonic() - cancelled < WAITED_SECONDS / 2
+        assert not leftovers.of_sandbox(started)
+        assert _zombies() == before
+
+
+@pytest.fixture
+def orphans() -> Iterator[None]:
+    """Processes whose parent ends become children of this one, which waits for none of them: PR_SET_CHILD_SUBREAPER."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(36, 1, 0, 0, 0)
+    yield
+    libc.prctl(36, 0, 0, 0, 0)
+
+
+def _zombies() -> list[str]:
+    """Children of this process that have ended and that nobody has waited for."""
+    numbers = [each for task in Path("/proc/self/task").iterdir() for each in (task / "children").read_text().split()]
+    return [each for each in numbers if Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[0] == "Z"]
+
+
+def _numbers(started: Record) -> list[int]:
+    return [int(line.split()[1].rstrip(":")) for line in leftovers.of_sandbox(started)]
+
+
 def _kill_container(started: Record) -> None:
     name = f"glovebox-{started.data['sandbox_id']}"
     subprocess.run(["docker", "kill", name], check=True, stdout=subprocess.DEVNULL)
 
 
 def _kill_guest(started: Record) -> None:
-    numbers = [int(line.split()[1].rstrip(":")) for line in leftovers.of_sandbox(started)]
-    os.kill(min(numbers), signal.SIGKILL)
+    os.kill(min(_numbers(started)), signal.SIGKILL)
 
 
 def _kill_sentry(started: Record) -> None:
-    numbers = [int(line.split()[1].rstrip(":")) for line in leftovers.of_sandbox(started)]
-    sentries = [pid for pid in numbers if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-sandbox")]
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _numbers(started)}
+    sentries = [pid for pid, said in words.items() if said.startswith(b"runsc-sandbox")]
     assert sentries, "control: gVisor's kernel is a process of the host's"
     os.kill(sentries[0], signal.SIGKILL)
 

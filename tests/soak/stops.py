@@ -1,7 +1,8 @@
 """Many stops at random moments, under load, over two server processes: what each names ends in time, and nothing else.
 
 Each of two workers is a server process of its own, on one state directory, and keeps the calls of several runs under
-way; a bystander's short calls go on beside them. Which run is stopped, and when, is drawn from a seed.
+way, whose programs compute without end; a bystander's short calls go on beside them. Which run is stopped, and when, is
+drawn from a seed. A call has ended once its caller has the answer and no process of its program is left on the host.
 Usage: ``python -m tests.soak.stops --stops 1000 --driver bubblewrap``; prints what it found as JSON; exit code 1 if a
 call of a stopped run ended late, or any other ended.
 """
@@ -23,6 +24,7 @@ import anyio
 import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 from tests.fixtures.brokered import Heard, profile
+from tests.fixtures.leftovers import until
 
 from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_server import app as apps
@@ -39,7 +41,14 @@ RUNS = 3
 """Runs of each worker, each with one call under way."""
 SETTLED_SECONDS = 0.7
 """A stop comes within so long after its run's call was submitted: while it waits, starts, or runs."""
-LONG = "import time\nend = time.monotonic() + 0.05\nwhile time.monotonic() < end: pass\ntime.sleep(3000)"
+LONG = """
+import ctypes
+ctypes.CDLL(None).prctl(15, b"{mark}")
+while True:
+    pass
+"""
+"""Names its process, see PR_SET_NAME in prctl(2), and computes. gVisor shows the host no name; there the driver answers
+once the control group, in which everything was, could be removed."""
 
 
 @dataclass(kw_only=True)
@@ -70,10 +79,11 @@ class Found:
         return {**asdict(self), "seconds": {**middle, "max": worst}, "good": self.good}
 
 
-async def storm(place: Path, *, stops: int, driver: str, seed: int = 1) -> Found:
+async def storm(place: Path, *, stops: int, driver: str, start: str = "warm", seed: int = 1) -> Found:
     """Stop ``stops`` runs of two servers that have their state in ``place``."""
     settings = _settings(place)
-    (place / "profiles" / "run_python.toml").write_text(profile("run_python", driver, wall=600))
+    text = profile("run_python", driver, wall=600) + f'[python]\nstart = "{start}"\n'
+    (place / "profiles" / "run_python.toml").write_text(text)
     found = Found()
     party = _Party(settings=settings, bound=BOUND[driver], drawn=random.Random(seed), left=stops, found=found)  # noqa: S311 - no secret
     async with anyio.create_task_group() as tasks:
@@ -163,9 +173,20 @@ async def _one_after_another(app: App, number: int) -> None:
     while True:
         run = f"r_{new_call_id()[2:]}"
         _say(what="begun", run=run)
-        result = await app.broker.submit(who, "run_python", {"code": LONG}, Heard(), run=run)
+        mark = run[-15:]
+        result = await app.broker.submit(who, "run_python", {"code": LONG.format(mark=mark)}, Heard(), run=run)
+        await until(lambda: not _lives(mark))  # noqa: B023 - awaited here
         refused = result.structured.get("refused") or {}
         _say(what="ended", run=run, rule=refused.get("rule"), at=time.monotonic())
+
+
+def _lives(mark: str) -> bool:
+    """Whether a process of this name is on the host."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (place / "comm").read_text().strip() == mark:
+                return True
+    return False
 
 
 async def _bystander(app: App) -> None:
@@ -186,6 +207,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stops", type=int, default=1000)
     parser.add_argument("--driver", choices=NAMES, default="bubblewrap")
+    parser.add_argument("--start", choices=("warm", "cold"), default="warm", help="python.start in the profile")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
@@ -198,7 +220,7 @@ def main() -> int:
         place.chmod(0o755)
 
         async def make() -> Found:
-            return await storm(place, stops=given.stops, driver=given.driver, seed=given.seed)
+            return await storm(place, stops=given.stops, driver=given.driver, start=given.start, seed=given.seed)
 
         found = anyio.run(make)
     sys.stdout.write(json.dumps(found.report(), indent=2) + "\n")

@@ -21,6 +21,7 @@ from glovebox_server.audit.log import AuditLog
 from glovebox_server.broker.admission import Admission
 from glovebox_server.calls import CallResult, Principal, ToolCall, new_call_id
 from glovebox_server.governance.files import Files, Found
+from glovebox_server.governance.stops import stops as stops_module
 from glovebox_server.governance.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.governance.stops.stops import LOOK_SECONDS, Stops
 from glovebox_server.secret_files import SecretDirectory, SecretUnusable
@@ -285,6 +286,18 @@ async def test_watch_rules_leave_the_last_places_to_the_operator(tmp_path: Path)
         stop = a_stop("tool")
         assert stops._files.add(stop.id, stop.encoded())
         assert stops.refusal(a_call(run=None)) == stop.refusal
+
+
+async def test_what_a_process_remembers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of stops without a file the last one there is room for stops everything; the control is the one before it."""
+    monkeypatch.setattr(stops_module, "MAX_STOPS", 3)
+    async with obeying(tmp_path) as stops:
+        full(monkeypatch, also_empty=True)
+        for digit in "0123":
+            assert (stops.refusal(a_call(run=None)) is not None) == (digit == "3")
+            await stops.make("run", "r_" + digit * 26, because="it found one", by="watch:canary")
+            assert stops.refusal(a_call(run="r_" + digit * 26)) is not None
+        assert [each.scope for each in stops._here] == ["run", "run", "all"]
 
 
 def test_many_at_once_do_not_make_more_than_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,10 +295,10 @@ class Cgroup:
             "Cleaning up after a sandbox", f"processes stay in {self._name}", "Look at them with `ps`."
         )
 
-    def kill(self) -> None:
-        """Send SIGKILL to every process in the group."""
+    def kill(self, *, spared: int | None = None) -> None:
+        """Send SIGKILL to every process in the group, but for one that is spared."""
         for directory in self._directories:
-            kill_all(Path(directory))
+            kill_all(Path(directory), spared=spared)
 
     def remove_now(self) -> bool:
         """Remove the group if it is empty; whether it is gone."""
@@ -377,8 +377,8 @@ def fields(path: str) -> dict[str, int]:
     return {name: int(value) for name, value in (line.split() for line in (text(path) or "").splitlines())}
 
 
-def kill_all(group: Path) -> None:
-    """Send SIGKILL to every process in one group; nothing happens where the group is gone."""
+def kill_all(group: Path, *, spared: int | None = None) -> None:
+    """Send SIGKILL to every process in one group, but for one; nothing happens where the group is gone."""
     try:
         listed = (group / "cgroup.procs").read_text().split()
     except OSError:
@@ -386,8 +386,8 @@ def kill_all(group: Path) -> None:
     for pid in map(int, listed):
         # 0 is a process outside of our pid namespace, and to kill(2) it is our own process group. Ourselves: on v1 a
         # whole process is listed while one of its threads is in the group, as the one is that starts a sandbox there.
-        if pid not in (0, os.getpid()):
-            with suppress(ProcessLookupError):
+        if pid not in (0, os.getpid(), spared):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
 

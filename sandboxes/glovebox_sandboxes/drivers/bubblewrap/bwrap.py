@@ -6,8 +6,9 @@ What is run is the driver's business and in its plan; nothing here decides anyth
 import json
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -39,7 +40,7 @@ _GATE = ("/bin/sh", "-c", 'read -r gate && exec "$@"', "gate")
 Moved later, the path of that group could be read inside, because bwrap makes the cgroup namespace when it starts.
 ``read`` takes a pipe's bytes one at a time, so what follows the line is the guest's."""
 _END_SECONDS = 0.3
-"""From a closed wire to the end of every process: a millisecond, and the whole must stay below a second."""
+"""From SIGKILL to the end of every process: a millisecond, and the whole must stay below a second."""
 _START_SECONDS = 10.0
 """For a program that tells its version, or tries namespaces: milliseconds; a host this slow cannot serve."""
 
@@ -271,17 +272,30 @@ class BwrapSandbox:
         return self._group.cpu_seconds() if self._group else None
 
     async def kill(self) -> None:
-        """End the guest, process 1, and with it everything else; where it does not end by itself, with SIGKILL.
+        """End every process with SIGKILL, and return when they are gone; bwrap ends by itself.
 
-        A guest whose wire is closed ends at once, and bwrap, its parent, reaps it. Killing bwrap ends the guest too
-        (--die-with-parent), but then nobody reaps it where the host's process 1 does not, as in many containers.
+        Nobody is asked to end: the guest would wait for a processor behind its own program. Killing bwrap ends the
+        guest too (--die-with-parent), but then nobody reaps it where the host's process 1 does not, as in many
+        containers.
         """
         await self._process.stream.aclose()
+        self._kill_inside()
         with anyio.move_on_after(_END_SECONDS):
             await self._process.wait()
             return
         self._process.kill()
         await self._process.wait()
+
+    def _kill_inside(self) -> None:
+        """Kill all but bwrap; where that has not started the guest yet, its closed wire ends that."""
+        bwrap = None if self._zygote else self._process.pid
+        if bwrap is None:
+            self._process.kill()
+        if self._group is not None:
+            self._group.kill(spared=bwrap)
+        elif bwrap is not None and (first := host_view.only_child(bwrap)) is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(first, signal.SIGKILL)
 
     def weigh(self, parts: int) -> None:
         """See ``Sandbox.weigh``."""

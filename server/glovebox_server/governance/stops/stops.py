@@ -132,7 +132,7 @@ class Stops:
 
         Returns:
             The stop, which may be one that was in force already. Where no file of it could be made, it is in force in
-            this process, for as long as that lives.
+            this process, for as long as that lives; the last of ``MAX_STOPS`` such stops everything there.
         """
         new = new_stop(scope, name, because=because, by=by, made=datetime.now(UTC))
         with anyio.CancelScope(shield=True):
@@ -156,7 +156,11 @@ class Stops:
             await anyio.to_thread.run_sync(add)
         except SecretUnusable as problem:
             _log.error("a stop is in force in this process alone: %s", problem)
-            self._here.append(stop)
+            if len(self._here) == MAX_STOPS - 1:  # the last place is for all that would have none
+                _log.error("everything is stopped, by this process: it has %d stops of its own", MAX_STOPS)
+                stop = stop.model_copy(update={"scope": "all", "name": ""})
+            if len(self._here) < MAX_STOPS:
+                self._here.append(stop)
             self._end_all()
         self._look()
 
