@@ -15,7 +15,6 @@ import anyio
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, ProfileSet, absent, load
 from glovebox_profiles.model import Effect, Profile
-from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
@@ -36,7 +35,8 @@ from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.governance import server_key
 from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.governance import Governance
-from glovebox_server.governance.policy import Governed, governed
+from glovebox_server.governance.in_force import InForce
+from glovebox_server.governance.policy import governed, policy_file
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
@@ -83,8 +83,8 @@ class App:
     """Requests that never became a call."""
     states_key: bytes = field(repr=False)
     """Binds what clients carry between asking and answering."""
-    policy: Policy | None = None
-    """The operator's, where there is one."""
+    in_force: InForce
+    """The operator's policy, where there is one."""
     version: str = VERSION
     ended: list[str]
     """Whoever ends the server puts the reason here, for its last record."""
@@ -185,7 +185,9 @@ async def opened(
     owner = new_owner()
     server_id = f"g{owner.pid}-{owner.started}"
     served = workspace.find(settings, transport)
-    in_force = governed(settings, profiles, served, TOOLS)
+    path = policy_file(settings)  # settled here: one that is gone later is not taken for none
+    place = settings if path is None else settings.model_copy(update={"policy": path})
+    in_force = InForce(path, partial(governed, place, profiles, served, TOOLS))
     # Over stdio and on the command line there is one principal, and nobody to keep anything for.
     shared = transport == "http"
     ended: list[str] = []
@@ -215,7 +217,7 @@ async def opened(
                 transport=transport,
                 tools_digest=tools_digest and tools_digest(profiles, environments),
                 receipt_key=signer.key_id,
-                policy_digest=in_force.digest,
+                policy_digest=in_force.now.digest,
             ),
             ended,
         ),
@@ -227,6 +229,7 @@ async def opened(
             source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
         tasks.start_soon(refusals.follow, audit)
+        tasks.start_soon(in_force.follow, audit, watch.act)
         if transport != "cli":
             await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)
@@ -252,21 +255,21 @@ async def opened(
             refusals=refusals,
             runs=Runs(server_key.derived(key, "runs")),
             states_key=server_key.derived(key, "request states"),
-            policy=in_force.policy,
+            in_force=in_force,
             ended=ended,
         )
         try:
             if prewarm:
-                tasks.start_soon(prepare_sandboxes, in_force.every, sandboxes)
+                tasks.start_soon(prepare_sandboxes, in_force.now.every, sandboxes)
             yield app
         finally:
             tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def _budgets(settings: Settings, in_force: Governed) -> AsyncIterator["Budgets | None"]:
+async def _budgets(settings: Settings, in_force: InForce) -> AsyncIterator["Budgets | None"]:
     """The budgets, where any role has some."""
-    if not any(each.budgets or each.rates for each in in_force.every):
+    if not in_force.now.budgeted:
         yield None
         return
     from glovebox_server.governance.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite

@@ -107,7 +107,13 @@ async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
         status, body = await _status(server, _request(server, "GET", "/health"))
         told = json.loads(body)
         assert (status, told["status"]) == (200, "ok")
-        assert set(told) == {"status", "longest_stall_ms", "unusable_token_files", "refused_requests"}
+        assert set(told) == {
+            "status",
+            "longest_stall_ms",
+            "unusable_token_files",
+            "unusable_policy",
+            "refused_requests",
+        }
         assert (await _status(server, _request(server, "GET", "/health", {"Authorization": f"bearer {token}"})))[
             0
         ] == 200

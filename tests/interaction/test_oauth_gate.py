@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,17 @@ async def test_a_client_that_needs_more_asks_the_person_again_and_goes_on(tmp_pa
         assert [set(each.split()) for each in issuer.granted] == [
             {"glovebox:reader"}, {"glovebox:reader", "glovebox:analyst"},
         ]  # fmt: skip
+
+
+async def test_another_policys_scopes_count_for_tokens_that_came_in_before(tmp_path: Path) -> None:
+    """The same token, whose check is remembered, has what its scope stands for now; the control is before."""
+    roles = {"glovebox:reader": "reader"}
+    async with both(tmp_path, replace(SCOPES, roles=roles)) as (issuer, server):
+        token = issuer.token(audience(server), scope="glovebox:reader glovebox:analyst")
+        assert (await server.authority.grant(token)).roles == ("reader",)
+        roles.clear()
+        roles["glovebox:analyst"] = "analyst"
+        assert (await server.authority.grant(token)).roles == ("analyst",)
 
 
 async def test_many_subjects_leave_nothing_behind(tmp_path: Path) -> None:

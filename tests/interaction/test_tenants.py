@@ -68,7 +68,10 @@ def options(tmp_path: Path) -> list[str]:
 def served(options: list[str], directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Run a server; give its URL, and a token for each name."""
     tokens = {name: give_token(directory / "state", name) for name in NAMES}
-    command, log = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options], directory / "log"
+    command, log = (
+        [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options],
+        directory / f"log-{len(list(directory.glob('log-*')))}",
+    )
     with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sink) as process:
         try:
             with anyio.from_thread.start_blocking_portal() as portal:

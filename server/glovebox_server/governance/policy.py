@@ -44,6 +44,11 @@ class Governed:
     every: tuple[Rights, ...] = ()
     """What each role leaves; without a policy, what everybody has."""
 
+    @property
+    def budgeted(self) -> bool:
+        """Whether anybody has a budget or a rate."""
+        return any(each.budgets or each.rates for each in self.every)
+
 
 def policy_file(settings: Settings) -> Path | None:
     """The operator's policy; None where there is none, and nobody named one."""

@@ -44,6 +44,7 @@ from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
+from glovebox_server.governance.in_force import InForce
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, App, McpServer, build, client_of
@@ -133,7 +134,7 @@ async def serve_http(
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Collection[str] = (),
-    roles: Collection[str] = (),
+    policy: InForce | None = None,
     oauth: OAuth | None = None,
     scopes: Scopes | None = None,
     workflow: str | None = None,
@@ -147,7 +148,7 @@ async def serve_http(
         port: TCP port; 0 for any free one.
         allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
             the only ones, where ``host`` is not a loopback address.
-        roles: of the policy; a token that is bound to another is refused.
+        policy: in force; a token that is bound to a role that it does not have is refused.
         oauth: whose access tokens are accepted beside those, if anybody's.
         scopes: what the scopes of such tokens stand for; nothing, where there is no policy.
         workflow: what calls are part of whose token is bound to none.
@@ -162,7 +163,7 @@ async def serve_http(
         IssuerUnusable: the authorization server does not tell its keys.
     """
     logs.to_stderr()
-    files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, roles)
+    files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(policy))
     callers = Callers(files.tokens)
     with contextlib.closing(_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
@@ -175,7 +176,7 @@ async def serve_http(
             authority = authority_of(oauth, allowed_hosts or names, scopes or Scopes())
             await authority.issuer.fetch()
         application, sessions = http_application(
-            surface, app.artifacts, callers, app.refusals, subjects=oauth is not None
+            surface, app.artifacts, callers, app.refusals, policy, subjects=oauth is not None
         )
         gate = AuthMiddleware(application, hosts=names, callers=callers, authority=authority, refusals=app.refusals)
         server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
@@ -184,7 +185,7 @@ async def serve_http(
             server.should_exit = True
 
         async with _on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
-            tasks.start_soon(_follow_tokens, files, callers, gate, sessions)
+            tasks.start_soon(_follow_tokens, files, callers, gate, sessions, policy)
             if authority is not None:
                 tasks.start_soon(authority.issuer.follow)
             await server.serve(sockets=[listener])
@@ -253,7 +254,13 @@ class Sessions(StreamableHTTPSessionManager):
 
 
 def http_application(
-    surface: McpServer, artifacts: ArtifactStore, callers: Callers, refusals: Refusals, *, subjects: bool = False
+    surface: McpServer,
+    artifacts: ArtifactStore,
+    callers: Callers,
+    refusals: Refusals,
+    policy: InForce | None = None,
+    *,
+    subjects: bool = False,
 ) -> tuple[ASGIApp, Sessions]:
     """Return all that is served over HTTP, and the sessions of one transport; the gate around it alone checks callers.
 
@@ -262,7 +269,8 @@ def http_application(
         artifacts: what can be downloaded.
         callers: who shares the sessions.
         refusals: what is counted.
-        subjects: whether those of an authorization server do, too.
+        policy: in force, if there is one.
+        subjects: whether those of an authorization server share them, too.
     """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
@@ -279,6 +287,7 @@ def http_application(
         told = {
             "longest_stall_ms": event_loop.longest_stall_ms(),
             "unusable_token_files": callers.unusable,
+            "unusable_policy": policy is not None and policy.problem is not None,
             "refused_requests": dict(refusals.totals),
         }
         return JSONResponse({"status": "ok", **told})
@@ -299,7 +308,13 @@ def http_application(
     return Starlette(routes=routes, lifespan=lifespan), manager
 
 
-async def _follow_tokens(files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions) -> None:
+def _roles(policy: InForce | None) -> Collection[str]:
+    return () if policy is None or policy.policy is None else policy.policy.roles
+
+
+async def _follow_tokens(
+    files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions, policy: InForce | None
+) -> None:
     """Have tokens in force as their files are; what was begun with one that no longer is ends, calls first."""
 
     async def end(theirs: Collection[str]) -> None:
@@ -311,7 +326,7 @@ async def _follow_tokens(files: TokenFiles, callers: Callers, gate: AuthMiddlewa
         noted: dict[str, float] = {}
         while True:
             await anyio.sleep(TOKEN_SECONDS)
-            changed = await anyio.to_thread.run_sync(files.look)
+            changed = await anyio.to_thread.run_sync(files.look, _roles(policy))
             removed = callers.replace(files.tokens)
             callers.unusable = len(files.problems)
             for problem in files.problems if changed else ():

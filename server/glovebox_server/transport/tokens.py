@@ -244,16 +244,20 @@ class TokenFiles:
         self.tokens = load(directory, roles)
         self.problems: tuple[SecretUnusable, ...] = ()
 
-    def look(self) -> bool:
+    def look(self, roles: Collection[str] | None = None) -> bool:
         """Read them again where anything changed; ``tokens`` and ``problems`` say what is so then.
 
         Where a file cannot be used, what it held before stays in force; a file that is gone is gone.
 
+        Args:
+            roles: the roles there are now; None: those there were.
+
         Returns:
             Whether either is another than before.
         """
-        stamps = _stamps(self.directory)
-        if stamps == self._seen:
+        stamps, before_roles = _stamps(self.directory), self._roles
+        self._roles = before_roles if roles is None else roles
+        if stamps == self._seen and set(self._roles) == set(before_roles):
             return False
         before, told = self.tokens, [str(each) for each in self.problems]
         try:

@@ -47,6 +47,8 @@ from glovebox_server.audit.events.log import (
     SegmentSealed,
 )
 from glovebox_server.audit.events.server import (
+    PolicyChanged,
+    PolicyRefused,
     PoolChanged,
     ProfileLoaded,
     RequestsRefused,
@@ -85,6 +87,8 @@ __all__ = [
     "Input",
     "LossCause",
     "Output",
+    "PolicyChanged",
+    "PolicyRefused",
     "PoolChanged",
     "ProfileLoaded",
     "ReceiptSigned",
@@ -111,6 +115,8 @@ EVENTS: Mapping[str, type[Event]] = {
         ServerStarted,
         ServerStopped,
         ProfileLoaded,
+        PolicyChanged,
+        PolicyRefused,
         PoolChanged,
         RequestsRefused,
         TokenCreated,

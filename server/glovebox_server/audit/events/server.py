@@ -56,6 +56,30 @@ class RequestsRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChanged(Event):
+    """Another policy is in force from now on; calls under way keep what they were decided with."""
+
+    kind: ClassVar[str] = "policy.changed"
+
+    policy_digest: str
+    """Digest of the policy."""
+    before: str
+    """Digest of the one that was in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRefused(Event):
+    """The policy's file was changed, and cannot be in force: the one before stays."""
+
+    kind: ClassVar[str] = "policy.refused"
+
+    where: str
+    """Line and key of what is wrong; empty where it is the file as a whole. The server's own log says what it is."""
+    policy_digest: str
+    """Digest of the policy that stays in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLoaded(Event):
     """A profile is in force from now on."""
 

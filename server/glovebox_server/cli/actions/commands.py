@@ -26,7 +26,6 @@ from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.governance.approvals.question import Answer, Question
 from glovebox_server.governance.approvals.shown import shown
-from glovebox_server.governance.policy import require_workflow
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
@@ -177,8 +176,9 @@ def serve(
             return catalogue.digest(catalogue.listed(TOOLS.values(), profiles, environments))
 
         async with apps.opened(settings, transport, tools_digest) as app:
-            require_workflow(app.policy, workflow)
-            named = app.policy is not None and all(role.workspace for role in app.policy.roles.values())
+            app.in_force.require(workflow)
+            policy = app.in_force.policy
+            named = policy is not None and all(role.workspace for role in policy.roles.values())
             if (app.workspace.path is None and not named) or app.workspace.closed:
                 err.print(str(app.workspace), markup=False, highlight=False)
             if transport == "stdio":
@@ -196,10 +196,10 @@ def serve(
                     host=host,
                     port=port,
                     allowed_hosts=allowed_hosts,
-                    roles=() if app.policy is None else app.policy.roles,
+                    policy=app.in_force,
                     oauth=None if oauth is None else OAuth(**oauth),
                     scopes=Scopes(
-                        roles={} if app.policy is None else app.policy.scopes,
+                        roles=app.in_force.scopes,
                         refuses=lambda principal, tool: app.rights_of(principal).refusal(tool) is not None,
                     ),
                     workflow=workflow,

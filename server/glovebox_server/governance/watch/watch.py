@@ -110,6 +110,10 @@ class Watch:
         await anyio.to_thread.run_sync(canaries.prepare)
         yield cls(audit, stops, canaries, actions)
 
+    def act(self, actions: Mapping[str, WatchAction]) -> None:
+        """Have rules do from now on what another policy says."""
+        self._actions = rules.actions(actions)
+
     def pause(self, call: ToolCall) -> float:
         """Seconds that the call waits before anything, holding nothing."""
         run = self._runs.get(_key(call))

@@ -122,6 +122,7 @@ class Authority:
                 del self._kept[digest]
                 raise BadToken("expired")
             self._kept.move_to_end(digest)
+            kept.roles = self.scopes.of(kept.scopes)  # of the policy that is in force now
             return kept
         header = verify.header_of(presented, self._expected)
         key = await self.issuer.key(header)

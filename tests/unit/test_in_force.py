@@ -1,0 +1,250 @@
+"""A policy that is changed while a server runs: a valid change is taken, and any other changes nothing."""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.fixtures.audit_logs import log_lines
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.policy.model import WatchAction
+from glovebox_sandboxes.runtime import environments
+from glovebox_server.audit.events import Event, PolicyChanged, PolicyRefused
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.calls import Principal
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance.in_force import InForce
+from glovebox_server.governance.policy import governed
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.workspace import Workspace
+
+ME = Principal(id="token:a", transport="http")
+TEXT = """\
+version = 1
+default = "one"
+[roles.one]
+tools = ["list_workspace_files"]
+[scopes]
+"read" = "one"
+[workflows]
+nightly = "one"
+[[example]]
+principal = "token:a"
+call = { tool = "fetch_url", arguments = { url = "https://a.org" } }
+expect = "deny"
+"""
+WIDER = TEXT.replace("tools = [", 'tools = ["run_python", ')
+BUDGET = '[[roles.one.budget]]\nname = "b"\nper = "principal"\nevery = "day"\ncalls = {}\n[scopes]'
+
+
+class Scene:
+    """A policy's file, and what a server makes of it."""
+
+    def __init__(self, place: Path, text: str = TEXT) -> None:
+        self.path = place / "policy.toml"
+        self.path.write_text(text)
+        self.path.chmod(0o600)
+        settings = Settings(
+            policy=self.path, profiles_dir=place / "profiles", state_dir=place / "state", data_dir=place / "data"
+        )
+        profiles = load([SHIPPED], check_example=None)
+        self.in_force = InForce(self.path, partial(governed, settings, profiles, Workspace(path=place), TOOLS))
+        self.events: list[Event] = []
+        self.watched: list[Mapping[str, WatchAction]] = []
+        self.fails = False
+        self.tools_when_recorded: list[list[str]] = []
+
+    async def append(self, event: Event) -> None:
+        """As the log's."""
+        if self.fails:
+            raise AuditUnavailable("record", "the disk is full", "Free space.")
+        self.tools_when_recorded.append(self.tools)
+        self.events.append(event)
+
+    async def look(self, times: int = 2) -> None:
+        """Let so many seconds pass."""
+        for _ in range(times):
+            await self.in_force.look(self, self.watched.append)  # type: ignore[arg-type]  # all it needs of a log
+
+    def rename(self, text: str) -> None:
+        """Write the policy as careful editors do."""
+        new = self.path.with_name("new")
+        new.write_text(text)
+        new.chmod(0o600)
+        new.replace(self.path)
+
+    @property
+    def tools(self) -> list[str]:
+        """What a caller may call now."""
+        return list(self.in_force.rights_of(ME).profiles)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A server with a policy, whose environment counts as built."""
+    found = environments.load("default", environments.SHIPPED)
+    required = "glovebox_server.governance.policy.required"
+    monkeypatch.setattr(required, lambda _, profiles: dict.fromkeys(profiles, found))
+    tmp_path.chmod(0o700)
+    return Scene(tmp_path)
+
+
+@pytest.mark.parametrize("way", ["rename", "in place"])
+async def test_what_widens_and_what_narrows_is_in_force_for_the_next_call(scene: Scene, way: str) -> None:
+    """On record before; rights that a call has already stay as they were. The control is a change of a comment."""
+    write = scene.rename if way == "rename" else scene.path.write_text
+    await scene.look()
+    assert (scene.events, scene.tools) == ([], ["list_workspace_files"])
+    write(f"# the same\n{TEXT}")
+    await scene.look()
+    assert scene.events == []
+    first = scene.in_force.rights_of(ME)
+    write(WIDER.replace('"read" = "one"', '"write" = "one"'))
+    await scene.look()
+    wide = scene.in_force.rights_of(ME)
+    assert scene.tools == ["list_workspace_files", "run_python"]
+    assert scene.in_force.scopes == {"write": "one"}
+    write(TEXT.replace("[workflows]", '[watch]\nsecrets = "stop"\n[workflows]'))
+    await scene.look()
+    assert scene.tools == ["list_workspace_files"]
+    assert scene.watched == [{}, {"secrets": "stop"}]
+    changed = [each for each in scene.events if isinstance(each, PolicyChanged)]
+    assert [each.before for each in changed] == [first.policy_digest, wide.policy_digest]
+    assert changed[0].policy_digest == wide.policy_digest
+    assert changed[1].policy_digest == scene.in_force.rights_of(ME).policy_digest
+    assert scene.tools_when_recorded == [["list_workspace_files"], ["list_workspace_files", "run_python"]]
+    assert "run_python" in wide.profiles
+    assert scene.in_force.problem is None
+
+
+@pytest.mark.parametrize(
+    ("broken", "where", "reason"),
+    [
+        (WIDER.replace('default = "one"', 'default = "on"'), "2: default", 'there is no role "on"'),
+        (
+            WIDER.replace('"deny"', '"allow"'),
+            "9: example[0]",
+            "expects allow, but the policy answers deny by role.tools",
+        ),
+        (WIDER[: WIDER.index("[[example]]")], "example", "there is none, so the file may have lost its end"),
+        ("\0", "1", ""),
+        ("[" * 50_000, "1", ""),
+        (WIDER.replace("nightly", "weekly"), "", 'the policy has no workflow "nightly"'),
+        (WIDER.replace("[scopes]", BUDGET.format(1)), "roles", "has the first budget or rate"),
+        (
+            WIDER.replace("[roles.one]", '[roles.one]\nworkspace = "/nowhere"'),
+            "roles.one.workspace",
+            "/nowhere is not a directory",
+        ),
+        (None, "", "No such file"),
+    ],
+)
+async def test_a_change_that_is_not_valid_changes_nothing_and_is_told(
+    scene: Scene, broken: str | None, where: str, reason: str
+) -> None:
+    """Once on record and in /health; with the file put right it is in force, and nothing is told any more (control)."""
+    scene.in_force.require("nightly")
+    before = scene.in_force.now
+    if broken is None:
+        scene.path.unlink()
+    else:
+        scene.rename(broken)
+    await scene.look(5)
+    (refused,) = scene.events
+    assert isinstance(refused, PolicyRefused)
+    assert refused.where == where
+    assert scene.in_force.now is before
+    assert scene.in_force.scopes == {"read": "one"}
+    assert reason in (scene.in_force.problem or "")
+    assert scene.in_force.problem
+    scene.rename(WIDER)
+    await scene.look()
+    assert len(scene.events) == 2
+    assert "run_python" in scene.tools
+    assert not scene.in_force.problem
+
+
+async def test_a_file_that_others_could_write_is_not_taken(scene: Scene) -> None:
+    """As on start; the control is the same file closed."""
+    scene.rename(WIDER)
+    scene.path.chmod(0o666)
+    await scene.look()
+    assert [type(each) for each in scene.events] == [PolicyRefused]
+    assert "run_python" not in scene.tools
+    scene.path.chmod(0o600)
+    await scene.look()
+    assert "run_python" in scene.tools
+
+
+async def test_a_file_that_is_being_written_is_not_read(scene: Scene) -> None:
+    """Whatever stands there between two looks: nothing is taken, nor refused, until it rests."""
+    halves = [WIDER[:length] for length in range(len(WIDER) // 2, len(WIDER), 20)]
+    with scene.path.open("w") as file:
+        file.truncate()
+        for half in halves:
+            file.seek(0)
+            file.write(half)
+            file.flush()
+            await scene.look(1)
+            assert (scene.events, scene.tools) == ([], ["list_workspace_files"])
+        file.seek(0)
+        file.write(WIDER)
+    await scene.look()
+    assert [type(each) for each in scene.events] == [PolicyChanged]
+    assert "run_python" in scene.tools
+
+
+async def test_what_cannot_be_recorded_is_not_in_force(scene: Scene) -> None:
+    """And is once it can be, without a further change."""
+    scene.fails = True
+    scene.rename(WIDER)
+    await scene.look(3)
+    assert (scene.events, scene.tools) == ([], ["list_workspace_files"])
+    assert "the disk is full" in (scene.in_force.problem or "")
+    scene.fails = False
+    await scene.look(1)
+    assert "run_python" in scene.tools
+    assert scene.in_force.problem is None
+
+
+async def test_budgets_change_where_there_were_some(tmp_path: Path, scene: Scene) -> None:
+    """Their file is open; the denied case is above."""
+    budgeted = Scene(tmp_path, TEXT.replace("[scopes]", BUDGET.format(1)))
+    budgeted.rename(TEXT.replace("[scopes]", BUDGET.format(2)))
+    await budgeted.look()
+    assert [each.calls for each in budgeted.in_force.rights_of(ME).budgets] == [2]
+    budgeted.rename(TEXT)
+    await budgeted.look()
+    assert budgeted.in_force.rights_of(ME).budgets == ()
+    budgeted.rename(TEXT.replace("[scopes]", BUDGET.format(3)))
+    await budgeted.look()
+    assert [each.calls for each in budgeted.in_force.rights_of(ME).budgets] == [3]
+    assert scene.in_force.problem is None
+
+
+async def test_the_servers_workflow_has_to_be_known_from_the_start(scene: Scene) -> None:
+    """And later, as above; the control is none."""
+    with pytest.raises(ProfileError, match='the policy has no workflow "weekly"'):
+        scene.in_force.require("weekly")
+    scene.in_force.require(None)
+    scene.rename(WIDER.replace("nightly", "weekly"))
+    await scene.look()
+    assert "run_python" in scene.tools
+
+
+async def test_a_change_is_in_a_real_log(scene: Scene, tmp_path: Path) -> None:
+    """With its digests, by the server that took it."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    async with AuditLog.open(tmp_path / "state" / "audit", "s1") as audit:
+        scene.rename(WIDER)
+        for _ in range(2):
+            await scene.in_force.look(audit, scene.watched.append)
+    (record,) = [json.loads(line) for line in log_lines(tmp_path / "state" / "audit")][-1:]
+    assert record["kind"] == "policy.changed"
+    assert record["data"]["policy_digest"] == scene.in_force.now.digest
+    assert os.path.lexists(scene.path)
