@@ -1,0 +1,216 @@
+"""More ways to stretch a yes: what is nearly the same, what is swapped meanwhile, and who comes at the same time."""
+
+import unicodedata
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
+
+from glovebox_profiles.model import Files, Limits
+from glovebox_server.audit.events import Input
+from glovebox_server.broker.arguments import validated
+from glovebox_server.calls import Decision
+from glovebox_server.errors import InvalidArguments, Refused
+from glovebox_server.governance.approvals import store
+from glovebox_server.governance.approvals.question import Question, canonical
+from glovebox_server.governance.governance import Proposal
+from glovebox_server.tools import TOOLS
+
+ACCENTED = "print('caf\u00e9 \ufb01')"
+ONE, OTHER = (Input(name=f"{name}.txt", uri=f"artifact://{name}", sha256=name * 64, bytes=1) for name in "ab")
+
+
+async def _asks_anew(desk: Desk, made: Proposal, question: Question) -> None:
+    found = await desk.approvals.consult(made, None)
+    assert isinstance(found, Question)
+    assert found.id != question.id
+
+
+@pytest.mark.parametrize("form", ["NFD", "NFKC", "NFKD"])
+async def test_a_program_in_another_unicode_form_is_another(form: Any, tmp_path: Path) -> None:
+    """What looks the same, and what Python reads as the same name; the control is the one that was shown."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(ACCENTED)
+        question = await desk.asked(made)
+        await desk.answer(question)
+        other = unicodedata.normalize(form, ACCENTED)
+        assert other != ACCENTED
+        await _asks_anew(desk, proposal(other), question)
+        assert (await desk.decided(again(made))).approval == question.id
+
+
+def _read(**raw: Any) -> Proposal:
+    made = proposal()
+    return replace(made, call=replace(made.call, arguments=validated(TOOLS["run_python"], raw)))
+
+
+async def test_arguments_that_mean_the_same_are_one_call_and_run_once(tmp_path: Path) -> None:
+    """In another order, ``1.0`` for ``1``, a default written out: no second run comes of it."""
+    same = (
+        _read(code="1", timeout_seconds=1),
+        _read(timeout_seconds=1.0, code="1"),
+        _read(inputs=[], timeout_seconds=1, code="1"),
+    )
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(same[0])
+        await desk.answer(question)
+        await _asks_anew(desk, _read(code="1", timeout_seconds=1.0000000000000002), question)
+        await _asks_anew(desk, _read(code="1"), question)
+        assert (await desk.decided(same[1])).approval == question.id
+        for each in same:
+            await _asks_anew(desk, each, question)
+
+
+@pytest.mark.parametrize("value", [True, "1", [1]])
+def test_a_truth_is_no_number_of_seconds(value: Any) -> None:
+    """Python takes ``True`` for 1: neither does the tool, nor the digest. The control is the number."""
+    assert _read(code="1", timeout_seconds=1).call.arguments["timeout_seconds"] == 1
+    with pytest.raises(InvalidArguments, match="timeout_seconds"):
+        _read(code="1", timeout_seconds=value)
+    assert canonical({"a": value}) != canonical({"a": 1})
+
+
+async def test_what_goes_in_is_bound_by_place_address_and_content(tmp_path: Path) -> None:
+    """The order counts, for the program may read them by it; so do an address and a content by themselves."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(inputs=(ONE, OTHER))
+        question = await desk.asked(made)
+        await desk.answer(question)
+        swapped = replace(ONE, sha256=OTHER.sha256), replace(OTHER, sha256=ONE.sha256)
+        for inputs in ((OTHER, ONE), (ONE,), (ONE, OTHER, ONE), swapped, (ONE, replace(OTHER, uri=ONE.uri))):
+            await _asks_anew(desk, proposal(inputs=inputs), question)
+        assert (await desk.decided(again(made))).approval == question.id
+
+
+def _linked(place: Path) -> None:
+    place.unlink()
+    place.symlink_to(place.with_name("b"))
+
+
+def _renamed(place: Path) -> None:
+    place.with_name("a").rename(place.with_name("gone"))
+    place.with_name("b").rename(place.with_name("a"))
+
+
+def _copied(place: Path) -> None:
+    place.with_name("a").rename(place.with_name("gone"))
+    place.with_name("a").mkdir()
+
+
+def _removed(place: Path) -> None:
+    place.with_name("a").rename(place.with_name("gone"))
+
+
+@pytest.mark.parametrize("swap", [_linked, _renamed, _copied, _removed])
+async def test_a_workspace_that_was_swapped_is_another(swap: Callable[[Path], None], tmp_path: Path) -> None:
+    """Below the same path: a link that leads elsewhere, a rename, a new folder, none. The control is its return."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    place = tmp_path / "w"
+    place.symlink_to(tmp_path / "a")
+    profile = ASKING.model_copy(update={"files": Files(workspace="read")})
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=profile, workspace=place)
+        question = await desk.asked(made)
+        await desk.answer(question)
+        swap(place)
+        await _asks_anew(desk, again(made), question)
+        if (tmp_path / "gone").exists():
+            if (tmp_path / "a").exists():
+                (tmp_path / "a").rename(tmp_path / "other")
+            (tmp_path / "gone").rename(tmp_path / "a")
+        place.unlink()
+        place.symlink_to(tmp_path / "a")
+        assert (await desk.decided(again(made))).approval == question.id
+
+
+async def test_a_profile_that_was_edited_meanwhile_is_another(tmp_path: Path) -> None:
+    """Also by one that says more in words alone; back as it was, its yes is good."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        await desk.answer(question)
+        for edit in ({"limits": Limits(wall_seconds=61)}, {"description": "For another."}, {"risk": "medium"}):
+            await _asks_anew(desk, proposal(profile=ASKING.model_copy(update=edit)), question)
+        assert (await desk.decided(again(made))).approval == question.id
+
+
+async def test_a_clock_that_is_set_back_brings_no_yes_back(tmp_path: Path) -> None:
+    """One that was used, and one whose time is over; the control is a yes that is good, which stays so."""
+    async with a_desk(tmp_path / "s") as desk:
+        used, late, good = (proposal(f"print({number})") for number in range(3))
+        questions = [await desk.asked(each) for each in (used, late)]
+        for each in questions:
+            await desk.answer(each)
+        await desk.decided(again(used))
+        desk.clock.pass_(601)
+        third = await desk.asked(good)
+        await desk.answer(third)
+        desk.clock.wall -= 10 * 365 * 86400
+        await _asks_anew(desk, again(used), questions[0])
+        await _asks_anew(desk, again(late), questions[1])
+        assert (await desk.decided(again(good))).approval == third.id
+
+
+async def _deny(desk: Desk, question: Question) -> str:
+    try:
+        return await desk.answer(question, allow=False)
+    except Refused as refused:
+        return refused.rule
+
+
+def _pending(desk: Desk) -> list[Question]:
+    with store.opened(desk.state) as database:
+        found = database.query_now(lambda db: store.standings(db, desk.clock(), ("pending",)))
+    return [each.question for each in found]
+
+
+async def _ran(desk: Desk, made: Proposal) -> bool:
+    found = await desk.approvals.consult(again(made), None)
+    return isinstance(found, Decision) and found.effect == "allow"
+
+
+@pytest.mark.parametrize("no_first", [True, False])
+async def test_of_a_no_and_retries_that_race_on_two_servers_one_is_first(tmp_path: Path, *, no_first: bool) -> None:
+    """Either one call ran and the no came too late, or none did; and after the no none runs."""
+    async with a_desk(tmp_path / "s") as desk, a_desk(tmp_path / "s", desk.clock, "s_2") as other:
+        for number in range(12):
+            made = proposal(f"print({number})")
+            question = await desk.asked(made)
+            await desk.answer(question)
+            ran, said = list[bool](), list[str]()
+
+            async def retry(server: Desk, made: Proposal, ran: list[bool]) -> None:
+                ran.append(await _ran(server, made))
+
+            async def deny(question: Question, said: list[str]) -> None:
+                said.append(await _deny(other, question))
+
+            async with anyio.create_task_group() as tasks:
+                if no_first:
+                    tasks.start_soon(deny, question, said)
+                for each in (desk, other, desk):
+                    tasks.start_soon(retry, each, made, ran)
+                if not no_first:
+                    tasks.start_soon(deny, question, said)
+            assert (sum(ran), said) in ((1, ["approval.over"]), (0, ["denied"]))
+            assert not await _ran(desk, made)
+            for left in _pending(desk):
+                await _deny(desk, left)
+
+
+async def test_a_yes_to_another_of_the_same_beginning_is_not_named_by_it(tmp_path: Path) -> None:
+    """Ids are compared whole: half of one, or more than one, answers nothing."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        for identifier in (question.id[:-1], question.id + "0", question.id.upper(), f"{question.id}\x00"):
+            with pytest.raises(Refused) as caught:
+                await desk.answer(replace(question, id=identifier))
+            assert caught.value.rule == "approval.unknown"
+        assert await desk.answer(question) == "allowed"
+        assert (await desk.decided(again(made))).effect == "allow"
