@@ -139,7 +139,7 @@ async def test_a_result_that_is_not_whole_is_noticed(tmp_path: Path) -> None:
     """M8: text without what the structure says, and a structure the tool's model does not know."""
     async with call_harness() as opened:
         async with CaseGovernance.opened(opened._app, tmp_path) as governance:
-            (seen,) = await opened._all(a_case(), "bubblewrap", {}, governance)
+            ((seen,), _) = await opened._all(a_case(), "bubblewrap", {}, governance)
         tool = opened._app.tools["run_python"]
         assert seen.result is not None
         assert incomplete(tool, seen.result) == []

@@ -47,6 +47,10 @@ class Call(Strict):
     """Which piece of work of its caller's it belongs to."""
     times: int = Field(default=1, ge=1, le=64)
     """How often it is made, one after the other; each must come to the same."""
+    token: Literal["", "good", "none", "forged", "revoked", "expired"] = ""
+    """It comes over HTTP, with such a token of its caller's; empty: to the broker itself."""
+    handle: str = ""
+    """What it says over HTTP of its run; ``{{handle NAME}}`` is what an earlier call of that caller was given."""
     at_once: bool = False
     """They are made all at one time."""
     workspace: Literal["planted", "gone"] = "planted"
@@ -66,6 +70,10 @@ class Call(Strict):
     """Why there was no sandbox, as the caller is told."""
     profile_error: _Pattern = ""
     """What is said of its profile; nothing is served."""
+    status: int = 0
+    """The HTTP status of an answer that is no result."""
+    counted: dict[str, int] | None = None
+    """Rule → how many requests it refused before they became calls, all of them in one record."""
     failed: bool | None = None
     """Whether the result says that the call failed."""
     result: dict[str, _Pattern] = Field(default_factory=dict)
@@ -86,7 +94,7 @@ class Call(Strict):
     @property
     def denied(self) -> bool:
         """Whether it must not come to a sandbox."""
-        return bool(self.refused or self.invalid or self.unavailable or self.profile_error)
+        return bool(self.refused or self.invalid or self.unavailable or self.profile_error or self.status)
 
 
 class ControlCall(Call):
@@ -130,7 +138,7 @@ class CallCase(Claim, Call):
 
 
 _EARLIER = ("tool", "arguments", "raw", "profile", "profiled", "policy", "workspace")
-_ASKED = (*_EARLIER, "caller", "run", "times", "at_once", "cancel", "stop")
+_ASKED = (*_EARLIER, "caller", "run", "token", "handle", "times", "at_once", "cancel", "stop")
 
 
 def _filled(call: Call, of: Call, names: tuple[str, ...]) -> Call:

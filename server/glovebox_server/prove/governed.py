@@ -41,7 +41,8 @@ class CaseGovernance:
     def __init__(self, app: App, place: Path) -> None:
         """Take the server's parts, and an empty directory of this case alone."""
         self._app = app
-        self._place = place
+        self.place = place
+        """The case's state directory."""
         self._stops = stops_of(place)
         self._policy: Policy | None = None
         self._parts: Governance | None = None
@@ -76,15 +77,15 @@ class CaseGovernance:
         audit, later = self._app.audit, self._later
         spends = policy is not None and any(role.budget or role.rate for role in policy.roles.values())
         async with AsyncExitStack() as opened:
-            stops = await opened.enter_async_context(Stops.opened(self._place, audit))
+            stops = await opened.enter_async_context(Stops.opened(self.place, audit))
             actions = policy.watch if policy else {}
-            watch = await opened.enter_async_context(Watch.opened(self._place, audit, stops, actions))
+            watch = await opened.enter_async_context(Watch.opened(self.place, audit, stops, actions))
             budgets = None
             if spends:
                 from glovebox_server.governance.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
 
-                budgets = await opened.enter_async_context(opened_budgets(self._place, self._shown))
-            asking = Approvals.opened(self._place, audit, self._app.tools, lambda _: "", later)
+                budgets = await opened.enter_async_context(opened_budgets(self.place, self._shown))
+            asking = Approvals.opened(self.place, audit, self._app.tools, lambda _: "", later)
             approvals = await opened.enter_async_context(asking)
             yield Governance(
                 rights_of=self._app.rights_of,

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +28,7 @@ from glovebox_sandboxes.conformance.call import Call, CallCase
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
 from glovebox_server.app import App
+from glovebox_server.audit.events import RequestsRefused
 from glovebox_server.audit.read import records_of
 from glovebox_server.audit.verify import verify
 from glovebox_server.broker.broker import Broker
@@ -38,7 +39,7 @@ from glovebox_server.governance import policy as policies
 from glovebox_server.governance.approvals.question import Question
 from glovebox_server.governance.rights import Rights, Roles
 from glovebox_server.prove.governed import CaseGovernance
-from glovebox_server.prove.seen import Seen, incomplete, of_all, order
+from glovebox_server.prove.seen import Seen, incomplete, of_all, order, refused_requests
 from glovebox_server.settings import Settings
 
 _ARTIFACT_BYTES = 1 << 20
@@ -102,37 +103,51 @@ class CallHarness:
         uris: dict[str, str] = {}
         async with CaseGovernance.opened(self._app, Path(tempfile.mkdtemp(dir=self._state))) as governance:
             for number, call in enumerate(calls, 1):
-                seen = await self._all(call, driver, uris, governance)
+                seen, counted = await self._all(call, driver, uris, governance)
                 found = [*of_all(call, seen), *(problem for each in seen for problem in self._always(each))]
+                found += [] if call.counted is None else refused_requests(call.counted, counted)
                 problems += found if number == len(calls) else [f"call {number}: {each}" for each in found]
-                uris |= seen[-1].uris
+                uris |= {f"artifact {name}": uri for name, uri in seen[-1].uris.items()}
+                uris[f"handle {call.caller}"] = seen[-1].handle
                 for step in call.then:
                     await governance.happens(step, self._asked(call, seen[-1]), seen[-1].question)
         report = verify(self._state / "audit")
         return problems if report.ok else [*problems, f"the audit log does not verify: {report.problems[:1]}"]
 
-    async def _all(self, call: Call, driver: str, uris: Mapping[str, str], governance: CaseGovernance) -> list[Seen]:
-        """Make a call as often as it says."""
+    async def _all(
+        self, call: Call, driver: str, given: Mapping[str, str], governance: CaseGovernance
+    ) -> tuple[list[Seen], list[RequestsRefused]]:
+        """Make a call as often as it says; what was seen, and the records of requests that became no calls."""
         marker = governance.marker
         names = {f"host {name}": str(value) for name, value in self._host.names.items()}
-        names |= {f"artifact {name}": uri for name, uri in uris.items()}
+        names |= given
         names |= {"canary": marker, "canary even": marker[::2], "canary odd": marker[1::2]}
         try:
             broker = await self._broker(call, driver, names, governance)
         except ProfileError as problem:
-            return [Seen(how="profile_error", told=str(problem))]
+            return [Seen(how="profile_error", told=str(problem))], []
         stop = partial(governance.stop, "call")
         seen = [Seen(call_id=new_call_id(), tool=call.tool) for _ in range(call.times)]
-        if call.at_once:
-            async with anyio.create_task_group() as tasks:
+        counted: list[RequestsRefused] = []
+        async with AsyncExitStack() as opened:
+            make = partial(self._make, broker, call, names, stop)
+            if call.token:
+                from glovebox_server.prove.over_http import OverHttp  # noqa: PLC0415 - brings the SDK, which other cases do without
+
+                way = await opened.enter_async_context(OverHttp.opened(self._app, broker, call, governance.place))
+                make = partial(way.make, call, _filled(call.arguments, names), _filled(call.handle, names))
+            if call.at_once:
+                async with anyio.create_task_group() as tasks:
+                    for each in seen:
+                        tasks.start_soon(make, each)
+            else:
                 for each in seen:
-                    tasks.start_soon(self._make, broker, call, names, each, stop)
-        else:
-            for each in seen:
-                await self._make(broker, call, names, each, stop)
+                    await make(each)
+            if call.token:
+                counted = await way.counted()
         for each in seen:
             await self._look(call, each)
-        return seen
+        return seen, counted
 
     async def _broker(self, call: Call, driver: str, names: Mapping[str, str], governance: CaseGovernance) -> Broker:
         """The server's broker, with the profile and policy that the case brings."""
@@ -144,7 +159,7 @@ class CallHarness:
         return replace(self._app.broker, governance=await governance.of(policy, rights_of))
 
     async def _make(
-        self, broker: Broker, call: Call, names: Mapping[str, str], seen: Seen, stop: Callable[[str], None]
+        self, broker: Broker, call: Call, names: Mapping[str, str], stop: Callable[[str], None], seen: Seen
     ) -> None:
         about = self._asked(call, seen)
         seen.began = about.received

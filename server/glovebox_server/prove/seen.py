@@ -9,6 +9,7 @@ from typing import Any
 
 from glovebox_sandboxes.conformance.call import Call
 from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import RequestsRefused
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.tools.base import Tool
 
@@ -26,10 +27,12 @@ class Seen:
     told: str = ""
     """What the caller is told instead of a result."""
     how: str = ""
-    """A class of ``failures``, ``profile_error`` or ``cancelled`` where there is no result."""
+    """A class of ``failures``, ``profile_error``, ``cancelled`` or an HTTP status where there is no result."""
     records: list[Record] = field(default_factory=list)
     artifacts: dict[str, str] = field(default_factory=dict)
     uris: dict[str, str] = field(default_factory=dict)
+    handle: str = ""
+    """Of its run, as the caller was given it over HTTP."""
     shared: list[str] = field(default_factory=list)
     """Names of artifacts that another caller could fetch."""
     printed: str = ""
@@ -107,6 +110,14 @@ def of_all(wanted: Call, seen: Sequence[Seen]) -> list[str]:
     return found + [problem for each in refused for problem in differences(wanted, each)]
 
 
+def refused_requests(wanted: Mapping[str, int], records: Sequence[RequestsRefused]) -> list[str]:
+    """What is not as the case says in the records of requests that became no calls."""
+    rows = [(row["rule"], row["count"]) for record in records for row in record.refused]
+    if len(records) == bool(wanted) and sorted(rows) == sorted(wanted.items()):
+        return []
+    return [f"{len(records)} records count {rows} refused requests, and not one {dict(wanted)}"]
+
+
 def _ending(wanted: Call, seen: Seen) -> list[str]:
     found = []
     if seen.how in ("refused", "unknown tool"):  # no case is about these: it was not tried
@@ -119,6 +130,8 @@ def _ending(wanted: Call, seen: Seen) -> list[str]:
         found.append(f"it was refused by {seen.refusal or 'nothing'} instead of {wanted.refused or 'nothing'}")
     if bool(wanted.cancel) != (seen.how == "cancelled"):
         found.append(f"it was {'not ' if wanted.cancel else ''}cancelled")
+    if (str(wanted.status) if wanted.status else "") != (seen.how if seen.how.isdecimal() else ""):
+        found.append(f"it was answered with {seen.how or 'a result'} instead of {wanted.status or 'a result'}")
     if wanted.failed is not None and (seen.result is None or seen.result.failed != wanted.failed):
         found.append(f"its result {'does not say' if wanted.failed else 'says'} that it failed")
     return found
