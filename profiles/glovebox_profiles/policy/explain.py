@@ -84,12 +84,12 @@ def approval_words(approval: Approval) -> str:
     many = f"; {approval.quorum} different principals must agree" if approval.quorum > 1 else ""
     reach = "for identical calls of the run" if approval.reach == "run" else "for this call alone"
     lasts = counted(approval.expires_minutes, "minute")
-    return f"{approval.name}: {what}. Asked is {_BY[approval.by]}{many}. A yes is {reach}, and stands for {lasts}."
+    return f"{approval.name}: {what}. Who answers: {_BY[approval.by]}{many}. A yes is {reach}, and stands for {lasts}."
 
 
 def lift_words(lift: Lift) -> str:
     """Write what may be lifted, by whom and for how long."""
-    return f"{_WHAT[lift.what]}: asked is {_BY[lift.by]}; a yes lasts {counted(lift.expires_minutes, 'minute')}."
+    return f"{_WHAT[lift.what]}. Who answers: {_BY[lift.by]}. A yes lasts {counted(lift.expires_minutes, 'minute')}."
 
 
 def _amount(key: str, value: float) -> str:
@@ -147,7 +147,9 @@ def _asked(rights: Rights) -> tuple[str, ...]:
     lines = [approval_words(each) for each in rights.approvals]
     profiles = [tool for tool, profile in rights.profiles.items() if profile.approval == "ask"]
     if profiles:
-        lines.append(f"approval.ask: every call of {', '.join(profiles)}, by its profile. Asked is {_BY['either']}.")
+        lines.append(
+            f"approval.ask: every call of {', '.join(profiles)}, by its profile. Who answers: {_BY['either']}."
+        )
     if not lines:
         return ("Nothing: its calls run at once, or are refused.",)
     own = [each.name for each in rights.approvals if not each.another_principal]
