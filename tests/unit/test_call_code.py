@@ -44,6 +44,13 @@ def test_a_program_comes_from_a_word_a_file_or_standard_input(
     assert calls == [*[("{}", PROGRAM)] * 3, ('{"timeout_seconds": 5}', PROGRAM), ("{}", None)]
 
 
+def test_the_mark_of_an_editor_is_no_part_of_a_program(calls: list[tuple[str, str | None]], tmp_path: Path) -> None:
+    """As Python itself has it; the control is the same mark within the program."""
+    (tmp_path / "prog.py").write_bytes(b"\xef\xbb\xbfprint(1)\xef\xbb\xbf")
+    assert run("--file", tmp_path / "prog.py") == (0, "")
+    assert calls == [("{}", "print(1)\ufeff")]
+
+
 @pytest.mark.parametrize(
     ("words", "read", "said"),
     [
@@ -56,6 +63,7 @@ def test_a_program_comes_from_a_word_a_file_or_standard_input(
         (("--code", "\udcff"), b"", "--code: it is not UTF-8"),
         (("--file", "BAD"), b"", "--file: the file is not UTF-8 at byte 1"),
         (("--file", "/proc/none"), b"", "'--file': File '/proc/none' does not exist."),
+        (("--file", "/proc/self/mem"), b"", "--file: the file cannot be read: Input/output error."),
     ],
 )
 def test_what_is_no_program_is_refused(

@@ -153,8 +153,11 @@ def call(
     if code == "-":
         code = _read(program, sys.stdin.buffer)
     elif file is not None:
-        with file.open("rb") as opened:
-            code = _read("--file", opened)
+        try:
+            with file.open("rb") as opened:
+                code = _read("--file", opened)
+        except OSError as problem:
+            raise click.UsageError(f"--file: the file cannot be read: {problem.strerror}.") from None
     elif code is not None:
         _require_text("--code", code)
     sys.exit(
@@ -289,6 +292,6 @@ def _read(option: str, source: BinaryIO) -> str:
     if len(content) > _MAX_ARGUMENTS:
         raise click.UsageError(f"{option}: {place} has more than {_MAX_ARGUMENTS} bytes.")
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")  # editors write the mark, and Python itself takes no offence
     except UnicodeDecodeError as problem:
         raise click.UsageError(f"{option}: {place} is not UTF-8 at byte {problem.start}.") from None
