@@ -7,11 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
+from glovebox_sandboxes.drivers.bubblewrap.bwrap import BwrapSandbox
+from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.identity import HOST_UIDS, SETPRIV, covers, mapped, unprivileged
 from glovebox_sandboxes.host.process import Process, Spawner, Started
 
@@ -205,3 +207,25 @@ async def test_a_system_that_does_not_answer_is_told(
         await anyio.to_thread.run_sync(spawner.close)
     assert told.value.errno == errno.ETIMEDOUT
     assert len(children()) == before
+
+
+class Noted:
+    """A control group that notes what is done to it."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int | None]] = []
+
+    def weigh(self, parts: int) -> None:
+        """Note it."""
+        self.said.append(("weigh", parts))
+
+    def kill(self, *, spared: int | None) -> None:
+        """Note it."""
+        self.said.append(("kill", spared))
+
+
+async def test_a_sandbox_has_a_whole_share_to_end_with(spawner: Spawner, null: int) -> None:
+    """One of many of its caller's has a small share, and to end takes a processor; bwrap is spared, which reaps."""
+    process, group = await spawner.start([CAT], stderr=null, descriptors=()), Noted()
+    await BwrapSandbox("s1", process, cast("Cgroup", group), null).kill()
+    assert group.said == [("weigh", 1), ("kill", process.pid)]

@@ -288,6 +288,8 @@ class BwrapSandbox:
 
     def _kill_inside(self) -> None:
         """Kill all but bwrap; where that has not started the guest yet, its closed wire ends that."""
+        # A share of many would make it slow to die: to end takes a processor too.
+        self.weigh(1)
         bwrap = None if self._zygote else self._process.pid
         if bwrap is None:
             self._process.kill()
