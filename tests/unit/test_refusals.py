@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from glovebox_server.audit.events import Event, RequestsRefused, draft
@@ -22,6 +23,7 @@ class Log:
 
     async def append(self, event: Event) -> None:
         """Take one record."""
+        await anyio.lowlevel.checkpoint()  # as a real one, it can be cancelled here by whoever does not shield it
         if self.fails:
             raise AuditUnavailable("record", "the disk is full", "Free space.")
         assert isinstance(event, RequestsRefused)
@@ -126,8 +128,57 @@ async def test_the_first_after_a_pause_is_written_at_once_and_the_rest_once_in_a
         tasks.cancel_scope.cancel()
 
 
-async def test_what_could_not_be_written_is_written_later_with_the_same_beginning() -> None:
+async def test_strangers_take_no_callers_place() -> None:
+    """Whoever came first: so many callers are named beside them."""
+    log, counted = Log(), Refusals()
+    counted.note("http.token")
+    for caller in range(MAX_PRINCIPALS + 1):
+        counted.note("arguments", f"token:{caller}")
+    await counted.record(log)
+    named = {principal for principal, _ in log.counts() if principal}
+    assert len(named) == MAX_PRINCIPALS + 1
+    assert log.counts()[OTHERS, "arguments"] == 1
+
+
+async def test_a_record_that_is_being_written_when_the_server_ends_is_written_once() -> None:
+    """Cancelled in the middle of it, with nothing left for the end; and a later try needs no further refusal."""
+    log, counted = Log(), Refusals()
+    with anyio.CancelScope() as scope:
+        async with counted.recorded(log), anyio.create_task_group() as tasks:
+            counted.note("http.token")
+            tasks.start_soon(counted.follow, log)
+            while counted._since is not None:
+                await anyio.lowlevel.checkpoint()
+            scope.cancel()
+    assert log.counts() == {(None, "http.token"): 1}
+
+
+async def test_what_could_not_be_written_is_tried_again_without_another_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a pause; the control is that it was not written before."""
+    monkeypatch.setattr(refusals, "PAUSE_SECONDS", 0.01)
+    log, counted = Log(), Refusals()
+    log.fails = True
+    counted.note("http.token")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(counted.follow, log)
+        await anyio.sleep(0.05)
+        assert log.written == []
+        log.fails = False
+        with anyio.fail_after(5):
+            while not log.written:  # noqa: ASYNC110 - what is awaited is written by the clock
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert log.counts() == {(None, "http.token"): 1}
+
+
+async def test_what_could_not_be_written_is_written_later_with_the_same_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A full disk loses no count; the control is that nothing is written of nothing."""
+    times = iter(("first", "second", "third"))
+    monkeypatch.setattr(refusals, "_now", lambda: next(times))
     log, counted = Log(), Refusals()
     await counted.record(log)
     assert log.written == []
@@ -142,6 +193,7 @@ async def test_what_could_not_be_written_is_written_later_with_the_same_beginnin
     (record,) = log.written
     assert (record.count, log.counts()) == (2, {("token:a", "tool.unknown"): 2})
     assert since == {"tool.unknown": 1}
+    assert record.since == "first"
     assert counted.totals == {"tool.unknown": 2}
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.fixtures.policy_texts import EVERYTHING, policy
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
 from glovebox_profiles.policy.model import digest
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
@@ -41,6 +41,8 @@ def test_a_role_has_its_tools_and_refuses_the_others_by_name() -> None:
     assert "analyst" in refused.reason
     assert "read_workspace_file, run_python" in refused.hint
     assert found.refusal("run_python") is None
+    assert found.offered(TOOLS) == ("read_workspace_file", "run_python")
+    assert Rights(profiles=PROFILES, workspace=None).offered(TOOLS) == tuple(TOOLS)
     assert Rights(profiles=PROFILES, workspace=None).refusal("fetch_url") is None
 
 
@@ -145,6 +147,28 @@ def test_roles_that_name_different_workspaces_leave_none() -> None:
     assert rights(caller("token:other", roles=("releaser",))).workspace == SERVED
 
 
+def test_what_each_role_leaves_is_worked_out_alone_and_with_each_workflow() -> None:
+    """What is checked on start is all that a caller can have."""
+    every = Roles(policy(), PROFILES, SERVED, {"/srv/support": SUPPORT}).all()
+    assert [each.role for each in every] == ["analyst", "releaser", "analyst+releaser", "releaser"]
+
+
+def test_the_same_role_of_another_policy_has_another_key() -> None:
+    """By which what callers are shown is remembered; the control is the same policy."""
+    wider = EVERYTHING.replace("wall_seconds = 20", "wall_seconds = 25")
+    assert rights(caller()).key == rights(caller("token:other")).key
+    assert rights(caller()).key != rights(caller(), wider).key
+
+
+def test_the_rights_of_so_many_callers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over OAuth there may be any number, and none of them takes memory for ever."""
+    monkeypatch.setattr("glovebox_server.governance.rights.MAX_CALLERS", 10)
+    roles = Roles(policy(), PROFILES, SERVED, {"/srv/support": SUPPORT})
+    for number in range(100):
+        roles(caller(f"oauth:https://id.example#{number}"))
+    assert roles._of_caller.cache_info().currsize == 10
+
+
 def test_rights_are_worked_out_once() -> None:
     """The same caller gets the same object, as does another one in the same role."""
     roles = Roles(policy(), PROFILES, SERVED, {"/srv/support": SUPPORT})
@@ -218,6 +242,83 @@ def test_a_roles_workspace_is_checked_as_one_that_is_named(settings: Settings, t
         named(tmp_path / "state")
     with pytest.raises(ProfileError, match=r"roles\.one\.workspace: .*none is not a directory"):
         named(tmp_path / "none")
+
+
+def test_a_workspace_that_cannot_be_looked_at_is_a_mistake_with_its_key(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no traceback."""
+
+    def closed(*_: object) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("glovebox_server.governance.policy.workspace.named", closed)
+    text = PLAIN.replace("[roles.one]", f'[roles.one]\nworkspace = "{tmp_path}"')
+    (tmp_path / "config" / "policy.toml").write_text(text)
+    with pytest.raises(ProfileError, match=r"roles\.one\.workspace: cannot be used: Permission denied"):
+        governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+
+
+def test_what_each_role_leaves_needs_an_environment_that_is_built(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each role's narrowed profiles are asked about, with those of workflows."""
+    asked: list[list[str]] = []
+
+    def built(_settings: Settings, profiles: ProfileSet) -> dict[str, str]:
+        asked.append([tool for tool, _ in profiles.items()])
+        return {}
+
+    monkeypatch.setattr("glovebox_server.governance.policy.required", built)
+    (tmp_path / "config" / "policy.toml").write_text(PLAIN)
+    governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+    assert asked == [["run_python"]]
+
+
+def test_an_unknown_watch_rule_is_a_mistake(settings: Settings, tmp_path: Path) -> None:
+    """With the nearest; the control is its right name."""
+    beside = tmp_path / "config" / "policy.toml"
+    beside.write_text(PLAIN.replace("[roles.one]", '[watch]\ndenial = "stop"\n[roles.one]'))
+    with pytest.raises(ProfileError, match=r'no watch rule "denial".*nearest is "denials"'):
+        governed(settings, PROFILES, Workspace(path=None), TOOLS)
+    beside.write_text(PLAIN.replace("[roles.one]", '[watch]\ndenials = "stop"\n[roles.one]'))
+    assert governed(settings, PROFILES, Workspace(path=None), TOOLS).policy
+
+
+@pytest.mark.parametrize(
+    ("who", "tool", "answer"),
+    [
+        ('principal = "oauth:https://id#a"\nscopes = ["other"]', "run_python", ("allow", "allow")),
+        ('principal = "oauth:https://id#a"\nscopes = ["read"]', "run_python", ("deny", "role.tools")),
+        ('principal = "token:a"\nworkflow = "nightly"', "run_python", ("deny", "role.tools")),
+        ('principal = "token:r"', "list_workspace_files", ("allow", "allow")),
+        ('principal = "token:r"\nworkflow = "nightly"', "list_workspace_files", ("deny", "workspace.missing")),
+        ('principal = "token:l"', "run_python", ("ask", "lift.tool")),
+    ],
+)
+def test_an_example_is_decided_with_its_scopes_workflow_workspace_and_what_may_be_lifted(
+    settings: Settings, tmp_path: Path, who: str, tool: str, answer: tuple[str, str]
+) -> None:
+    """As a call of that caller would be; the control is the opposite expectation."""
+    roles = (
+        f'[roles.reader]\ntools = ["list_workspace_files"]\nworkspace = "{tmp_path}/a"\n'
+        f'[roles.nightly]\ntools = ["list_workspace_files"]\nworkspace = "{tmp_path}/b"\n'
+        '[roles.lifted]\ntools = ["list_workspace_files"]\n[[roles.lifted.lift]]\nwhat = "tool"\n'
+        '[principals]\n"token:r" = "reader"\n"token:l" = "lifted"\n'
+        '[scopes]\nread = "reader"\n[workflows]\nnightly = "nightly"\n'
+    )
+    expect, rule = answer
+    arguments = 'code = "1"' if tool == "run_python" else ""
+    example = f'[[example]]\n{who}\ncall = {{ tool = "{tool}", arguments = {{ {arguments} }} }}\n'
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    beside, text = tmp_path / "config" / "policy.toml", PLAIN.replace("[[example]]", f"{roles}[[example]]")
+    beside.write_text(f'{text}{example}expect = "{expect}"\nrule = "{rule}"\n')
+    assert governed(settings, PROFILES, Workspace(path=SERVED), TOOLS).policy
+    other = "deny" if expect == "allow" else "allow"
+    beside.write_text(f'{text}{example}expect = "{other}"\n')
+    with pytest.raises(ProfileError, match=f"expects {other}, but the policy answers {expect} by {rule}"):
+        governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
 
 
 def test_the_example_policy_is_in_force_as_it_is_shipped(settings: Settings) -> None:

@@ -29,6 +29,7 @@ def test_a_run_is_one_session_or_one_client_of_one_principal() -> None:
         RUNS.of_client("token:a", "s1"),
         RUNS.of_client("token:as", "1"),
         RUNS.of_client("token:a", None),
+        RUNS.of_client("token:b", None),
         Runs(b"o" * 32).of_session("token:a", "s1"),
         RUNS.new(),
         RUNS.new(),
