@@ -1,0 +1,325 @@
+"""Guards of approvals and lifts one by one: each of these tests fails without its guard alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
+
+from glovebox_profiles.egress.targets import parse_url
+from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.model import Limits, Network, Profile, digest
+from glovebox_profiles.policy.model import Approval, Budget, Lift
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.audit.events import Input
+from glovebox_server.calls import Decision
+from glovebox_server.errors import Refused
+from glovebox_server.governance.approvals import approvals as module
+from glovebox_server.governance.approvals import store
+from glovebox_server.governance.approvals.facts import facts, nothing_before
+from glovebox_server.governance.approvals.lifting import (
+    Escalation,
+    budget_escalation,
+    considered,
+    escalation,
+    unnamed,
+    widened,
+)
+from glovebox_server.governance.approvals.question import Asked, Question
+from glovebox_server.governance.approvals.rules import Facts, asking, together
+from glovebox_server.governance.governance import Proposal
+from glovebox_server.governance.rights import Rights
+from glovebox_server.tools import TOOLS
+
+QUIET = ASKING.model_copy(update={"approval": "none", "limits": Limits(wall_seconds=60)})
+SPENT = Escalation(what="budget", target="calls", lift=Lift(what="budget"))
+HOST = Escalation(what="host", target="https://a.org:443", lift=Lift(what="host"))
+ONLINE = QUIET.model_copy(
+    update={"network": Network.model_validate({"mode": "egress", "allow": ({"host": "b.org", "ports": (80, 443)},)})}
+)
+
+
+async def _granted(desk: Desk, made: Proposal, escalation: Escalation, reach: str = "run") -> Question:
+    """A yes that lifts something for a call, or its run."""
+    if escalation.what == "host":  # asked about once the program has run
+        (question,) = await desk.approvals.request(made, [escalation])
+    else:
+        question = await desk.asked(replace(made, escalation=escalation))
+    assert await desk.answer(question, reach=reach) == "allowed"
+    return question
+
+
+def _lifting(made: Proposal) -> Proposal:
+    return replace(made, rights=replace(made.rights, lifts=(Lift(what="host"), Lift(what="budget"))))
+
+
+async def test_a_grant_is_no_yes_to_a_rule(tmp_path: Path) -> None:
+    """What it lifts is lifted, and the rule asks all the same; the control is a call that the rule lets pass."""
+    rules = (Approval(name="long", when="longer_than", seconds=5),)
+    async with a_desk(tmp_path / "s") as desk:
+        short = proposal(profile=QUIET, rules=rules, timeout_seconds=5)
+        grant = await _granted(desk, short, SPENT)
+        passed = await desk.decided(replace(again(short), escalation=SPENT))
+        assert (passed.effect, passed.rule) == ("allow", "lift.budget")
+        long = replace(proposal(profile=QUIET, rules=rules, timeout_seconds=6), escalation=SPENT)
+        question = await desk.asked(long)
+        assert (question.subject.rules, question.subject.lifted) == (("approval.long",), None)
+        await desk.answer(question)
+        ran = await desk.decided(again(long))
+        assert (ran.approval, [each.approval for each in ran.grants]) == (question.id, [grant.id])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"principal": "local:1"},
+        {"run": "r_2"},
+        {"policy": "sha256:b"},
+        {"profile": QUIET.model_copy(update={"risk": "medium"})},
+        {"workspace": Path("/")},
+        {"environment": "sha256:others"},
+    ],
+)
+async def test_a_grant_for_the_run_is_bound_to_all_but_the_call(other: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever else differs, it is asked about anew; the control is another program, which the grant is good for."""
+    reading = QUIET.model_copy(update={"files": QUIET.files.model_copy(update={"workspace": "read"})})
+    own: dict[str, Any] = {"policy": "sha256:a", "profile": reading, "workspace": tmp_path}
+    async with a_desk(tmp_path / "s") as desk:
+        grant = await _granted(desk, proposal(**own), SPENT)
+        changed = {**own, **other}
+        desk.environment[0] = changed.pop("environment", "sha256:packages")
+        assert isinstance(await desk.approvals.consult(replace(proposal(**changed), escalation=SPENT), None), Question)
+        desk.environment[0] = "sha256:packages"
+        passed = await desk.decided(replace(proposal("print(2)", **own), escalation=SPENT))
+        assert [each.approval for each in passed.grants] == [grant.id]
+
+
+async def test_a_grant_for_one_call_is_bound_to_it_and_used_up(tmp_path: Path) -> None:
+    """Not for another program, nor other inputs; the control is the call itself, once."""
+    given = (Input(name="a", uri="artifact://1", sha256="1" * 64, bytes=1),)
+    async with a_desk(tmp_path / "s") as desk:
+        made = _lifting(proposal(profile=ONLINE))
+        grant = await _granted(desk, made, HOST, "call")
+        for other in (proposal("print(2)", profile=ONLINE), proposal(profile=ONLINE, inputs=given)):
+            assert (await desk.decided(_lifting(other))).grants == ()
+        assert [each.approval for each in (await desk.decided(again(made))).grants] == [grant.id]
+        assert (await desk.decided(again(made))).grants == ()
+
+
+async def test_a_program_uses_grants_of_hosts_alone_and_only_with_a_network(tmp_path: Path) -> None:
+    """A spent budget that is lifted for its run is named where it was spent; offline nothing is named."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = _lifting(proposal(profile=ONLINE))
+        host = await _granted(desk, made, HOST)
+        await _granted(desk, made, SPENT)
+        assert [each.approval for each in (await desk.decided(again(made))).grants] == [host.id]
+        offline = _lifting(proposal(profile=QUIET))
+        await _granted(desk, offline, HOST)
+        assert (await desk.decided(again(offline))).grants == ()
+
+
+async def test_a_grant_of_one_thing_lifts_no_other(tmp_path: Path) -> None:
+    """Another budget is another question; the control is the one that was granted."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=QUIET)
+        await _granted(desk, made, SPENT)
+        await desk.asked(replace(again(made), escalation=replace(SPENT, target="seconds")))
+        assert (await desk.decided(replace(again(made), escalation=SPENT))).effect == "allow"
+
+
+async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record(tmp_path: Path) -> None:
+    """The bound is for an hour; a second before its end it holds."""
+    async with a_desk(tmp_path / "s") as desk:
+        forged = replace(await desk.asked(proposal()), id="a_forged")
+        for passed, more in ((0, module.MAX_REFUSED), (3599, 0), (2, 1)):
+            desk.clock.pass_(passed)
+            before = desk.kinds().count("approval.refused")
+            for _ in range(max(1, more)):
+                with pytest.raises(Refused):
+                    await desk.answer(forged)
+            assert desk.kinds().count("approval.refused") - before == more
+
+
+async def test_a_question_that_is_over_is_taken_back_by_nobody(tmp_path: Path) -> None:
+    """Though nothing has looked at the store since; the control is one second earlier."""
+    async with a_desk(tmp_path / "s") as desk:
+        first, second = await desk.asked(proposal("1")), await desk.asked(proposal("2"))
+        desk.clock.pass_(599)
+        await desk.approvals.withdraw(first.id, "local:0")
+        desk.clock.pass_(2)
+        with pytest.raises(Refused) as caught:
+            await desk.approvals.withdraw(second.id, "local:0")
+        assert caught.value.rule == "approval.over"
+
+
+async def test_a_yes_of_several_goes_as_far_as_the_least_of_them(tmp_path: Path) -> None:
+    """One who said yes to the call alone said none to the run; the control is that both said so."""
+    rules = (Approval(name="two", quorum=2, reach="run"),)
+    async with a_desk(tmp_path / "s") as desk:
+        for code, reaches, second in (("1", ("run", "call"), "ask"), ("2", ("run", "run"), "allow")):
+            made = proposal(code, profile=QUIET, rules=rules)
+            question = await desk.asked(made)
+            for number, reach in enumerate(reaches):
+                await desk.answer(question, by=f"local:{number}", reach=reach)
+            assert (await desk.decided(again(made))).effect == "allow"
+            found = await desk.approvals.consult(again(made), None)
+            assert (found.effect if isinstance(found, Decision) else "ask") == second
+
+
+async def test_the_time_of_a_yes_begins_with_it(tmp_path: Path) -> None:
+    """Ten minutes from the answer, not from the question."""
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal()
+        question = await desk.asked(made)
+        desk.clock.pass_(599)
+        await desk.answer(question)
+        desk.clock.pass_(599)
+        assert (await desk.decided(again(made))).approval == question.id
+
+
+async def test_whoever_may_not_say_yes_may_say_no(tmp_path: Path) -> None:
+    """The caller's own no counts where another principal is wanted."""
+    rules = (Approval(name="four-eyes", another_principal=True),)
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal(profile=QUIET, rules=rules))
+        assert await desk.answer(question, by="local:1000", allow=False) == "denied"
+
+
+async def test_only_an_approved_program_is_shown_as_the_last(tmp_path: Path) -> None:
+    """Not one that somebody denied, nor one that nobody answered."""
+    async with a_desk(tmp_path / "s") as desk:
+        await desk.answer(await desk.asked(proposal("print(1)")), allow=False)
+        await desk.asked(proposal("print(2)"))
+        assert (await desk.asked(proposal("print(3)"))).last_approved is None
+
+
+async def test_one_callers_questions_are_no_others(tmp_path: Path) -> None:
+    """A caller with eight open leaves another's first; and what one was allowed teaches nothing of another."""
+    rules = (Approval(name="programs", when="new_program"),)
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=QUIET, rules=rules)
+        await desk.answer(await desk.asked(made))
+        assert (await desk.decided(again(made))).effect == "allow"
+        assert (await desk.decided(again(made))).approval is None
+        assert isinstance(
+            await desk.approvals.consult(proposal(profile=QUIET, rules=rules, principal="x"), None), Question
+        )
+
+
+@pytest.mark.parametrize("how", ["answered", "by another call"])
+async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path: Path) -> None:
+    """And not once somebody has answered; the control is the same without either."""
+    rules = (Approval(name="two", quorum=2),)
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal(profile=QUIET, rules=rules))
+        if how == "answered":
+            await desk.answer(question)
+        with store.opened(desk.state) as database:
+            other = "c_other" if how == "by another call" else question.asked_by
+            assert database.transact_now(lambda db: store.abandon(db, question.id, other, desk.clock())) is None
+        control = await desk.asked(proposal("2", profile=QUIET, rules=rules))
+        with store.opened(desk.state) as database:
+            assert database.transact_now(lambda db: store.abandon(db, control.id, control.asked_by, desk.clock()))
+
+
+def test_facts_are_of_what_can_be_reached_and_may_be_taken() -> None:
+    """Artifacts leave only over a network; without a time of its own a call takes its profile's; each port counts."""
+    for profile, leaving in ((QUIET, 0), (ONLINE, 1)):
+        made = proposal(profile=profile)
+        made = replace(made, call=replace(made.call, arguments={"code": "1", "inputs": ["artifact://1"]}))
+        found = facts(made, TOOLS["run_python"], nothing_before)
+        assert (found.leaving, found.seconds) == (leaving, 60)
+    assert found.new_hosts == ("b.org:80", "b.org:443")
+
+
+def _facts(seconds: float = 5) -> Facts:
+    return Facts(tool="run_python", new_program=True, new_hosts=(), leaving=0, seconds=seconds)
+
+
+def test_a_rule_is_about_its_tool_or_every_tool_and_about_more_than_its_seconds() -> None:
+    """Of another tool it asks nothing; the bound itself is not more than it."""
+    assert asking([Approval(name="a", tool="fetch_url")], _facts()) is None
+    assert asking([Approval(name="a")], _facts()) is not None
+    long = Approval(name="a", when="longer_than", seconds=5)
+    assert asking([long], _facts(5)) is None
+    assert asking([long], _facts(5.1)) is not None
+
+
+def test_nobody_at_the_client_can_be_two() -> None:
+    """A quorum goes to operators, where another rule says the client."""
+    assert together([Asked(by="client"), Asked(quorum=2)]).by == "operator"
+
+
+def _rights(profile: Profile, *lifts: Lift) -> Rights:
+    return Rights(profiles=ProfileSet({"run_python": profile}, {}), workspace=None, lifts=lifts, role="a")
+
+
+def _denial(rule: str) -> Decision:
+    return Decision(effect="deny", rule=rule, reason="", hint="", profile_digest="sha256:disk")
+
+
+@pytest.mark.parametrize(("then", "lifted"), [("allow", True), ("ask", True), ("deny", False)])
+def test_what_would_be_refused_all_the_same_is_no_question(then: Any, *, lifted: bool) -> None:
+    """A person is asked about what their yes would let run; the record names the profile that is on disk."""
+    outside = Rights(
+        profiles=ProfileSet({}, {}), workspace=None, role="a", lifts=(Lift(what="tool"),), beyond={"run_python": QUIET}
+    )
+
+    def decide(rights: Rights) -> Decision:
+        if "run_python" not in rights.profiles:
+            return _denial("role.tools")
+        return replace(_denial("limits.wall_seconds"), effect=then, profile_digest=digest(QUIET))
+
+    decision, rights, found = considered(proposal().call, TOOLS["run_python"], outside, decide)
+    assert (found is not None) == lifted
+    assert ("run_python" in rights.profiles) == lifted
+    assert (decision.effect, decision.profile_digest) == ("ask" if lifted else "deny", "sha256:disk")
+
+
+@pytest.mark.parametrize("rule", ["stop.run", "policy.role", "limits.wall_seconds", "repeats", "network.mode"])
+def test_no_other_denial_is_lifted(rule: str) -> None:
+    """Whatever the policy lifts; the controls are those three."""
+    every = (Lift(what="tool"), Lift(what="host"), Lift(what="budget"))
+    url = {"url": "https://a.org/", "method": "GET"}
+    fetch = replace(proposal().call, tool="fetch_url", arguments=url)
+    rights = replace(
+        _rights(ONLINE, *every),
+        beyond={"run_python": QUIET, "fetch_url": QUIET},
+        profiles=ProfileSet({"fetch_url": ONLINE}, {}),
+    )
+    run, get = TOOLS["run_python"], TOOLS["fetch_url"]
+    assert escalation(run, proposal().call, rights, _denial(rule)) is None
+    assert escalation(get, fetch, rights, _denial(rule)) is None
+    assert budget_escalation(rights, _denial(rule)) is None
+    tool, host = (
+        escalation(run, proposal().call, rights, _denial("role.tools")),
+        escalation(get, fetch, rights, _denial("network.allow")),
+    )
+    budget = budget_escalation(rights, _denial("budget.calls"))
+    assert [each and each.target for each in (tool, host, budget)] == ["run_python", "https://a.org:443", "calls"]
+
+
+def test_one_budget_is_lifted_and_no_other_and_no_host_that_a_rule_names() -> None:
+    """A path that its own rule refuses is no question for a program either."""
+    budgets = tuple(Budget(name=name, per="principal", every="hour", calls=1) for name in ("calls", "others"))
+    left = widened(replace(_rights(QUIET), budgets=budgets), "run_python", [SPENT]).budgets
+    assert [each.name for each in left] == ["others"]
+    rights = _rights(ONLINE, Lift(what="host"))
+    targets = [
+        parse_url(*each)
+        for each in (("GET", "http://b.org:81/"), ("POST", "https://c.org/"), ("GET", "https://d.org/"))
+    ]
+    assert [each.target for each in unnamed(targets, ONLINE, rights)] == ["https://d.org:443"]
+
+
+def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
+    """In the order of the server; without a policy all of them."""
+    offered: Callable[[Rights], tuple[str, ...]] = lambda rights: rights.offered(["fetch_url", "run_python"])  # noqa: E731
+    assert offered(_rights(QUIET)) == ("run_python",)
+    assert offered(replace(_rights(QUIET), role=None)) == ("fetch_url", "run_python")
+    assert (
+        offered(replace(_rights(QUIET), profiles=ProfileSet({}, {}), denial=Refusal(rule="x", reason="", hint="")))
+        == ()
+    )
