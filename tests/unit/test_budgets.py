@@ -308,6 +308,18 @@ async def test_what_could_not_be_settled_is_settled_later(
         assert (await spent.left())["b wall_seconds"] > 9_990
 
 
+async def test_calls_are_settled_as_they_end_without_being_asked_for(scene: Scene, tmp_path: Path) -> None:
+    """Twice, since one task does it for all calls: the file is read here by another connection, and asked nothing."""
+    async with spending(scene, tmp_path, budget(wall_seconds=10_000)) as spent:
+        with closing(sqlite3.connect(spent.budgets._database.path)) as connection:
+            for calls in (1, 2):
+                await spent.call()
+                with anyio.fail_after(10):
+                    while connection.execute("SELECT sum(calls) FROM usage").fetchone() != (calls,):  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                assert connection.execute("SELECT count(*) FROM reserved").fetchone() == (0,)
+
+
 async def test_a_mistake_while_settling_ends_no_server_and_stays_spent(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
 
 from glovebox_profiles.egress.hosts import matches
 from glovebox_profiles.policy.model import Rate
@@ -142,10 +141,11 @@ def _bytes(content: Text | Image | Link) -> int:
 class Budgets:
     """The open budgets of a state directory. Make it with ``opened``."""
 
-    def __init__(self, database: Database, clocks: Callable[[], Clocks], tasks: TaskGroup) -> None:
-        """Take the open file, where time comes from, and where calls are settled."""
+    def __init__(self, database: Database, clocks: Callable[[], Clocks]) -> None:
+        """Take the open file, and where time comes from."""
         self._database = database
-        self._tasks = tasks
+        self._over = anyio.Event()
+        """Set by the end of a call."""
         self._tidies_at = 0
         self._clocks = clocks
         self._server = new_owner().mark()
@@ -177,7 +177,14 @@ class Budgets:
             # Its caller does not wait for this. Whatever this server asks of the file next is asked after it.
             if len(self._unsettled) < MAX_UNSETTLED:
                 self._unsettled.append((asked, reservation.amounts()))
-            self._tasks.start_soon(self.settle)
+            self._over.set()
+
+    async def settling(self) -> NoReturn:
+        """Settle calls as they end. One task for all of them: to start one is a tenth of what budgets cost a call."""
+        while True:
+            await self._over.wait()
+            self._over = anyio.Event()
+            await self.settle()
 
     async def settle(self) -> None:
         """Count what calls spent that are over. Not cancelled; a failure is logged, and tried again."""
@@ -252,8 +259,10 @@ async def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) ->
     """
     with database.opened(state_dir / database.DIRECTORY / store.NAME, store.SCHEMA) as found:
         async with anyio.create_task_group() as tasks:
-            budgets = Budgets(found, clocks, tasks)
+            budgets = Budgets(found, clocks)
+            tasks.start_soon(budgets.settling)
             try:
                 yield budgets
             finally:
+                tasks.cancel_scope.cancel()
                 await budgets.settle()
