@@ -120,6 +120,7 @@ async def test_grants_are_listed_revoked_and_shown_as_a_rule(desk: Desk) -> None
     question = await desk.asked(replace(proposal(profile=QUIET), escalation=LIFTED))
     rule = _run(desk, "allow", question.id, "--rule")
     assert '+  { host = "example.org", ports = [443] },' in rule.output
+    assert "then restart the server." in rule.output
     assert _json(desk, "grants") == {"grants": []}
     assert _json(desk, "allow", question.id, "--run")["reach"] == "run"
     (grant,) = _json(desk, "grants")["grants"]

@@ -93,7 +93,8 @@ def as_rule(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> 
         return OK
     for line in lines:
         out.print(Text(line))
-    out.print(Text("Nothing was answered. Make the change yourself, then restart the server."))
+    then = ", then restart the server" if about.lifted == "host" else "; servers follow within seconds"
+    out.print(Text(f"Nothing was answered. Make the change yourself{then}."))  # profiles are read at the start
     return OK
 
 
