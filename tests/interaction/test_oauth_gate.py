@@ -12,6 +12,7 @@ import anyio
 import httpx2
 import pytest
 from tests.fixtures.issuers import AnIssuer, an_issuer, made
+from tests.interaction.fakes import fake_app
 from tests.interaction.served import Served, served, until
 from tests.interaction.sign_in import Browser, Storage, no_page, signed_in
 from tests.interaction.test_token_changes import cut
@@ -20,6 +21,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.transport import serve
 from glovebox_server.transport.oauth import authority, verify
 from glovebox_server.transport.oauth.authority import METADATA_PATH, RESOURCES, OAuth, Scopes
+from glovebox_server.transport.oauth.issuer import IssuerUnusable
 
 TOOLS = {"reader": {"read_workspace_file"}, "analyst": {"run_python"}}
 SCOPES = Scopes(
@@ -132,6 +134,29 @@ async def test_tokens_that_are_none_are_refused_and_those_that_are_let_in(tmp_pa
         assert (await asked(place, server.tokens["alice"])).status_code == 200
 
 
+async def test_where_a_token_cannot_be_checked_its_caller_is_told_to_come_later(tmp_path: Path) -> None:
+    """503 and when, no challenge: nothing is wrong with the token. Those who are known come in (the control)."""
+    async with both(tmp_path) as (issuer, server):
+        known = issuer.token(audience(server))
+        assert (await asked(f"{server.url}/health", known)).status_code == 200
+        issuer.fails = True
+        server.authority.issuer._confirmed -= 3600
+        answer = await asked(f"{server.url}/health", issuer.token(audience(server)))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert "www-authenticate" not in answer.headers
+        assert server.app.refusals.totals["token.unchecked"] == 1
+        for token in (known, server.tokens["alice"]):
+            assert (await asked(f"{server.url}/health", token)).status_code == 200
+
+
+async def test_without_its_issuers_keys_a_server_does_not_start(tmp_path: Path) -> None:
+    """It says so at once, instead of to each caller. With them it does: see every other test."""
+    async with an_issuer() as issuer, fake_app(tmp_path) as app:
+        issuer.fails = True
+        with anyio.fail_after(10), pytest.raises(IssuerUnusable, match="status 500"):
+            await serve.serve_http(app, oauth=OAuth(issuer=issuer.url))
+
+
 NAMES = ("glovebox.example", "other.example:8443")
 
 
@@ -190,10 +215,19 @@ async def test_a_withdrawn_key_lets_nobody_in_again(tmp_path: Path) -> None:
 async def test_what_was_begun_with_a_forgotten_token_ends_with_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two calls go on while others come in and none is remembered; of a withdrawn key ends, of another goes on."""
+    """None is remembered while others come in: a call and a stream of a withdrawn key end, another's call goes on."""
     monkeypatch.setattr(authority, "MAX_KEPT", 1)
-    async with both(tmp_path) as (issuer, server), anyio.create_task_group() as tasks:
+    with cut(surely=True):
+        await ended_with_its_key(tmp_path)
+
+
+async def ended_with_its_key(directory: Path) -> None:
+    """A stream, a call, and another's call."""
+    async with both(directory) as (issuer, server), anyio.create_task_group() as tasks:
         running, cancelled = server.app.broker.running, server.app.broker.cancelled
+        opened, ended = anyio.Event(), anyio.Event()
+        tasks.start_soon(listen, server, issuer.token(audience(server)), opened, ended)
+        await opened.wait()
         tasks.start_soon(call, server, issuer.token(audience(server)))
         await until(lambda: len(running) == 1)
         issuer.add_key("second")
@@ -203,11 +237,13 @@ async def test_what_was_begun_with_a_forgotten_token_ends_with_its_key(
         assert (await asked(f"{server.url}/health", issuer.token(audience(server), sub="carol"))).status_code == 200
         del issuer.keys["first"]
         assert not cancelled
+        assert not ended.is_set()
         await server.authority.issuer.fetch()
         await until(lambda: len(running) == 1)
         assert len(cancelled) == 1
         (left,) = running.values()
         assert left.principal.id == f"oauth:{issuer.url}#bob"
+        await until(ended.is_set)
         server.app.broker.release.set()
 
 
@@ -222,19 +258,7 @@ async def ended_with_its_token(directory: Path) -> None:
     async with both(directory) as (issuer, server), anyio.create_task_group() as tasks:
         brief = issuer.token(audience(server), exp=int(time.time()) - verify.LEEWAY + 3)
         ended = anyio.Event()
-
-        async def listen() -> None:
-            headers = {"Authorization": f"Bearer {brief}"}
-            async with (
-                httpx2.AsyncClient(timeout=30) as http,
-                http.stream("GET", f"{server.url}/sse", headers=headers) as answer,
-            ):
-                assert answer.status_code == 200
-                async for _ in answer.aiter_raw():
-                    pass
-            ended.set()
-
-        tasks.start_soon(listen)
+        tasks.start_soon(listen, server, brief, anyio.Event(), ended)
         tasks.start_soon(call, server, brief)
         tasks.start_soon(call, server, server.tokens["bob"])
         await until(lambda: len(server.app.broker.running) == 2)
@@ -243,6 +267,20 @@ async def ended_with_its_token(directory: Path) -> None:
         assert len(server.app.broker.running) == 1
         assert (await asked(f"{server.url}/health", brief)).status_code == 401
         server.app.broker.release.set()
+
+
+async def listen(server: Served, token: str, opened: anyio.Event, ended: anyio.Event) -> None:
+    """Hold a stream open until it ends."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        httpx2.AsyncClient(timeout=30) as http,
+        http.stream("GET", f"{server.url}/sse", headers=headers) as answer,
+    ):
+        assert answer.status_code == 200
+        opened.set()
+        async for _ in answer.aiter_raw():
+            pass
+    ended.set()
 
 
 async def call(server: Served, token: str, tool: str = "run_python") -> httpx2.Response:

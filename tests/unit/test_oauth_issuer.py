@@ -58,6 +58,7 @@ async def refused(checks: Authority, token: str) -> str:
         ("id.example", "no URL of a web"), ("https://", "no URL of a web"), ("https://id.example/?a=b", "query"),
         ("https://id.example/#a", "fragment"), ("https://user@id.example", "no URL of a web"),
         ("https://id.example:port", "no URL"), ("https://id.example/\n", "no URL"), ("https://[::1", "no URL"),
+        ("https://id.example/a b", "query"),
     ],
 )  # fmt: skip
 def test_what_is_no_issuer_is_told(url: str, why: str) -> None:
@@ -70,6 +71,10 @@ def test_what_is_no_issuer_is_told(url: str, why: str) -> None:
 
 def _says(**metadata: Any) -> Callable[[AnIssuer], None]:
     return lambda theirs: theirs.metadata.update(metadata)
+
+
+def _redirects(theirs: AnIssuer) -> None:
+    theirs.metadata["jwks_uri"] = f"{theirs.url}/jwks/"  # starlette leads to the one without a slash
 
 
 def _publishes(content: bytes) -> Callable[[AnIssuer], None]:
@@ -104,6 +109,7 @@ def _empties(theirs: AnIssuer) -> None:
         (_publishes(json.dumps({"keys": [{}] * 65}).encode()), "more than 64"),
         (_publishes(b"{}"), "no JWK set"),
         (_empties, "publishes no key"),
+        (_redirects, "status 307"),
     ],
 )  # fmt: skip
 async def test_an_issuer_that_cannot_be_used_is_told(change: Callable[[AnIssuer], None], why: str) -> None:
@@ -157,15 +163,15 @@ async def test_a_new_key_is_asked_for_once_for_all_who_wait() -> None:
         async def ask(token: str) -> None:
             found.append(await refused(checks, token))
 
-        async with anyio.create_task_group() as asking:
-            for token in new:
-                asking.start_soon(ask, token)
-            with anyio.fail_after(5):
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as asking:
+                for token in new:
+                    asking.start_soon(ask, token)
                 while "/jwks" not in theirs.asked:  # noqa: ASYNC110 - the issuer's
                     await anyio.sleep(0.01)
-            assert await refused(checks, known) == "", "nobody else waits"
-            assert found == []
-            theirs.hold.set()
+                assert await refused(checks, known) == "", "nobody else waits"
+                assert found == []
+                theirs.hold.set()
         assert found == [""] * 20
         assert theirs.asked.count("/jwks") == 1
         for number in range(50):
@@ -197,7 +203,77 @@ async def test_so_many_may_wait_for_keys(monkeypatch: pytest.MonkeyPatch) -> Non
             assert found == ["busy"] * 2
             theirs.hold.set()
         assert sorted(found) == ["busy"] * 2 + ["key"] * 3
+        clock.now += issuer.AGAIN_SECONDS
+        assert await refused(checks, theirs.token(HERE, header={"kid": "made-up"})) == "key", "nobody waits any more"
         tasks.cancel_scope.cancel()
+
+
+async def test_who_waits_for_keys_waits_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here nobody asks for them."""
+    clock = Clock()
+    async with an_issuer() as theirs:
+        checks = await opened(theirs, clock)
+        clock.now += issuer.AGAIN_SECONDS
+        monkeypatch.setattr(issuer, "SECONDS", 0.1)
+        with anyio.fail_after(5):
+            assert await refused(checks, theirs.token(HERE, header={"kid": "made-up"})) == "key"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "others"), [("REFRESH_SECONDS", "RETRY_SECONDS"), ("RETRY_SECONDS", "REFRESH_SECONDS")]
+)
+async def test_keys_are_asked_for_from_time_to_time(seconds: str, others: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A withdrawn key is noticed though nobody comes; sooner where the issuer did not answer the last time."""
+    monkeypatch.setattr(issuer, seconds, 0.01)
+    monkeypatch.setattr(issuer, others, 3600.0)
+    clock = Clock()
+    async with an_issuer() as theirs, anyio.create_task_group() as tasks:
+        checks = await opened(theirs, clock)
+        grant = await checks.grant(theirs.token(HERE))
+        del theirs.keys["first"]
+        theirs.add_key("second")
+        theirs.fails = seconds == "RETRY_SECONDS"
+        tasks.start_soon(checks.issuer.follow)
+        if theirs.fails:
+            clock.now += issuer.AGAIN_SECONDS
+            assert await refused(checks, theirs.token(HERE)) == "key"
+            assert not grant.removed.is_set()
+            theirs.fails = False
+        with anyio.fail_after(5):
+            await grant.removed.wait()
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"jwks_uri": "http://127.0.0.1:1/jwks"}, "is on this machine"),
+        ({"jwks_uri": "https://localhost/jwks"}, "is on this machine"),
+        ({"jwks_uri": "https://keys.example/jwks"}, "no JWK set"),
+        (None, "no metadata"),
+    ],
+)
+async def test_an_issuer_elsewhere_has_its_keys_elsewhere(
+    told: dict[str, str] | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would have this host ask what only this host can reach; another server's are asked for (the control)."""
+    url = "https://id.example"
+
+    async def document(_issuer: Issuer, _client: object, _url: str) -> Any:
+        return [] if told is None else {"issuer": url, **told}
+
+    monkeypatch.setattr(Issuer, "_document", document)
+    with pytest.raises(IssuerUnusable, match=why):
+        await Issuer(url).fetch()
+
+
+async def test_an_operator_says_whether_tokens_tell_their_type() -> None:
+    """Unless he does, one of another type is none."""
+    async with an_issuer() as theirs:
+        lax = authority_of(OAuth(issuer=theirs.url, any_type=True), HOSTS, Scopes())
+        await lax.issuer.fetch()
+        token = theirs.token(HERE, header={"typ": "JWT"})
+        assert [await refused(checks, token) for checks in (await opened(theirs), lax)] == ["type", ""]
 
 
 async def test_a_withdrawn_key_ends_its_tokens() -> None:
@@ -281,8 +357,11 @@ async def test_good_tokens_are_remembered_so_many(monkeypatch: pytest.MonkeyPatc
         for token in tokens:
             assert await refused(checks, token) == ""
         assert len(checks._kept) == 3
+        kept = list(checks._kept.values())
+        assert await refused(checks, tokens[2]) == ""
         assert await refused(checks, tokens[0]) == ""
-        assert len(checks._kept) == 3
+        assert [grant.principal.rpartition("#")[2] for grant in checks._kept.values()] == ["s4", "s2", "s0"]
+        assert list(checks._kept.values())[:2] == [kept[2], kept[0]], "those used last"
 
 
 async def test_an_operator_says_what_tokens_are_for() -> None:
@@ -318,6 +397,8 @@ async def test_a_key_without_a_name_is_found_where_there_is_one() -> None:
     """A token may leave ``kid`` out; where two keys would fit, it may not."""
     async with an_issuer() as theirs:
         checks = await opened(theirs, Clock())
+        theirs.add_key("other", "RS256")
+        await checks.issuer.fetch()
         assert await checks.issuer.key(Header(algorithm="ES256", key=None)) is not None
         theirs.add_key("second")
         await checks.issuer.fetch()

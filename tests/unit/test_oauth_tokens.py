@@ -47,6 +47,11 @@ def encoded(value: object) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
+def modulus(bits: int) -> str:
+    """As long as that of an RSA key of so many bits."""
+    return encoded(b"\xff" * (bits // 8))
+
+
 def with_header(token: str, header: object) -> str:
     """The same claims and signature under another header."""
     return ".".join((encoded(header), *token.split(".")[1:]))
@@ -112,6 +117,12 @@ ATTACKS: list[tuple[str, Callable[[str], str], str]] = [
         good, {"alg": "RS256", "kid": "first", "typ": "at+jwt", "x": 1}), "signature"),
     ("crit", lambda good: with_header(
         good, {"alg": "RS256", "kid": "first", "typ": "at+jwt", "crit": ["b64"], "b64": False}), "malformed"),
+    *[(f"{name} alone", lambda good, name=name: with_header(
+        good, {"alg": "RS256", "kid": "first", "typ": "at+jwt", name: ["x"]}), "malformed")
+      for name in ("crit", "b64", "zip", "enc")],
+    ("alg none of no key", lambda good: with_header(good, {"alg": "none", "kid": "x", "typ": "at+jwt"}), "algorithm"),
+    ("expired, of no key", lambda _: ISSUER.token(HERE, exp=at(-3600), header={"kid": "x"}), "expired"),
+    ("typ a number", lambda good: with_header(good, {"alg": "RS256", "kid": "first", "typ": 7}), "malformed"),
     ("another issuer", lambda _: ISSUER.token(HERE, iss="https://evil.example"), "issuer"),
     ("the issuer and more", lambda _: ISSUER.token(HERE, iss="https://id.example/"), "issuer"),
     ("a list of issuers", lambda _: ISSUER.token(HERE, iss=[ISSUER.url]), "issuer"),
@@ -130,6 +141,7 @@ ATTACKS: list[tuple[str, Callable[[str], str], str]] = [
     ("of a number", lambda _: ISSUER.token(HERE, sub=7), "claims"),
     ("of an endless name", lambda _: ISSUER.token(HERE, sub="a" * 600), "claims"),
     ("scopes that are none", lambda _: ISSUER.token(HERE, scope={"a": 1}), "claims"),
+    ("scopes that are numbers", lambda _: ISSUER.token(HERE, scope=[1]), "claims"),
     ("an ID token", lambda _: ISSUER.token(HERE, header={"typ": "JWT"}, nonce="n"), "type"),
     ("of no type", lambda _: ISSUER.token(HERE, header={"typ": None}), "type"),
     ("a logout token", lambda _: ISSUER.token(HERE, header={"typ": "logout+jwt"}), "type"),
@@ -166,10 +178,11 @@ def test_an_operator_may_accept_tokens_that_do_not_say_what_they_are() -> None:
     lax = Expected(issuer=ISSUER.url, audiences=frozenset({HERE}), any_type=True)
     for kind in ("JWT", "jwt", "", "application/at+jwt"):
         assert let_in(ISSUER.token(HERE, header={"typ": kind}), lax).principal
-    every: list[dict[str, Any]] = [{"nonce": "n"}, {"at_hash": "h"}, {"events": {}}]
-    for claims in every:
+    every: list[dict[str, Any]] = [{name: "h"} for name in ("nonce", "at_hash", "c_hash", "s_hash", "events")]
+    others = [ISSUER.token(HERE, header={"typ": "JWT"}, **claims) for claims in every]
+    for token in (*others, ISSUER.token(HERE, header={"typ": "logout+jwt"})):
         with pytest.raises(BadToken) as refused:
-            let_in(ISSUER.token(HERE, header={"typ": "JWT"}, **claims), lax)
+            let_in(token, lax)
         assert refused.value.reason == "type"
 
 
@@ -180,7 +193,16 @@ def test_two_subjects_are_never_one_principal() -> None:
     assert len(set(principals)) == len(names)
     assert all(each.startswith("oauth:https://id.example#") and each.isascii() for each in principals)
     assert all(each.isprintable() and each.count("#") == 1 for each in principals)
+    assert principals[3] == "oauth:https://id.example#a%2Fb"
     assert principals[-2:] == ["oauth:https://id.example#a@b.example", "oauth:https://id.example#auth0|7"]
+
+
+def test_so_many_scopes_are_looked_at() -> None:
+    """Each once, as text or as a list; fewer are all there (the control)."""
+    names = [f"s{number:03}" for number in range(100)]
+    for scopes in ({"scope": " ".join(names)}, {"scp": names * 2}):
+        assert let_in(ISSUER.token(HERE, **scopes)).scopes == tuple(names[:64])
+    assert let_in(ISSUER.token(HERE, scp=names[:64])).scopes == tuple(names[:64])
 
 
 def test_what_is_recorded_of_a_user_is_short_and_visible() -> None:
@@ -198,6 +220,9 @@ def test_what_is_recorded_of_a_user_is_short_and_visible() -> None:
         ({"alg": "none"}, False),
         ({"kty": "oct", "k": "AAAA"}, False), ({"kty": ["RSA"]}, False), ({"key_ops": ["sign"]}, False),
         ({"n": "AQAB"}, False), ({"n": 7}, False), ({"e": "A" * 400}, False), ({"d": "AQAB"}, False),
+        (ISSUER.keys["first"].as_dict(private=True), False), ({"e": "AQAAAAE"}, False),
+        ({"n": modulus(1024)}, False), ({"n": modulus(2048)}, True), ({"n": modulus(8192)}, True),
+        ({"n": modulus(8200)}, False),
         ({"kid": 7}, False),
     ],
 )  # fmt: skip
@@ -205,7 +230,7 @@ def test_keys_for_anything_else_are_left_out(change: dict[str, Any], kept: bool)
     """Symmetric, for encryption, too short, slow on purpose, or private: nothing is checked with them."""
     found = verify.keys_of({"keys": [PUBLIC | change, "no key"]})
     assert len(found) == kept
-    if kept and change:
+    if kept and "alg" in change:
         assert found["first"].algorithms == ("RS384",)
 
 

@@ -4,13 +4,17 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.fixtures.callers import a_token
 
 from glovebox_server.cli.actions import client_config
+from glovebox_server.transport import callers as callers_module
 from glovebox_server.transport import tokens
 from glovebox_server.transport.callers import Callers
 
@@ -64,6 +68,71 @@ def test_no_more_tokens_are_made_than_a_server_reads(tmp_path: Path) -> None:
     assert len(tokens.load(tmp_path / "t")) == tokens.MAX_TOKENS
 
 
+def test_more_files_than_tokens_may_be_are_refused_and_change_nothing_that_runs(tmp_path: Path) -> None:
+    """At the start, and while a server runs: those in force stay, and one that is removed goes (the control)."""
+    place = tmp_path / "t"
+    for number in range(tokens.MAX_TOKENS):
+        assert tokens.create(place, f"t{number}")
+    files = tokens.TokenFiles(place)
+    before = dict(files.tokens)
+    _write(place / "a", GOOD)
+    _write(place / "b", GOOD)
+    (place / "t0").unlink()
+    with pytest.raises(tokens.TokensUnusable, match="more than 64 tokens"):
+        tokens.load(place)
+    assert files.look()
+    del before["t0"]
+    assert files.tokens == before
+    (problem,) = files.problems
+    assert "more than 64 tokens" in str(problem)
+
+
+def test_what_is_wrong_with_the_directory_keeps_tokens_in_force_until_it_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open to others, or not to be read at this moment; repaired, what changed meanwhile counts (the control)."""
+    place = tmp_path / "t"
+    tokens.create(place, "ci")
+    files = tokens.TokenFiles(place)
+    before = files.tokens
+    stamps = tokens._stamps(place)
+    assert stamps is not None
+    monkeypatch.setattr(tokens, "_TICK_NS", -(10**18))
+    files.look()
+    place.chmod(0o755)
+    assert files.look()
+    assert (files.tokens, len(files.problems)) == (before, 1)
+    place.chmod(0o700)
+    assert files.look()
+    assert (files.tokens, files.problems) == (before, ())
+    with monkeypatch.context() as broken:
+        broken.setattr("glovebox_server.secret_files.opened", _too_many_files)
+        _write(place / "more", GOOD)
+        assert files.look()
+        assert files.tokens == before
+        assert "Too many open files" in str(files.problems[0])
+    assert files.look(), "it is tried again, though nothing changed since"
+    assert set(files.tokens) == {"ci", "more"}
+
+
+def test_a_change_within_one_tick_of_the_clock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing but its content tells a file from what it was a moment ago."""
+    place = tmp_path / "t"
+    place.mkdir(mode=0o700)
+    _write(place / "ci", "a" * 40)
+    files = tokens.TokenFiles(place)
+    stamps = tokens._stamps(place)
+    monkeypatch.setattr(tokens, "_stamps", lambda _place: stamps)
+    files.look()
+    _write(place / "ci", "b" * 40)
+    assert files.look()
+    assert files.tokens["ci"].sha256 == tokens.digest_of("b" * 40)
+
+
+def _too_many_files(*_: object) -> Any:
+    raise OSError(24, "Too many open files")
+
+
 def test_a_token_of_an_unknown_role_is_refused_at_the_start(tmp_path: Path) -> None:
     """Each of its calls would be; it loads where the role is there (the control). Without a policy none is."""
     tokens.create(tmp_path / "t", "ci", role="analyst")
@@ -110,6 +179,43 @@ def test_a_token_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert callers.grant("a" * 40) is None
     assert callers.grant("b" * 40) is second
     assert len(callers) == 1
+
+
+def test_a_token_whose_time_ends_between_two_looks_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at once a second; until its time it lets in (the control)."""
+    now = datetime.now(UTC)
+    until = now + timedelta(seconds=60)
+    known = tokens.Token(name="ci", sha256=tokens.digest_of("a" * 40), expires=until)
+    callers = Callers({"ci": known})
+    for seconds, lets_in in ((59, True), (60, False)):
+        monkeypatch.setattr(callers_module, "time", SimpleNamespace(time=lambda at=seconds: now.timestamp() + at))
+        assert (callers.grant("a" * 40) is not None) == lets_in
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sha256": tokens.digest_of("b" * 40)}, {"role": "reader"}, {"role": None}, {"workflow": "nightly"},
+        {"expires": datetime.now(UTC) + timedelta(days=1)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_token_that_became_another_ends_what_was_begun_with_it(change: dict[str, Any]) -> None:
+    """Whatever it is bound to; when it was made, and how its file holds it, changes nothing (the control)."""
+    secret = "b" * 40 if "sha256" in change else "a" * 40
+    before = tokens.Token(name="ci", sha256=tokens.digest_of("a" * 40), role="analyst", workflow="release")
+    callers = Callers({"ci": before})
+    grant = callers.grant("a" * 40)
+    assert grant is not None
+    assert callers.replace({"ci": replace(before, made=datetime.now(UTC), plain=True)}) == set()
+    assert callers.grant("a" * 40) is grant
+    after = replace(before, **change)
+    assert callers.replace({"ci": after}) == {"token:ci"}
+    assert (grant.removed.is_set(), grant.expired.is_set()) == (True, False)
+    now = callers.grant(secret)
+    assert now is not None
+    assert (now.roles, now.workflow) == ((after.role,) if after.role else (), after.workflow)
+    assert now.expires == (after.expires.timestamp() if after.expires else None)
 
 
 def test_when_a_token_was_last_used_is_noted(tmp_path: Path) -> None:
