@@ -124,9 +124,13 @@ async def test_a_grant_of_one_thing_lifts_no_other(tmp_path: Path) -> None:
     """Another budget is another question; the control is the one that was granted."""
     async with a_desk(tmp_path / "s") as desk:
         made = proposal(profile=QUIET)
-        await _granted(desk, made, SPENT)
-        await desk.asked(replace(again(made), escalation=replace(SPENT, target="seconds")))
-        assert (await desk.decided(replace(again(made), escalation=SPENT))).effect == "allow"
+        grant = await _granted(desk, made, SPENT)
+        seconds = replace(SPENT, target="seconds")
+        other = await desk.asked(replace(again(made), escalation=seconds))
+        await desk.answer(other)
+        passed = await desk.decided(replace(again(made), escalation=SPENT))
+        assert [each.approval for each in passed.grants] == [grant.id]
+        assert (await desk.decided(replace(again(made), escalation=seconds))).approval == other.id
 
 
 async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record(tmp_path: Path) -> None:
