@@ -127,6 +127,8 @@ async def test_a_race_of_sixty_four_for_ten_runs_ten(scene: Scene, tmp_path: Pat
                 tasks.start_soon(one)
     assert sorted(refused(each) or "" for each in results) == [""] * 10 + ["budget.b"] * 54
     assert scene.driver.opened == 10
+    with closing(sqlite3.connect(tmp_path / "governance" / store.NAME)) as connection:
+        assert connection.execute("SELECT sum(calls) FROM usage").fetchone() == (10,)
 
 
 async def _fails(guest: Guest) -> None:

@@ -61,6 +61,7 @@ async def test_a_transaction_is_done_in_another_thread_and_kept(path: Path) -> N
         assert [await store.transact(work) for _ in range(3)] == [1, 2, 3]
         assert await store.query(counted) == 3
     assert threading.get_ident() not in threads
+    assert "glovebox-counted" not in {each.name for each in threading.enumerate()}
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     with opened(path, SCHEMA) as store:
         assert store.query_now(counted) == 3
