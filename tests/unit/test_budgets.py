@@ -372,6 +372,12 @@ async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> Non
         assert third.rule == "egress.rate"
         assert "*.example.org every minute 0 of 2 connections" in third.reason
         assert await reservation.connect("example.com") is None
+        path = spent.budgets._database.path
+        path.rename(tmp_path / "aside")
+        uncounted = await reservation.connect("a.example.org")
+        assert uncounted is not None
+        assert uncounted.rule == "store"
+        (tmp_path / "aside").rename(path)
         assert await spent.left() == {"*.example.org every minute connections": 0}
 
 

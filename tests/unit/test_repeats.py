@@ -21,11 +21,13 @@ class Noted:
         self.now = 0.0
         self.repeats = Repeats(lambda: self.now)
 
-    def call(self, code: str = "1", *, run: str | None = "r_1", principal: Principal = ME) -> ToolCall:
+    def call(
+        self, code: str = "1", *, run: str | None = "r_1", principal: Principal = ME, tool: str = "run_python"
+    ) -> ToolCall:
         """One call."""
         arguments = {"code": code}
         return ToolCall(
-            id="c", principal=principal, session=None, tool="run_python", arguments=arguments,
+            id="c", principal=principal, session=None, tool=tool, arguments=arguments,
             received=datetime.now(UTC), run=run,
         )  # fmt: skip
 
@@ -52,7 +54,10 @@ def test_the_same_failing_call_waits_longer_each_time_and_is_then_refused() -> N
     assert refused.rule == "repeat.failing"
     assert refused.reason == "This same call has failed 8 times in a row in this run."
     assert "tried again in 60 s" in refused.hint
-    for other in ({"code": "2"}, {"run": "r_2"}, {"principal": Principal(id="token:b", transport="http")}):
+    others: tuple[dict[str, Any], ...] = (
+        {"code": "2"}, {"run": "r_2"}, {"principal": Principal(id="token:b", transport="http")}, {"tool": "other"}
+    )  # fmt: skip
+    for other in others:
         assert noted.pause(**other) == 0
         assert noted.repeats.refusal(noted.call(**other)) is None
 
