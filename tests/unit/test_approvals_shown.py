@@ -117,3 +117,13 @@ def test_what_it_may_do_is_said() -> None:
     assert "  │ timeout_seconds = 5" in text
     quiet = asked("1")
     assert "a yes is not bound to them" not in shown(replace(quiet, subject=replace(quiet.subject, workspace="")))
+
+
+def test_what_goes_in_what_is_lifted_and_how_many_have_to_say_yes_is_shown() -> None:
+    """Each in a line of its own; the control is a question without them."""
+    plain = asked("1")
+    subject = replace(plain.subject, inputs=(("artifact://1", "ab"),), lifted="host", target="https://a.org:443")
+    said = shown(replace(plain, subject=subject, asked=Asked(quorum=2)))
+    for words in ("It is given artifact://1, sha256 ab.", "for host https://a.org:443", "It takes 2 yes answers."):
+        assert words in said
+        assert words not in shown(plain)
