@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from glovebox_profiles import words
-from glovebox_profiles.model import Credential, Profile
+from glovebox_profiles.model import Credential, Network, Profile
 from glovebox_sandboxes.plural import counted
 
 
@@ -111,11 +111,20 @@ def _reach(profile: Profile) -> tuple[str, ...]:
     return (
         "Only the following, each connection decided and recorded by the broker:",
         *(words.rule(each) for each in network.allow),
+        *_tls(network),
         f"At most {network.max_connections} connections, and {words.size(network.max_bytes)} of each response.",
         f"At most {network.max_redirects} redirects, each decided again.",
         "What it asks for is a message to the host that answers: a listed host can learn what the call knows.",
         *(sentence for each in network.credential for sentence in _lent(each)),
     )
+
+
+def _tls(network: Network) -> tuple[str, ...]:
+    blind = any("CONNECT" in rule.methods for rule in network.allow)
+    unread = ("Inside a tunnel (CONNECT) the broker sees neither method nor path nor answer.",) if blind else ()
+    if network.tls == "tunnel":
+        return unread
+    return (*unread, "All other TLS of its programs ends inside the sandbox, so that each request is decided like any.")
 
 
 def _lent(each: Credential) -> tuple[str, ...]:

@@ -262,6 +262,9 @@ class Network(Table):
     """`egress` lets the call reach what `allow` names, decided by the broker connection by connection."""
     allow: Annotated[tuple[_Rule, ...], LISTED, Field(max_length=MAX_RULES)] = Field(default=(), validate_default=True)
     """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
+    tls: Literal["tunnel", "inspect"] = "tunnel"
+    """What becomes of programs' own TLS: `tunnel` passes it unread where a rule says `CONNECT`; `inspect` ends it in
+    the sandbox everywhere else, so that each request is decided by the rules, and made by the broker."""
     max_bytes: Annotated[int, Size, Field(ge=RESPONSE_BYTES[0], le=RESPONSE_BYTES[1])] = RESPONSE_BYTES[0]
     """Bytes of one response, unpacked; in a tunnel, bytes that come in."""
     max_redirects: Annotated[int, Field(ge=REDIRECTS[0], le=REDIRECTS[1])] = REDIRECTS[0]

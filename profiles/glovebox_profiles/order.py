@@ -85,6 +85,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _ladder("files.inputs", False, True),
     _ladder("network.mode", "none", "egress"),
     Dimension(key="network.allow", within=lambda a, b: egress.covers_all(b, a), meet=egress.meet),
+    # No request is allowed by the one and refused by the other; but with `inspect` ordinary programs can make them.
+    _ladder("network.tls", "tunnel", "inspect"),
     _at_most("network.max_bytes"),
     _at_most("network.max_redirects"),
     _at_most("network.max_connections"),

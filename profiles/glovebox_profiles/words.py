@@ -18,6 +18,7 @@ LABELS = {
     "files.inputs": "Taking files of earlier calls as input",
     "network.mode": "Network",
     "network.allow": "Hosts it may reach",
+    "network.tls": "Programs' own TLS",
     "network.max_bytes": "Size of one response",
     "network.max_redirects": "Redirects followed",
     "network.max_connections": "Connections in all",
@@ -51,6 +52,7 @@ _CHOICES: dict[str, dict[Any, str]] = {
     "files.output": {False: "no", True: "yes"},
     "files.inputs": {False: "no", True: "yes"},
     "network.mode": {"none": "none at all", "egress": "the listed hosts only"},
+    "network.tls": {"tunnel": "passed unread, by CONNECT rules only", "inspect": "ended inside, each request decided"},
     "limits.enforce": {
         "cgroup": "for the sandbox as a whole (cgroup)",
         "any": "per process where the host has no cgroup",

@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     import _json as json
     import _signal as signal
     import _socket as socket
+    import _ssl as ssl
     from typing import Any
 
     sha1: Any
 
-    __all__ = ["TYPE_CHECKING", "ast", "ctypes", "json", "sha1", "signal", "socket"]
+    __all__ = ["TYPE_CHECKING", "ast", "ctypes", "json", "sha1", "signal", "socket", "ssl"]
 else:
 
     def __getattr__(name: str) -> object:
         """A module by its package's name; see PEP 562."""
         if name == "sha1":
             return __import__("_sha1").sha1
-        if name not in ("ast", "ctypes", "json", "signal", "socket"):
+        if name not in ("ast", "ctypes", "json", "signal", "socket", "ssl"):
             raise AttributeError(name)
         return __import__(f"_{name}")

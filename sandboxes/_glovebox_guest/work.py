@@ -113,10 +113,10 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
     if hasattr(module, "ask"):
         payload = module.ask(loop, payload, started + job["limits"]["wall_seconds"] * _ASKING_SHARE)
     if getattr(module, "PROXY", False):
-        from _glovebox_guest.proxy.listener import ENVIRONMENT, Proxy
+        from _glovebox_guest.proxy.listener import Proxy
 
         proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
-        environment = ENVIRONMENT
+        environment = proxy.environment
 
     started, ahead_ms = monotonic(), rusage.clock(child.pid) * 1000
     child.begin({"kind": job["kind"], "payload": payload, "limits": job["limits"], "environment": environment})

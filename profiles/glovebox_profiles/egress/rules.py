@@ -5,7 +5,7 @@ one of them allows; an empty list allows nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
@@ -105,6 +105,24 @@ def decide(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
         if step > furthest:
             furthest, refused = step, decision
     return refused
+
+
+def decide_inspected(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
+    """Allow a ``CONNECT`` whose TLS ends inside the sandbox: some https request to that host and port could be allowed.
+
+    Each request that comes through it is decided by itself.
+    """
+    return decide(
+        target,
+        [
+            replace(rule, methods=frozenset({"CONNECT"}), paths=frozenset({ANY_PATH})) if _asks_https(rule) else rule
+            for rule in rules
+        ],
+    )
+
+
+def _asks_https(rule: EgressRule) -> bool:
+    return "https" in rule.schemes and rule.methods != {"CONNECT"}
 
 
 def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDecision:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from _glovebox_guest.loop import Loop
-    from _glovebox_guest.stdlib import socket
+    from _glovebox_guest.proxy.tls import Inspection, Plain
+    from _glovebox_guest.stdlib import socket, ssl
 
 _READ = 64 * 1024
 _LINGER = 2 * 1024 * 1024
@@ -37,6 +38,7 @@ class Connection(StreamHandler):
         may_open: Callable[[], bool],
         tell: Callable[[str], None],
         gone: Callable[[Connection], None],
+        inspection: Inspection | None = None,
     ) -> None:
         """Serve the socket until ``close``.
 
@@ -46,12 +48,16 @@ class Connection(StreamHandler):
             may_open: whether one more stream may be asked of the host; counts it.
             tell: takes notices for whoever reads the program's standard error.
             gone: called once, when the connection is closed.
+            inspection: ends TLS; None where it is not to be ended.
         """
         client.setblocking(False)
         self._loop = loop
         self._may_open = may_open
         self._tell = tell
         self._gone = gone
+        self._inspection = inspection
+        self._authority = ""  # of the server that the program speaks TLS with
+        self._plain: Plain | None = None
         self._client = client
         self._descriptor = client.fileno()
         self._head = bytearray()
@@ -104,9 +110,11 @@ class Connection(StreamHandler):
         if end < 0 and len(self._head) < MAX_HEAD:
             return
         try:
-            exchange = parse(bytes(self._head), end)
+            exchange = parse(bytes(self._head), end, self._authority)
         except BadRequest as problem:
             self._exchange = Tunnel("")
+            if self._authority:
+                self._tell(f"What came for {self._authority[:100]} was no request of HTTP/1.1: {problem}")
             self._refuse(400, "egress.proxy", str(problem), "")
             return
         rest = bytes(self._head[end + 4 :])
@@ -115,6 +123,33 @@ class Connection(StreamHandler):
         if not self._may_open():
             self._refuse(403, "egress.attempts", "This call has asked for too many connections.", "")
             return
+        if self._inspection is not None and isinstance(exchange, Tunnel):
+            self._loop.unwatch(self._descriptor)
+            asked = self._inspection.ask(exchange, self.on_reset, lambda leaf: self._secure(exchange, leaf, rest))
+            self._stream = asked or self._stream  # unless it was answered already
+            return
+        self._ask(exchange, rest)
+
+    def _secure(self, exchange: Tunnel, context: ssl._SSLContext | None, rest: bytes) -> None:
+        """End the program's TLS here, or not: go on with the plain text of it, or with a tunnel."""
+        if self._client.fileno() < 0:
+            return
+        if context is None:
+            self._loop.watch(self._descriptor, self._readable)
+            self._ask(exchange, rest)
+            return
+        from _glovebox_guest.proxy.tls import Plain
+
+        established = exchange.head({})
+        self._plain = Plain(self._loop, self._client, context, rest, established, self._tell, exchange, self._over)
+        self._authority = exchange.authority
+        self._exchange = None
+        self._client = self._plain.end
+        self._descriptor = self._client.fileno()
+        self._loop.watch(self._descriptor, self._readable)
+        self._plain.start()
+
+    def _ask(self, exchange: Tunnel | Request, rest: bytes) -> None:
         self._stream = self._loop.open(exchange.kind, exchange.meta, self, duplex=True)
         self._left = exchange.body
         if exchange.expects:
@@ -237,4 +272,11 @@ class Connection(StreamHandler):
         self._out.clear()
         self._left = 0
         self._loop.send(self._loop.wire.reset(self._stream))
-        self._gone(self)
+        if self._plain is not None:
+            self._plain.finish()
+        self._over()
+
+    def _over(self) -> None:
+        """Say that nothing is left of it, if so: of what carries its TLS too."""
+        if self._client.fileno() < 0 and (self._plain is None or self._plain.closed):
+            self._gone(self)

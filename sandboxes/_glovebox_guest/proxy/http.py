@@ -35,8 +35,9 @@ class Tunnel:
     expects = False
 
     def __init__(self, authority: str) -> None:
+        self.authority = authority[:512]
         self.asked = f"The tunnel to {plain(authority)[:100]}"
-        self.meta: Mapping[str, Any] = {"authority": authority[:512]}
+        self.meta: Mapping[str, Any] = {"authority": self.authority}
 
     def head(self, note: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - it only says that the tunnel is open
         """The answer's head, from the host's note."""
@@ -88,12 +89,13 @@ class Request:
         return b"0\r\n\r\n" if self._chunked else b""
 
 
-def parse(data: bytes, end: int) -> Tunnel | Request:
+def parse(data: bytes, end: int, authority: str = "") -> Tunnel | Request:
     """Read a request's head; raises BadRequest.
 
     Args:
         data: what has come.
         end: where the head's last line ends in it; negative where MAX_HEAD was too little for it.
+        authority: host and port of the server that TLS is spoken with; empty where it is the proxy that is spoken to.
     """
     if end < 0:
         raise BadRequest(f"The request's head is longer than {MAX_HEAD} bytes.")
@@ -103,7 +105,11 @@ def parse(data: bytes, end: int) -> Tunnel | Request:
         raise BadRequest("The first line is not a request line of HTTP/1.1.")
     method, target, version = words
     headers = [_header(line) for line in lines]
-    if method == "CONNECT":
+    if authority:
+        if not target.startswith("/"):
+            raise BadRequest("A request to a server names a path.")
+        target = f"https://{authority.removesuffix(':443')}{target}"
+    elif method == "CONNECT":
         return Tunnel(target)
     if "://" not in target:
         raise BadRequest("A request to a proxy names an absolute URL.")

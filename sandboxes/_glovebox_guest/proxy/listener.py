@@ -3,6 +3,8 @@
 It decides nothing and resolves nothing: what a program asks for goes to the host as a stream, see ``egress``.
 
 Rule 1   ``CONNECT host:port`` becomes a ``connect`` stream: 200 once the host opened it, then bytes both ways.
+         Where TLS is inspected, a ``certificate`` stream asks first; unless it is to be a tunnel, TLS ends here, and
+         what comes out of it is read as in rule 2, for the one server that was named.
 Rule 2   A request with an absolute URL becomes a ``request`` stream; its answer comes back, and the connection closes.
 Rule 3   A refusal is a 403 that says why in its status line (all that many clients show) and in its body; what the
          network did not deliver is a 502. Anything else a program sends is a 400.
@@ -22,6 +24,8 @@ from _glovebox_guest.stdlib import TYPE_CHECKING, socket
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
+
+    from _glovebox_guest.proxy.tls import Inspection
 
 PORT = 3128
 """Where the proxy listens on 127.0.0.1: the number such proxies usually have, below the ephemeral ones."""
@@ -46,6 +50,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "SSL_CERT_FILE": TRUST,
 }
 """What tells a program of the proxy; a server of its own on loopback stays directly reachable."""
+_TRUSTED = dict.fromkeys(("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), TRUST)
+"""For clients that bring authorities of their own: those cannot know the one under which TLS ends here."""
 
 
 class Proxy:
@@ -74,6 +80,13 @@ class Proxy:
         loop.open("trust", {}, trust, duplex=True)
         while not trust.over:
             loop.step(None)
+        self.environment = ENVIRONMENT
+        self._inspection: Inspection | None = None
+        if trust.inspect:
+            from _glovebox_guest.proxy.tls import Inspection
+
+            self.environment = {**ENVIRONMENT, **_TRUSTED}
+            self._inspection = Inspection(loop)
         loop.watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -108,7 +121,14 @@ class Proxy:
             return
         client = socket.socket(fileno=descriptor)
         self._connections.add(
-            Connection(self._loop, client, may_open=self._may_open, tell=self._notice, gone=self._ended)
+            Connection(
+                self._loop,
+                client,
+                may_open=self._may_open,
+                tell=self._notice,
+                gone=self._ended,
+                inspection=self._inspection,
+            )
         )
 
 
@@ -117,7 +137,11 @@ class _Trust(StreamHandler):
 
     def __init__(self, path: str) -> None:
         self.over = False
+        self.inspect = False
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+
+    def on_accept(self, body: Mapping[str, Any]) -> None:
+        self.inspect = body["inspect"]
 
     def on_data(self, data: bytes) -> None:
         view = memoryview(data)

@@ -11,6 +11,7 @@ from glovebox_server.egress.events import EgressAttempt, OnDecision
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.serve import serve
+from glovebox_server.egress.tls.authority import Authority
 from glovebox_server.governance.governance import Reservation
 from glovebox_server.receipts.recorder import CallRecorder
 
@@ -69,6 +70,7 @@ def gate_for(
         on_connection=reservation.connect if reservation else None,
         principal=call.principal.id,
         limits=limits,
+        authority=Authority(profile.network.allow) if profile.network.tls == "inspect" else None,
         lender=Lender(credentials=profile.network.credential, read=read_value) if profile.network.credential else None,
     )
     if reservation:

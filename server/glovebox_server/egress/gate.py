@@ -6,7 +6,7 @@ is an address dialled, and only one that was checked. ``exchange.request`` and `
 
 import math
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -22,8 +22,10 @@ from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.dial import Resolver, Unreachable, check, dial, resolve, system_resolver, within
 from glovebox_server.egress.events import EgressAttempt, OnConnection, OnDecision
 from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.tls.authority import Authority
 from glovebox_server.egress.traffic import Counted, Traffic
 
+Decide = Callable[[EgressTarget, Sequence[EgressRule]], EgressDecision]
 MAX_UNNAMED = 4
 """Hosts of one call that somebody may be asked about: a program that tries many asks nobody about most."""
 
@@ -51,6 +53,7 @@ class EgressGate:
         tls: ssl.SSLContext | None = None,
         limits: EgressLimits | None = None,
         lender: Lender | None = None,
+        authority: Authority | None = None,
     ) -> None:
         """Allow what ``rules`` allow, and nothing else.
 
@@ -63,11 +66,13 @@ class EgressGate:
             tls: How servers are verified; the system's trust store when left out.
             limits: Bounds of this call.
             lender: What requests may have added to them; None where the profile lends nothing.
+            authority: Who certifies that TLS may end inside the sandbox; None where it does not.
         """
         self.rules = tuple(rules)
         self.limits = limits or EgressLimits()
         self.tls = tls or _system_tls()
         self.lender = lender
+        self.authority = authority
         self.traffic = Traffic()
         """What went over all connections so far."""
         self.unrecorded = 0
@@ -81,15 +86,19 @@ class EgressGate:
         self._connections = 0
         self._open = 0
 
-    async def allow(self, attempt: EgressAttempt) -> EgressAttempt:
+    async def allow(self, attempt: EgressAttempt, by: Decide = decide) -> EgressAttempt:
         """Hold a readable target against the rules; return the attempt with the decision that allows it.
+
+        Args:
+            attempt: What was asked.
+            by: How the rules are read.
 
         Raises:
             DeniedError: After the refusal has been recorded.
         """
         if attempt.target is None:
             await self.refuse(attempt)
-        decided = replace(attempt, decision=decide(attempt.target, self.rules))
+        decided = replace(attempt, decision=by(attempt.target, self.rules))
         if decided.decision.effect == "deny":
             if decided.decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
                 self.unnamed.add(attempt.target)

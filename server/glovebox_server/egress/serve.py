@@ -8,6 +8,9 @@ The guest opens every stream; its kind says what for.
 ``connect``  meta has ``authority``. An ACCEPT says ``opened``, then bytes go both ways. A tunnel that ends before its
              time ends in a RESET with ``reason``.
 ``trust``    the answer is this machine's certificate authorities as PEM: in a tunnel a program verifies its peer.
+             Where TLS ends inside the sandbox, an ACCEPT says ``inspect`` before, and the sandbox's own is among them.
+``certificate``  meta has ``authority``. The ACCEPT has ``leaf``: key and certificate with which TLS to it is to be
+             ended, as PEM; empty where it is to be a tunnel.
 
 A refusal is a RESET with ``rule``, ``reason`` and ``hint``, and ``hops`` where redirects led to it.
 """
@@ -37,8 +40,9 @@ from glovebox_server.egress.events import (
     TunnelEvent,
 )
 from glovebox_server.egress.exchange import request
-from glovebox_server.egress.gate import EgressGate
-from glovebox_server.egress.tunnel import connect
+from glovebox_server.egress.gate import DeniedError, EgressGate
+from glovebox_server.egress.tls.authority import Authority
+from glovebox_server.egress.tunnel import connect, inspected
 
 
 class RequestMeta(BaseModel):
@@ -71,8 +75,9 @@ async def serve(gate: EgressGate, stream: Duplex) -> None:
         elif stream.kind == "connect":
             await _connect(gate, stream, ConnectMeta.model_validate(stream.meta))
         elif stream.kind == "trust":
-            await stream.send(await anyio.to_thread.run_sync(authorities))
-            await stream.send_eof()
+            await _trust(gate, stream)
+        elif stream.kind == "certificate" and gate.authority is not None:
+            await _certificate(gate, gate.authority, stream, ConnectMeta.model_validate(stream.meta))
         else:
             await stream.reset(_refusal("egress.kind", "There is no such way out.", ""))
     except ValidationError:
@@ -116,6 +121,27 @@ async def _connect(gate: EgressGate, stream: Duplex, meta: ConnectMeta) -> None:
             await stream.reset(_denied(event.decision))
 
     await connect(gate, meta.authority, stream, send=send)
+
+
+async def _trust(gate: EgressGate, stream: Duplex) -> None:
+    trusted = await anyio.to_thread.run_sync(authorities)
+    if gate.authority is not None:
+        own = await anyio.to_thread.run_sync(gate.authority.certificate)
+        await stream.accept({"inspect": True})
+        trusted += own
+    await stream.send(trusted)
+    await stream.send_eof()
+
+
+async def _certificate(gate: EgressGate, authority: Authority, stream: Duplex, meta: ConnectMeta) -> None:
+    try:
+        host = await inspected(gate, meta.authority)
+    except DeniedError as refused:
+        await stream.reset(_denied(refused.decision))
+        return
+    leaf = "" if host is None else await anyio.to_thread.run_sync(authority.leaf, host)
+    await stream.accept({"leaf": leaf})
+    await stream.send_eof()
 
 
 def _head(event: ResponseHead) -> Mapping[str, Any]:

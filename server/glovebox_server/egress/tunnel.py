@@ -10,7 +10,7 @@ from dataclasses import replace
 import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 
-from glovebox_profiles.egress import parse_connect
+from glovebox_profiles.egress import decide, decide_inspected, parse_connect
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_server.egress.clienthello import ClientHello
 from glovebox_server.egress.dial import Unreachable
@@ -53,6 +53,27 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
     except Unreachable as failed:
         reason = str(failed)
     await send(Closed(reason=reason, sent=pump.sent, received=pump.received))
+
+
+async def inspected(gate: EgressGate, authority: str) -> str | None:
+    """Return the host whose TLS is to be ended inside the sandbox; None where a rule has it tunnelled.
+
+    Raises:
+        DeniedError: No request to it could be allowed; recorded. So is one host more than there are certificates for.
+    """
+    attempt = EgressAttempt(kind="connect", asked=authority)
+    try:
+        target = parse_connect(authority)
+    except InvalidTarget as error:
+        await gate.refuse(attempt, error)
+    attempt = replace(attempt, target=target)
+    if decide(target, gate.rules).effect == "allow":
+        return None
+    await gate.allow(attempt, decide_inspected)
+    if gate.authority is None or not gate.authority.has_room(target.host):
+        why = "This call has certificates for as many hosts as it can have."
+        await gate.refuse(attempt, InvalidTarget("egress.attempts", why, "Ask fewer hosts, or make another call."))
+    return target.host
 
 
 async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> bytes:

@@ -1,0 +1,1 @@
+"""Programs' own TLS that ends inside their sandbox: the certificates for it."""

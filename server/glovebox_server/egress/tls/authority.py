@@ -1,0 +1,53 @@
+"""The certificate authority of one sandbox: certifies the names under which the guest ends its programs' TLS.
+
+Nobody else trusts it, and it lives as long as the call. Its key stays in the broker; the keys it certifies go to the
+guest, where all they open is what the sandbox's own programs say.
+"""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.hosts import parse_address
+
+if TYPE_CHECKING:
+    from glovebox_server.egress.tls.issuer import Issuer
+
+MAX_LEAVES = 128
+"""Hosts of one call: as many as a profile has rules. Only with a rule such as ``*.example.org`` could there be more."""
+
+
+class Authority:
+    """Made when it is first asked, in a worker thread: until then it costs nothing."""
+
+    def __init__(self, rules: Sequence[EgressRule]) -> None:
+        """Certify hosts of these rules only, and say so in the certificate (RFC 5280 section 4.2.1.10)."""
+        self._hosts = sorted({rule.host.removeprefix("*.") for rule in rules if parse_address(rule.host) is None})
+        self._issuer: Issuer | None = None
+        self._leaves: dict[str, str] = {}
+        self._making = Lock()
+
+    def certificate(self) -> bytes:
+        """Return the authority's own certificate, as PEM."""
+        with self._making:
+            return self._issuing().pem
+
+    def has_room(self, host: str) -> bool:
+        """Whether a host can have a certificate: its own, or one of those that are left."""
+        return host in self._leaves or len(self._leaves) < MAX_LEAVES
+
+    def leaf(self, host: str) -> str:
+        """Return a new key and its certificate for a host, as PEM; the same ones when asked again."""
+        with self._making:
+            found = self._leaves.get(host)
+            if found is None:
+                found = self._leaves[host] = self._issuing().leaf(host)
+            return found
+
+    def _issuing(self) -> "Issuer":
+        if self._issuer is None:
+            from glovebox_server.egress.tls.issuer import Issuer  # noqa: PLC0415 - most servers never need it
+
+            self._issuer = Issuer(self._hosts)
+        return self._issuer
