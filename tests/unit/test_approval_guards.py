@@ -29,11 +29,12 @@ from glovebox_server.governance.approvals.lifting import (
 )
 from glovebox_server.governance.approvals.question import Asked, Question
 from glovebox_server.governance.approvals.rules import Facts, asking, together
-from glovebox_server.governance.governance import Proposal
+from glovebox_server.governance.governance import Governance, Proposal
 from glovebox_server.governance.rights import Rights
 from glovebox_server.tools import TOOLS
 
 QUIET = ASKING.model_copy(update={"approval": "none", "limits": Limits(wall_seconds=60)})
+READING = QUIET.model_copy(update={"files": QUIET.files.model_copy(update={"workspace": "read"})})
 SPENT = Escalation(what="budget", target="calls", lift=Lift(what="budget"))
 HOST = Escalation(what="host", target="https://a.org:443", lift=Lift(what="host"))
 ONLINE = QUIET.model_copy(
@@ -77,15 +78,14 @@ async def test_a_grant_is_no_yes_to_a_rule(tmp_path: Path) -> None:
         {"principal": "local:1"},
         {"run": "r_2"},
         {"policy": "sha256:b"},
-        {"profile": QUIET.model_copy(update={"risk": "medium"})},
+        {"profile": READING.model_copy(update={"risk": "medium"})},
         {"workspace": Path("/")},
         {"environment": "sha256:others"},
     ],
 )
 async def test_a_grant_for_the_run_is_bound_to_all_but_the_call(other: dict[str, Any], tmp_path: Path) -> None:
     """Whatever else differs, it is asked about anew; the control is another program, which the grant is good for."""
-    reading = QUIET.model_copy(update={"files": QUIET.files.model_copy(update={"workspace": "read"})})
-    own: dict[str, Any] = {"policy": "sha256:a", "profile": reading, "workspace": tmp_path}
+    own: dict[str, Any] = {"policy": "sha256:a", "profile": READING, "workspace": tmp_path}
     async with a_desk(tmp_path / "s") as desk:
         grant = await _granted(desk, proposal(**own), SPENT)
         changed = {**own, **other}
@@ -131,6 +131,33 @@ async def test_a_grant_of_one_thing_lifts_no_other(tmp_path: Path) -> None:
         passed = await desk.decided(replace(again(made), escalation=SPENT))
         assert [each.approval for each in passed.grants] == [grant.id]
         assert (await desk.decided(replace(again(made), escalation=seconds))).approval == other.id
+
+
+async def test_a_program_is_lifted_by_the_grant_for_what_it_lacks_alone(tmp_path: Path) -> None:
+    """Its run may spend more of two budgets; each call names the one that was spent."""
+    async with a_desk(tmp_path / "s") as desk:
+        made, seconds = proposal(profile=QUIET), replace(SPENT, target="seconds")
+        grants = {each.target: await _granted(desk, made, each) for each in (SPENT, seconds)}
+        for wanted in (SPENT, seconds):
+            passed = await desk.decided(replace(proposal("print(2)", profile=QUIET), escalation=wanted))
+            assert [(each.target, each.approval) for each in passed.grants] == [
+                (wanted.target, grants[wanted.target].id)
+            ]
+
+
+async def test_a_call_that_nobody_can_look_up_is_refused_with_the_fix(tmp_path: Path) -> None:
+    """The store of approvals is damaged while a server runs; the control is the same call before."""
+    made = proposal()
+    async with a_desk(tmp_path / "s") as desk:
+        governance = Governance(rights_of=lambda _: made.rights, approvals=desk.approvals)
+        async with governance.admitted(made, None) as (verdict, _):
+            assert isinstance(verdict, Question)
+        kept = next((tmp_path / "s").rglob("approvals.sqlite"))
+        kept.unlink()
+        async with governance.admitted(again(made), None) as (verdict, _):
+            assert isinstance(verdict, Decision)
+            assert (verdict.effect, verdict.rule) == ("deny", "store")
+            assert "operator" in verdict.hint
 
 
 async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record(tmp_path: Path) -> None:
