@@ -15,6 +15,7 @@ import anyio
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, ProfileSet, absent, load
 from glovebox_profiles.model import Effect, Profile
+from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
@@ -36,7 +37,7 @@ from glovebox_server.governance import server_key
 from glovebox_server.governance.approvals.approvals import Approvals
 from glovebox_server.governance.governance import Governance
 from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.policy import governed, policy_file
+from glovebox_server.governance.policy import Governed, governed, policy_file
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from glovebox_server.governance.budgets.budgets import Budgets
     from glovebox_server.governance.budgets.spending import Left
     from glovebox_server.mcp.manifest import Manifest
+    from glovebox_server.proof.lock import Effective, Lock
 
 ARTIFACT_PARTS = 4
 """Over HTTP one principal may have a quarter of the artifacts: much for one, and three more have to fill theirs before
@@ -187,7 +189,10 @@ async def opened(
     served = workspace.find(settings, transport)
     path = policy_file(settings)  # settled here: one that is gone later is not taken for none
     place = settings if path is None else settings.model_copy(update={"policy": path})
-    in_force = InForce(path, partial(governed, place, profiles, served, TOOLS))
+    lock = _lock(settings)
+    in_force = InForce(path, partial(_governed, place, profiles, served, lock))
+    if lock is not None:
+        lock.require(effective(profiles, environments, in_force.policy, path))
     # Over stdio and on the command line there is one principal, and nobody to keep anything for.
     shared = transport == "http"
     ended: list[str] = []
@@ -218,6 +223,7 @@ async def opened(
                 tools_digest=tools_digest and tools_digest(profiles, environments),
                 receipt_key=signer.key_id,
                 policy_digest=in_force.now.digest,
+                lock_digest=None if lock is None else lock.digest,
             ),
             ended,
         ),
@@ -264,6 +270,48 @@ async def opened(
             yield app
         finally:
             tasks.cancel_scope.cancel()
+
+
+def _lock(settings: Settings) -> "Lock | None":
+    """The lock that was asked for, signed where that was asked for too.
+
+    Raises:
+        ProfileError: it is not there, is none, or is not signed so.
+    """
+    if settings.locked is None:
+        if settings.require_signed is None:
+            return None
+        reason = "is required to have signed a lock, and there is none"
+        raise ProfileError(settings.require_signed, None, "", reason, "Add --locked FILE, or GLOVEBOX_LOCKED.")
+    from glovebox_server.proof.lock import Lock  # noqa: PLC0415 - only here
+
+    found = Lock.read(settings.locked)
+    if settings.require_signed is not None:
+        from glovebox_server.proof import signature  # noqa: PLC0415 - only here
+
+        signature.require(found, settings.require_signed)
+    return found
+
+
+def _governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock: "Lock | None") -> Governed:
+    found = governed(settings, profiles, served, TOOLS)
+    if lock is not None:
+        lock.require_policy(found.policy, settings.policy)
+    return found
+
+
+def effective(
+    profiles: ProfileSet, environments: Mapping[str, Environment], policy: Policy | None, path: Path | None
+) -> "Effective":
+    """What a lock is made of, or compared with."""
+    from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
+    from glovebox_server.proof.lock import Effective  # noqa: PLC0415 - only here
+
+    tools = {
+        entry.name: {"listed": catalogue.digest([entry]), "packages": _packages(environments, entry.name)}
+        for entry in catalogue.listed(TOOLS.values(), profiles, environments)
+    }
+    return Effective(profiles=profiles, policy=policy, policy_path=path, tools=tools)
 
 
 @asynccontextmanager

@@ -198,6 +198,23 @@ def opened(directory: Path, failure: type[SecretUnusable]) -> Iterator[SecretDir
         os.close(descriptor)
 
 
+def read_own(path: Path, most: int, failure: type[SecretUnusable], fix: str) -> bytes:
+    """Return the content of a secret that an operator keeps somewhere, at most one byte more than ``most``.
+
+    Raises:
+        SecretUnusable: it is not there (then with ``fix``), a link, no plain file, another user's, or open to others.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise failure(path, f"it cannot be opened: {error.strerror}", fix) from error
+    try:
+        _check(os.fstat(fd), stat.S_IFREG, path, "600", failure)
+        return os.read(fd, most + 1)
+    finally:
+        os.close(fd)
+
+
 def _check(found: os.stat_result, kind: int, path: Path, mode: str, failure: type[SecretUnusable]) -> None:
     if stat.S_IFMT(found.st_mode) != kind:
         raise failure(path, "it is not what is expected there", f"Remove {path}.")

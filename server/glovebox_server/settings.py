@@ -50,6 +50,10 @@ class Settings(BaseSettings):
     """The operator's own profiles; each file replaces the shipped profile of the same tool."""
     policy: Path | None = None
     """Who may call what, how much, and who is asked: `policy.toml` beside the profiles' directory, if it is there."""
+    locked: Path | None = None
+    """The lock that all in force must agree with, as `glovebox profiles lock` wrote it."""
+    require_signed: Path | None = None
+    """The public key, in PEM, that must have signed that lock."""
     data_dir: Path = Field(default_factory=_own("DATA", platformdirs.user_data_path))
     """The sandboxes' Python runtime, which `glovebox setup` builds."""
     state_dir: Path = Field(default_factory=_own("STATE", platformdirs.user_state_path))
@@ -68,7 +72,9 @@ class Settings(BaseSettings):
         """The operator's own environments: beside the profiles."""
         return self.profiles_dir.absolute().parent / "environments"
 
-    @field_validator("workspace", "profiles_dir", "policy", "data_dir", "state_dir", mode="before")
+    @field_validator(
+        "workspace", "profiles_dir", "policy", "data_dir", "state_dir", "locked", "require_signed", mode="before"
+    )
     @classmethod
     def _named(cls, given: object) -> object:
         """Refuse the empty name, which would be that of the current directory: a variable in a script was not set."""

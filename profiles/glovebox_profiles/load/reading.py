@@ -23,10 +23,11 @@ MAX_FILE = 64 * 1024
 _TOML = "See https://toml.io/en/v1.0.0."
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
     """Read a file only if nobody but this user, root or the owner of the package can have written it.
 
-    Everything is asked of the open file, so the answer is about the bytes that are read.
+    Everything is asked of the open file, so the answer is about the bytes that are read: at most one more than
+    ``most``.
 
     Raises:
         ProfileError: Somebody else can have written it, or it cannot be read.
@@ -41,7 +42,7 @@ def read_bytes(path: Path) -> bytes:
             raise ProfileError(path, None, "", "not a regular file", "Put the file itself there.")
         _check_owner(path, handle)
         with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(MAX_FILE + 1)
+            return file.read(most + 1)
     except OSError as error:
         raise unreadable(path, error) from None
     finally:

@@ -30,6 +30,7 @@ from glovebox_server.cli.options import (
     err,
     importing,
     json_option,
+    lock_options,
     out,
     workflow_option,
 )
@@ -65,6 +66,7 @@ for _command in (stop, resume, usage):
 @click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
 @workflow_option
 @directories
+@lock_options
 def serve(
     settings: Settings,
     *,
@@ -124,6 +126,7 @@ def serve(
 @workflow_option
 @json_option
 @directories
+@lock_options
 def call(
     settings: Settings,
     *,

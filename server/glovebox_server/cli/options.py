@@ -130,6 +130,23 @@ def _wrong(settings: Settings, name: str) -> str | None:
         return None if later else f"cannot be used: {problem.strerror}"
 
 
+def lock_options(command: _Command) -> _Command:
+    """Options of what makes calls: the lock that all in force must agree with, and who must have signed it."""
+    file = click.Path(path_type=Path)
+    signed = "Refuse a lock that the holder of this public key did not sign (GLOVEBOX_REQUIRE_SIGNED)."
+    command = click.option("--require-signed", metavar="KEY", type=file, help=signed)(command)
+    locked = "Refuse profiles, policy and tools that differ from this lock (GLOVEBOX_LOCKED)."
+    command = click.option("--locked", metavar="FILE", type=file, help=locked)(command)
+
+    @functools.wraps(command)
+    def with_lock(*args: Any, settings: Settings, locked: Path | None, require_signed: Path | None, **kw: Any) -> Any:
+        given = {"locked": locked, "require_signed": require_signed}
+        named = {name: path for name, path in given.items() if path is not None}
+        return command(*args, settings=settings.model_copy(update=named), **kw)
+
+    return with_lock  # type: ignore[return-value]  # a decorator that takes keywords away
+
+
 class Form(click.ParamType[str]):
     """A word of one form."""
 

@@ -52,13 +52,20 @@ def profiles_explain(settings: Settings, tool: str, as_json: bool) -> None:
 
 @profiles.command("check")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--locked", metavar="FILE", type=click.Path(path_type=Path), help="Compare all in force with this lock.")
 @json_option
 @directories
-def profiles_check(settings: Settings, paths: tuple[Path, ...], as_json: bool) -> None:
+def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | None, as_json: bool) -> None:
     """Load profiles and run their examples.
 
-    Yours and the shipped ones, or the given files and directories.
+    Yours and the shipped ones, or the given files and directories. With --locked, name what differs from a lock.
     """
+    if locked is not None:
+        from glovebox_server.cli.actions.proof import lock  # noqa: PLC0415 - see the module's header
+
+        if paths:
+            raise click.UsageError("--locked compares what is in force: leave the files out.")
+        sys.exit(lock.check(settings, locked, out, as_json=as_json))
     from glovebox_server.app import check_example, profile_directories  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli.actions import profiles as commands  # noqa: PLC0415 - see the module's header
     from glovebox_server.tools import TOOLS  # noqa: PLC0415 - see the module's header
@@ -74,6 +81,30 @@ def profiles_check(settings: Settings, paths: tuple[Path, ...], as_json: bool) -
         as_json=as_json,
     )
     sys.exit(code)
+
+
+@profiles.command("lock")
+@click.argument("file", default="glovebox.lock", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@directories
+def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
+    """Write down what is in force: profiles, policy, tools.
+
+    One file (glovebox.lock), to review, and for `serve --locked`.
+    """
+    from glovebox_server.cli.actions.proof import lock  # noqa: PLC0415 - see the module's header
+
+    sys.exit(lock.write(settings, file, out, force=force))
+
+
+@profiles.command("sign")
+@click.argument("file", default="glovebox.lock", type=click.Path(path_type=Path))
+@click.option("--key", required=True, type=click.Path(path_type=Path), help="Your Ed25519 private key, in PEM.")
+def profiles_sign(file: Path, key: Path) -> None:
+    """Sign a lock, into FILE.sig: for `serve --require-signed`."""
+    from glovebox_server.cli.actions.proof import lock  # noqa: PLC0415 - see the module's header
+
+    sys.exit(lock.sign(file, key, out))
 
 
 @profiles.command("diff")

@@ -32,6 +32,12 @@ class KeyUnusable(SecretUnusable):
     kind = "receipt key"
 
 
+class OperatorKeyUnusable(KeyUnusable):
+    """The key that an operator named cannot be read safely, so nothing is signed."""
+
+    kind = "signing key"
+
+
 class Signer:
     """Holds the private key. Make it with ``load``."""
 
@@ -52,14 +58,7 @@ class Signer:
                 place.make(NAME, _private_pem(Ed25519PrivateKey.generate()))
             content = place.read(NAME, MAX_KEY_BYTES)
         path = state_dir / DIRECTORY / NAME
-        try:
-            key = serialization.load_pem_private_key(content, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            key = None
-        if not isinstance(key, Ed25519PrivateKey):
-            reason = "it does not hold an Ed25519 private key in PEM"
-            raise KeyUnusable(path, reason, f"Move {path} away; a new one is made, and older receipts keep their key.")
-        return cls(key)
+        return cls(_private(content, path, f"Move {path} away; a new one is made, and older receipts keep their key."))
 
     def sign(self, payload: bytes) -> dict[str, Any]:
         """The envelope around ``payload``, as JSON."""
@@ -68,6 +67,18 @@ class Signer:
     def public_pem(self) -> str:
         """The public key, to be given to whoever verifies: SubjectPublicKeyInfo in PEM."""
         return public_pem(self._key.public_key())
+
+
+def operators(path: Path) -> Ed25519PrivateKey:
+    """A private key that its operator made, in a file of its own.
+
+    Raises:
+        OperatorKeyUnusable: it is not there, a link, another user's, open to others, or no Ed25519 key.
+    """
+    make = f"Make one: `openssl genpkey -algorithm ed25519 -out {path}`."
+    return _private(
+        secret_files.read_own(path, MAX_KEY_BYTES, OperatorKeyUnusable, make), path, make, OperatorKeyUnusable
+    )
 
 
 def own_public(state_dir: Path) -> Ed25519PublicKey | None:
@@ -96,6 +107,16 @@ def parse_public(content: bytes) -> Ed25519PublicKey:
     if isinstance(key, Ed25519PublicKey):
         return key
     raise ValueError(_NO_PUBLIC_KEY)
+
+
+def _private(content: bytes, path: Path, fix: str, failure: type[KeyUnusable] = KeyUnusable) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise failure(path, "it does not hold an Ed25519 private key in PEM", fix)
+    return key
 
 
 def _private_pem(key: Ed25519PrivateKey) -> bytes:

@@ -26,6 +26,8 @@ class ServerStarted(Event):
     """Id of the key that signs receipts from now on."""
     policy_digest: str | None = None
     """Digest of the policy in force, where there is one."""
+    lock_digest: str | None = None
+    """Digest of the lock that all in force agrees with, where one was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,77 @@
+"""What ``glovebox profiles lock | sign | check --locked`` do. Each returns an exit code."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from glovebox_sandboxes.plural import counted
+from glovebox_server import app, workspace
+from glovebox_server.cli.actions.profiles import described, say
+from glovebox_server.cli.actions.saving import CannotSave, NameTaken
+from glovebox_server.cli.terminal import print_json
+from glovebox_server.exits import OK, USAGE
+from glovebox_server.governance.policy import governed, policy_file
+from glovebox_server.proof import signature
+from glovebox_server.proof.lock import Effective, Lock, written
+from glovebox_server.receipts import dsse, keys
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.environments import required
+
+
+def write(settings: Settings, file: Path, console: Console, *, force: bool) -> int:
+    """Write the lock of what is in force here."""
+    found = _effective(settings)
+    _save(file, written(found.content()), force=force)
+    policy = "the policy" if found.policy is not None else "no policy"
+    counts = f"{counted(len(found.profiles), 'profile')}, {policy}, {counted(len(found.tools), 'tool')}"
+    say(console, f"{file}: {counts}. {Lock.read(file).digest}")
+    return OK
+
+
+def sign(file: Path, key: Path, console: Console) -> int:
+    """Sign a lock with an operator's key."""
+    lock, private = Lock.read(file), keys.operators(key)
+    place = signature.place(file)
+    _save(place, signature.sign(lock.data, private), force=True)
+    say(console, f"{place}: signed with key {dsse.key_id(private.public_key())}")
+    return OK
+
+
+def check(settings: Settings, file: Path, console: Console, *, as_json: bool) -> int:
+    """Name all that differs from a lock."""
+    lock = Lock.read(file)
+    differences = lock.differences(_effective(settings))
+    if as_json:
+        print_json(console.file, {"lock": lock.digest, "errors": [described(each) for each in differences]})
+    else:
+        for each in differences:
+            say(console, str(each), "red")
+        say(console, f"{counted(len(differences), 'difference')} from {file}.")
+    return USAGE if differences else OK
+
+
+def _effective(settings: Settings) -> Effective:
+    profiles = app.load_profiles(settings)
+    environments = required(settings, profiles)
+    path = policy_file(settings)
+    policy = governed(settings, profiles, workspace.find(settings, "http"), TOOLS).policy
+    return app.effective(profiles, environments, policy, path)
+
+
+def _save(file: Path, content: bytes, *, force: bool) -> None:
+    """Write a whole file, or leave what is there as it was."""
+    draft = file.with_name(f".{file.name}.new")
+    if not force and os.path.lexists(file):
+        raise NameTaken(file, OSError("there is one already"), "Name another file, or add --force.")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as out:
+            out.write(content)
+            os.fsync(out.fileno())
+        draft.chmod(0o644)
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise CannotSave(file, error, "Make room, or name another file.") from error

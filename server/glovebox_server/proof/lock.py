@@ -1,0 +1,201 @@
+"""The lock: what profiles, policy and tools are in force, as one file to review, keep and sign. Bytes in, bytes out.
+
+It has the digest of each part, and each key's value in force, so that what differs is named and not only that something
+does. A lock has one form only, so that each place in it has one line.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from glovebox_profiles import model as profiles_model
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.load.mistakes import line_of
+from glovebox_profiles.load.positions import KeyPath, dotted
+from glovebox_profiles.load.reading import parse_toml, read_bytes
+from glovebox_profiles.policy import model as policy_model
+from glovebox_profiles.policy.model import Policy
+from glovebox_server.receipts.names import is_newer
+
+TYPE = "https://glovebox.dev/lock/v1"
+"""A name: nothing is fetched from there. It changes when a field changes its meaning."""
+
+MAX_BYTES = 8 << 20
+"""Longest lock: 256 profiles at their largest are half of it."""
+
+_REPAIR = "Take the change back, or review it and run `glovebox profiles lock` again."
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """What is compared with a lock, and the files it was read from."""
+
+    profiles: ProfileSet
+    policy: Policy | None
+    policy_path: Path | None
+    tools: Mapping[str, Mapping[str, str]]
+    """By name: ``listed``, digest of what clients are shown; ``packages``, of what its programs import from."""
+
+    def content(self) -> dict[str, Any]:
+        """What a lock of it says."""
+        profiles = {
+            tool: {"digest": self.profiles.digest_for(tool), "keys": profiles_model.effective(profile)}
+            for tool, profile in self.profiles.items()
+        }
+        said = {"type": TYPE, "profiles": profiles, "tools": {name: dict(tool) for name, tool in self.tools.items()}}
+        return said if self.policy is None else said | {"policy": _policy(self.policy)}
+
+    def files(self) -> Iterator[tuple[KeyPath, Path]]:
+        """Each part of a lock that a file says, and the file."""
+        for tool in self.profiles:
+            yield ("profiles", tool), self.profiles.source(tool)
+        if self.policy_path is not None:
+            yield ("policy",), self.policy_path
+
+
+def _policy(policy: Policy) -> dict[str, Any]:
+    keys = {**policy_model.effective(policy), "precedence": list(policy.roles)}
+    return {"digest": policy_model.digest(policy), "keys": keys}
+
+
+def written(content: Mapping[str, Any]) -> bytes:
+    """The one form of a lock: sorted, a value a line."""
+    return ("\n".join(row for _, row in _rows(content)) + "\n").encode()
+
+
+def _rows(value: Any, path: KeyPath = (), name: str = "", comma: str = "") -> Iterator[tuple[KeyPath, str]]:
+    """Each line of a lock, and what stands there."""
+    pad = " " * len(path)
+    if not isinstance(value, dict | list) or not value:
+        yield path, f"{pad}{name}{json.dumps(value)}{comma}"
+        return
+    pairs: list[tuple[str | int, Any]] = sorted(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    yield path, f"{pad}{name}{'{' if isinstance(value, dict) else '['}"
+    for place, (key, each) in enumerate(pairs, 1):
+        named = f"{json.dumps(key)}: " if isinstance(value, dict) else ""
+        yield from _rows(each, (*path, key), named, "," if place < len(pairs) else "")
+    yield path, f"{pad}{'}' if isinstance(value, dict) else ']'}{comma}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """A lock that was read."""
+
+    path: Path
+    data: bytes
+    content: Mapping[str, Any]
+    lines: Mapping[KeyPath, int]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a lock that nobody else can have written.
+
+        Raises:
+            ProfileError: somebody else can, it cannot be read, or is none.
+        """
+        data = read_bytes(path, MAX_BYTES)
+        fix = "Write it with `glovebox profiles lock`."
+        try:
+            content = json.loads(data)
+            kind = content["type"]
+            parts = [content["profiles"], content["tools"], content.get("policy", {})]
+            shaped = content.keys() <= {"type", "profiles", "tools", "policy"}
+            shaped = shaped and all(isinstance(each, dict) for each in parts)
+            same = len(data) <= MAX_BYTES and written(content) == data
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise ProfileError(path, None, "", "is no lock", fix) from None
+        if is_newer(kind, TYPE):
+            raise ProfileError(path, None, "", f"was made by a newer Glovebox ({kind})", "Upgrade, or lock again.")
+        if not (shaped and same and kind == TYPE):
+            raise ProfileError(path, None, "", "is not as it was written: it was edited", fix)
+        lines: dict[KeyPath, int] = {}
+        for line, (place, _) in enumerate(_rows(content), 1):
+            lines.setdefault(place, line)
+        return cls(path=path, data=data, content=content, lines=lines)
+
+    @property
+    def digest(self) -> str:
+        """Of the file's bytes: ``sha256:…``."""
+        return "sha256:" + hashlib.sha256(self.data).hexdigest()
+
+    def require(self, found: Effective) -> None:
+        """Refuse what is not as it was locked.
+
+        Raises:
+            ProfileError: the first difference, and how many there are.
+        """
+        self._refuse(self.differences(found))
+
+    def require_policy(self, policy: Policy | None, path: Path | None) -> None:
+        """The same of the policy alone, which may change while a server runs; raises likewise."""
+        now = {} if policy is None else {"policy": _policy(policy)}
+        was = {key: value for key, value in self.content.items() if key == "policy"}
+        self._refuse(self._named(was, now, [] if path is None else [(("policy",), path)]))
+
+    def differences(self, found: Effective) -> list[ProfileError]:
+        """Each key that is not as it was locked: its file and line, what it is, and where it was locked."""
+        return self._named(self.content, found.content(), list(found.files()))
+
+    def _refuse(self, found: list[ProfileError]) -> None:
+        if not found:
+            return
+        more = len(found) - 1
+        see = f"; {more} more: `glovebox profiles check --locked {self.path}`" if more else ""
+        first = found[0]
+        raise ProfileError(first.path, first.line, first.key, f"{first.reason}{see}", first.fix)
+
+    def _named(self, was: Any, now: Any, files: list[tuple[KeyPath, Path]]) -> list[ProfileError]:
+        apart = list(_apart(was, now))
+        # Of a part whose keys say what differs, the digest says it once more.
+        parts = {path[: path.index("keys")] for path, _, _ in apart if "keys" in path[:3]}
+        kept = [each for each in apart if not (each[0][-1] == "digest" and each[0][:-1] in parts)]
+        lines: dict[Path, Mapping[KeyPath, int]] = {}
+        return [self._error(*each, files, lines) for each in kept]
+
+    def _error(
+        self,
+        path: KeyPath,
+        was: Any,
+        now: Any,
+        files: list[tuple[KeyPath, Path]],
+        lines: dict[Path, Mapping[KeyPath, int]],
+    ) -> ProfileError:
+        locked = f"{self.path}:{line_of(path, self.lines)}"
+        file = next((file for part, file in files if path[: len(part)] == part), None)
+        if was is _ABSENT:
+            reason = f"is {_said(now)}, and not in {self.path}"
+        elif now is _ABSENT:
+            reason = f"is not there, and {_said(was)} in {locked}"
+        else:
+            reason = f"is {_said(now)}, and {_said(was)} in {locked}"
+        if file is None:
+            return ProfileError(self.path, line_of(path, self.lines), dotted(path), reason, _REPAIR)
+        at = path.index("keys") + 1 if "keys" in path[:3] else len(path)
+        if file not in lines:
+            lines[file] = parse_toml(read_bytes(file), file)[1].lines
+        key = path[at:]
+        return ProfileError(file, line_of(key, lines[file]), dotted(key or path), reason, _REPAIR)
+
+
+def _said(value: Any) -> str:
+    """A value as the lock has it, short enough for a sentence."""
+    text = json.dumps(value["digest"] if isinstance(value, dict) and "digest" in value else value)
+    return text if len(text) <= 100 else f"{text[:100]}…"  # noqa: PLR2004 - of a line
+
+
+def _apart(was: Any, now: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """Where two values differ, as deep as both have the same form."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted(was.keys() | now.keys()):
+            yield from _apart(was.get(key, _ABSENT), now.get(key, _ABSENT), (*path, key))
+    elif isinstance(was, list) and isinstance(now, list):
+        for place in range(max(len(was), len(now))):
+            one, other = (each[place] if place < len(each) else _ABSENT for each in (was, now))
+            yield from _apart(one, other, (*path, place))
+    elif type(was) is not type(now) or was != now:
+        yield path, was, now
