@@ -77,12 +77,18 @@ def _read(profile: Profile) -> tuple[str, ...]:
         if profile.files.workspace != "none"
         else "Nothing of the workspace: it is not there."
     )
+    hidden: tuple[str, ...] = ()
+    if profile.files.workspace != "none":
+        hidden = (
+            "Not what is named as secrets are, where a tool reads it for its caller; a program can read it.",
+            *(f"Shown all the same: {words.revealed(each)}." for each in profile.files.reveal),
+        )
     inputs = (
         "Files that earlier calls of the same caller gave back, if the caller names them, at /input."
         if profile.files.inputs
         else "No files of earlier calls."
     )
-    return (workspace, inputs, "The interpreter and its libraries, which hold nothing of the host's data.")
+    return (workspace, *hidden, inputs, "The interpreter and its libraries, which hold nothing of the host's data.")
 
 
 def _write(profile: Profile) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ CONNECTIONS: Final = (1, 64)
 MAX_RULES: Final = 128
 MAX_PRELOAD: Final = 32
 MAX_CREDENTIALS: Final = 16
+MAX_REVEALED: Final = 64
 MAX_EXAMPLES: Final = 64
 MAX_TEXT: Final = 500
 
@@ -196,6 +197,24 @@ _Rule = Annotated[
 _ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=200)]
 
 
+class Revealed(Table):
+    """A file or folder of the workspace that is named as secrets are, and shown all the same."""
+
+    path: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Relative to the workspace; of a folder all that is in it."""
+    reason: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+    """Why the tool needs it, for the reviewer."""
+
+    _is_printable = field_validator("path", "reason")(printable)
+
+    @field_validator("path")
+    @classmethod
+    def _is_relative(cls, path: str) -> str:
+        if any(part in {"", ".", ".."} for part in path.split("/")):
+            raise ValueError('is relative to the workspace and as its files are named, such as "config/.env"')
+        return path
+
+
 class Files(Table):
     """What the call may read of files, and whether it may give some back."""
 
@@ -208,6 +227,14 @@ class Files(Table):
     """Gives the program a write-only /output; what it writes there comes out as artifacts."""
     inputs: bool = False
     """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
+    reveal: Annotated[tuple[Revealed, ...], LISTED, Field(max_length=MAX_REVEALED)] = ()
+    """Files and folders that are shown though their names are those of secrets, each with a reason."""
+
+    @field_validator("reveal")
+    @classmethod
+    def _each_once(cls, reveal: tuple[Revealed, ...]) -> tuple[Revealed, ...]:
+        distinct(tuple(each.path for each in reveal))
+        return reveal
 
 
 class Credential(Table):

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from glovebox_profiles import egress
-from glovebox_profiles.model import Profile
+from glovebox_profiles.model import Profile, Revealed
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
 
@@ -77,12 +77,32 @@ def _at_most(key: str) -> Dimension:
     return Dimension(key=key, within=lambda a, b: bool(a <= b), meet=min)
 
 
+def reveal_within(a: tuple[Revealed, ...], b: tuple[Revealed, ...]) -> bool:
+    """Whether ``a`` shows no path that ``b`` hides; a folder is all that is in it."""
+    return all(_covers(b, each) for each in a)
+
+
+def reveal_meet(a: tuple[Revealed, ...], b: tuple[Revealed, ...]) -> tuple[Revealed, ...]:
+    """Return what both show, each path once: whichever side comes first, the reason is the same."""
+    both = [each for each in a if _covers(b, each)] + [each for each in b if _covers(a, each)]
+    found: dict[str, Revealed] = {}
+    for each in sorted(both, key=lambda each: (each.path, each.reason)):
+        if not _covers(tuple(found.values()), each):
+            found[each.path] = each
+    return tuple(found.values())
+
+
+def _covers(those: tuple[Revealed, ...], one: Revealed) -> bool:
+    return any(f"{one.path}/".startswith(f"{each.path}/") for each in those)
+
+
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(key="isolation", within=isolation_within, meet=isolation_meet),
     _ladder("approval", "ask", "none"),
     _ladder("files.workspace", "none", "read", "overlay"),
     _ladder("files.output", False, True),
     _ladder("files.inputs", False, True),
+    Dimension(key="files.reveal", within=reveal_within, meet=reveal_meet),
     _ladder("network.mode", "none", "egress"),
     Dimension(key="network.allow", within=lambda a, b: egress.covers_all(b, a), meet=egress.meet),
     # No request is allowed by the one and refused by the other; but with `inspect` ordinary programs can make them.

@@ -5,7 +5,7 @@ from typing import Any
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.egress.targets import DEFAULT_PORTS
-from glovebox_profiles.model import Credential
+from glovebox_profiles.model import Credential, Revealed
 
 LABELS = {
     "tool": "Tool",
@@ -16,6 +16,7 @@ LABELS = {
     "files.workspace": "Workspace",
     "files.output": "Giving files back",
     "files.inputs": "Taking files of earlier calls as input",
+    "files.reveal": "Files shown though named as secrets are",
     "network.mode": "Network",
     "network.allow": "Hosts it may reach",
     "network.tls": "Programs' own TLS",
@@ -87,6 +88,11 @@ def credential(each: Credential) -> str:
     return f"{each.name} for {rule(each.rule())}"
 
 
+def revealed(each: Revealed) -> str:
+    """Write one file that is shown, with the reason: ``config/.env (the tests read it)``."""
+    return f"{each.path} ({each.reason.rstrip('.')})"
+
+
 def listed(items: Iterable[str], *, none: str = "nothing") -> str:
     """Join items with commas; name the empty list."""
     return ", ".join(items) or none
@@ -95,6 +101,7 @@ def listed(items: Iterable[str], *, none: str = "nothing") -> str:
 _LISTS: dict[str, tuple[Callable[[Any], str], str]] = {
     "network.allow": (rule, "no host"),
     "network.credential": (credential, "none"),
+    "files.reveal": (revealed, "none"),
 }
 
 

@@ -38,6 +38,7 @@ def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
         "binary": 0,
         "passed_over": [".git"],
         "ignored": 0,
+        "hidden": 0,
         "truncated": None,
     }
 

@@ -31,7 +31,12 @@ _OVERHEAD = 150
 def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back at most ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
     try:
-        walk = Walk(payload.get("pattern", ""), MAX_SECONDS, include_ignored=payload.get("include_ignored", False))
+        walk = Walk(
+            payload.get("pattern", ""),
+            MAX_SECONDS,
+            include_ignored=payload.get("include_ignored", False),
+            reveal=payload.get("reveal", ()),
+        )
     except paths.Refused as problem:
         emit.value(problem.value())
         return
@@ -65,6 +70,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             "scanned": walk.scanned,
             "passed_over": sorted(walk.passed_over),
             "ignored": walk.ignored,
+            "hidden": walk.hidden,
             "truncated": "; ".join(notes + walk.notes()) or None,
         }
     )

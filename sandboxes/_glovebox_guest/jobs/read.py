@@ -8,6 +8,7 @@ from _glovebox_guest import wording
 from _glovebox_guest.pictures import header
 from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import paths
+from _glovebox_guest.workspace.hidden import Hidden
 from _glovebox_guest.workspace.paths import Refused
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     path = payload["path"]
     name = paths.display_name(path)
     try:
-        descriptor, info = paths.open_file(path)
+        descriptor, info = paths.open_file(path, Hidden(payload.get("reveal", ())))
         with BufferedReader(FileIO(descriptor), _BLOCK) as file:
             head = file.peek()
             media_type = header.kind(head)

@@ -48,7 +48,12 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Hand back the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
     try:
         search = _Search(payload)
-        walk = Walk(payload.get("path", "**"), MAX_SECONDS, include_ignored=payload.get("include_ignored", False))
+        walk = Walk(
+            payload.get("path", "**"),
+            MAX_SECONDS,
+            include_ignored=payload.get("include_ignored", False),
+            reveal=payload.get("reveal", ()),
+        )
     except paths.Refused as problem:
         emit.value(problem.value())
         return
@@ -75,6 +80,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             "binary": count[_BINARY],
             "passed_over": sorted(walk.passed_over),
             "ignored": walk.ignored,
+            "hidden": walk.hidden,
             "truncated": "; ".join(notes) or None,
         }
     )

@@ -12,6 +12,7 @@ import os
 import stat
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.workspace.hidden import Hidden
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,12 +56,14 @@ class Refused(Exception):  # noqa: N818 - it becomes a value, never a traceback
 class Place:
     """Something that exists in the workspace: its directory held open, its name there, its status."""
 
-    __slots__ = ("directory", "info", "names")
+    __slots__ = ("directory", "info", "links", "names")
 
-    def __init__(self, directory: int, names: list[str], info: os.stat_result) -> None:
+    def __init__(self, directory: int, names: list[str], info: os.stat_result, links: list[list[str]]) -> None:
         self.directory = directory
         self.names = names
         self.info = info
+        self.links = links
+        """The links that led here, by their names."""
 
     def __enter__(self) -> Self:
         return self
@@ -109,12 +112,44 @@ def parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
-def find(path: str) -> Place:
+EVERYTHING = Hidden()
+"""Hides all that is named as secrets are."""
+
+
+def find(path: str, hidden: Hidden = EVERYTHING) -> Place:
     """Return the place a path leads to, every symlink on the way followed as long as it stays inside.
 
     Raises:
-        Refused: ``path.outside``, ``path.missing`` or ``path.unreadable``.
+        Refused: ``path.outside``, ``path.hidden``, ``path.missing`` or ``path.unreadable``.
     """
+    # Before it is looked up: whether there is such a file is not told either.
+    _require_shown(path, [part for part in parts(path) if part != ".."], hidden)
+    place = _found(path)
+    try:
+        for names in (place.names, *place.links):
+            _require_shown(path, names, hidden)
+    except Refused:
+        os.close(place.directory)
+        raise
+    return place
+
+
+def _require_shown(path: str, names: list[str], hidden: Hidden) -> None:
+    kind = hidden.kind(names)
+    if kind is not None and kind.content is None:
+        raise concealed(path, kind.what)
+
+
+def concealed(path: str, what: str) -> Refused:
+    """Return the refusal of what is hidden."""
+    return Refused(
+        "path.hidden",
+        f"{_name(path)}: hidden, whether it exists or not, because files of such a name hold {what}.",
+        "Do without it. The operator can show it: files.reveal in this tool's profile, with a reason.",
+    )
+
+
+def _found(path: str) -> Place:
     held: list[int] = []
     try:
         held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -131,7 +166,7 @@ def _walk(path: str, held: list[int]) -> Place:
     """``held[0]`` is the directory reached so far: whoever called closes it on an exception."""
     names: list[str] = []
     ahead = parts(path)[::-1]
-    links = 0
+    links: list[list[str]] = []
     info = os.fstat(held[0])
     while ahead:
         if names and stat.S_ISDIR(info.st_mode):
@@ -150,8 +185,8 @@ def _walk(path: str, held: list[int]) -> Place:
         if not stat.S_ISLNK(info.st_mode):
             names.append(part)
             continue
-        links += 1
-        if links > MAX_LINKS:
+        links.append([*names, part])
+        if len(links) > MAX_LINKS:
             raise OSError(errno.ELOOP, "too many links")
         target = os.readlink(part, dir_fd=held[0])
         try:
@@ -162,7 +197,7 @@ def _walk(path: str, held: list[int]) -> Place:
             names.clear()
         _climb(held, names)
         info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
-    return Place(held.pop(), names, info)
+    return Place(held.pop(), names, info, links)
 
 
 def _enter(held: list[int], name: str) -> None:
@@ -178,7 +213,7 @@ def _climb(held: list[int], names: list[str]) -> None:
         _enter(held, name)
 
 
-def open_file(path: str) -> tuple[int, os.stat_result]:
+def open_file(path: str, hidden: Hidden = EVERYTHING) -> tuple[int, os.stat_result]:
     """Open a regular file for reading; never waits, whatever the path names.
 
     Returns:
@@ -187,7 +222,8 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
     Raises:
         Refused: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
     """
-    with find(path) as place:
+    with find(path, hidden) as place:
+        names = [place.names, *place.links]
         if stat.S_ISDIR(place.info.st_mode):
             hint = "Use list_workspace_files to see what is in it."
             raise Refused("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
@@ -200,8 +236,13 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
     info = os.fstat(descriptor)
     try:
         _require_regular(path, info)
-    except Refused:
+        for kind in filter(None, map(hidden.kind, names)):
+            if kind.held_by(descriptor):
+                raise concealed(path, kind.what)
+    except (Refused, OSError) as error:
         os.close(descriptor)
+        if isinstance(error, OSError):
+            _translate(path, error)
         raise
     return descriptor, info
 

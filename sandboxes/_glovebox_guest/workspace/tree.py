@@ -11,10 +11,11 @@ from time import monotonic
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import glob, ignore, paths
+from _glovebox_guest.workspace.hidden import Hidden, may_be_among
 from _glovebox_guest.workspace.paths import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeAlias
 
     Matcher: TypeAlias = Callable[[str], object]
@@ -34,17 +35,20 @@ class Walk:
     never followed below the pattern's own folder.
     """
 
-    def __init__(self, pattern: str, seconds: float, *, include_ignored: bool = False) -> None:
+    def __init__(
+        self, pattern: str, seconds: float, *, include_ignored: bool = False, reveal: Iterable[str] = ()
+    ) -> None:
         """Read the pattern and find where to start.
 
         Args:
             pattern: a file, a folder (with all below it) or a pattern, relative to the workspace.
             seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
             include_ignored: whether what ``.gitignore`` leaves out is looked at as well.
+            reveal: paths that are shown though they are named as secrets are.
 
         Raises:
-            Refused: the pattern is malformed, leaves the workspace, or names a folder that does not exist; or the
-                workspace itself cannot be read, which must not look as if it were empty.
+            Refused: the pattern is malformed, leaves the workspace, names what is hidden, or names a folder that does
+                not exist; or the workspace itself cannot be read, which must not look as if it were empty.
         """
         parts = paths.parts(pattern)
         if ".." in parts:
@@ -58,7 +62,8 @@ class Walk:
         self.whole = not rest
         """Whether the pattern is a folder, and means all that is in it."""
         self._single = False
-        with paths.find(self.folder) as place:
+        self._hidden = Hidden(reveal)
+        with paths.find(self.folder, self._hidden) as place:
             self._base = place.absolute
             self._way = place.names
             if not stat.S_ISDIR(place.info.st_mode):
@@ -83,24 +88,28 @@ class Walk:
         """Names of folders that were not entered."""
         self.ignored = 0
         """Entries that ``.gitignore`` leaves out; of a folder itself alone, as it is not looked into."""
+        self.hidden = 0
+        """Entries that are named as secrets are; of a folder itself alone."""
         self.stopped: str | None = None
         """Which bound ended the walk, None for none."""
 
     def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Yield path relative to the workspace, and entry."""
         if self._single:
-            parent, _, name = self._base.rpartition("/")
-            yield from (("/".join(self._prefix), entry) for entry in self._sorted(parent) if entry.name == name)
+            yield from self._alone()
             return
         # Paths are matched relative to the folder the pattern starts in, and shown relative to the workspace.
         prefix = "/".join([*self._prefix, ""])
         way = "/".join([*self._way, ""])
-        stack = [("", iter(self._sorted(self._base)), self._above())]
+        stack = [("", *_looked(self._sorted(self._base)), self._above())]
         while stack:
-            folder, entries, obeyed = stack[-1]
+            folder, entries, doubtful, obeyed = stack[-1]
             for entry in entries:
                 path = folder + entry.name
                 is_folder = entry.is_dir(follow_symlinks=False)
+                if doubtful and self._hidden.hides(way + folder, entry.name, entry.path):
+                    self.hidden += (is_folder and self._reaches(len(stack))) or bool(self._match(path))
+                    continue
                 left_out = obeyed and _left_out(obeyed, entry.name, way + path, folder=is_folder)
                 if left_out and entry.name not in self._named:
                     self.ignored += (is_folder and self._reaches(len(stack))) or bool(self._match(path))
@@ -113,12 +122,23 @@ class Walk:
                     below = None if left_out else obeyed
                     if below is not None and _has_rules(inside):
                         below = self._with(below, entry.path, len(way) + len(path) + 1)
-                    stack.append((f"{path}/", iter(inside), below))
+                    stack.append((f"{path}/", *_looked(inside), below))
                     break
             else:
                 stack.pop()
             if self.out_of_time():
                 return
+
+    def _alone(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """The one file that was named."""
+        parent, _, name = self._base.rpartition("/")
+        for entry in self._sorted(parent):
+            if entry.name != name:
+                continue
+            if self._hidden.hides("/".join(self._way[:-1]), name, entry.path):
+                self.hidden += 1
+            else:
+                yield "/".join(self._prefix), entry
 
     def notes(self) -> list[str]:
         """What was not looked at, in words."""
@@ -184,6 +204,11 @@ class Walk:
             self.unreadable += 1
         found.sort(key=_by_name)
         return found
+
+
+def _looked(entries: list[os.DirEntry[str]]) -> tuple[Iterator[os.DirEntry[str]], bool]:
+    """These entries, and whether any of them may be hidden."""
+    return iter(entries), may_be_among([entry.name for entry in entries])
 
 
 def _has_rules(entries: list[os.DirEntry[str]]) -> bool:

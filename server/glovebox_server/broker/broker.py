@@ -191,6 +191,7 @@ class Broker:
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
         async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
             look = self.governance.look()
+            reveal = (*(each.path for each in profile.files.reveal), *self.governance.planted(rights.workspace))
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
             gate = gate_for(profile, recorder, call, connecting, reservation, read_value=self.credentials.value)
@@ -218,7 +219,8 @@ class Broker:
                         serve=serve_with(gate) if gate else None,
                         printed=look.printed(listener.printed),
                     )
-                    outcome = await run(sandbox, allowed.tool.job(call.arguments), inputs=files, hooks=hooks)
+                    job = allowed.tool.job(call.arguments, reveal)
+                    outcome = await run(sandbox, job, inputs=files, hooks=hooks)
                 await self.governance.ended(call, outcome, look)
                 delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
             # Digests of pictures take tens of milliseconds, in which nobody else would be served.

@@ -1,6 +1,6 @@
 """The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` shows tools to clients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -111,11 +111,19 @@ class Tool:
         """MCP's ``openWorldHint``: whether it reaches beyond the workspace."""
         return "network" in self.needs
 
-    def job(self, arguments: Mapping[str, Any]) -> Job:
-        """Validated arguments to the guest's job: it gets all of them but what the host sees to."""
+    def job(self, arguments: Mapping[str, Any], reveal: Sequence[str] = ()) -> Job:
+        """Validated arguments to the guest's job: it gets all of them but what the host sees to.
+
+        Args:
+            arguments: of the call.
+            reveal: paths of the workspace that a job which reads it for its caller shows, however they are named.
+        """
+        payload = {name: value for name, value in arguments.items() if name not in _HOSTS}
+        if reveal and "workspace" in self.needs:
+            payload["reveal"] = list(reveal)
         return Job(
             kind=self.kind,
-            payload={name: value for name, value in arguments.items() if name not in _HOSTS},
+            payload=payload,
             wall_seconds=arguments.get("timeout_seconds"),
             inputs=tuple(arguments.get("inputs", ())),
         )

@@ -49,6 +49,8 @@ class Listed(Value):
     """Folders of tools that were not entered; a pattern that names one enters it."""
     ignored: int = 0
     """Entries that .gitignore leaves out, a folder as one; a pattern that names one means it."""
+    hidden: int = 0
+    """Entries whose names are those of secrets, a folder as one; the profile shows some (files.reveal)."""
     truncated: str | None = None
     """What is missing, None for nothing."""
 
@@ -61,7 +63,7 @@ def _answer(outcome: Outcome) -> Answer:
     value = read(outcome, Listed)
     if isinstance(value, Refusal):
         return failed(value)
-    first = heading(f"found: {value.total}", value.passed_over, value.ignored, value.truncated)
+    first = heading(f"found: {value.total}", value.passed_over, value.ignored, value.hidden, value.truncated)
     lines = [first, *map(_line, value.entries)]
     return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
 

@@ -133,6 +133,12 @@ class Watch:
         # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
         return Look(self._needles, secrets=secrets != "off", live=secrets != "stop")
 
+    def planted(self, workspace: Path) -> tuple[str, ...]:
+        """Paths of the canaries in a workspace, of those that are looked for."""
+        if self._found is None or not self._needles:
+            return ()
+        return tuple(each.path for each in self._found.items if each.workspace == str(workspace))
+
     async def decided(self, call: ToolCall, decision: Decision, workspace: Path | None) -> None:
         """Look at a decision that is recorded, of a call that reads this workspace."""
         if decision.rule in _SELF:

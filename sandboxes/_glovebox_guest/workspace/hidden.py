@@ -1,0 +1,213 @@
+"""Which files of the workspace are kept from callers: those that are named as secrets are. Standard library only.
+
+A list of names as data, each with what such a file holds; ``docs/operate/secrets.md`` has the same list, and a test
+compares them. Names are read in any case, and copies that editors leave count as the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from _glovebox_guest.stdlib import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import TypeAlias
+
+MAX_LOOKED = 256 * 1024
+"""Bytes of a file whose content decides; a larger one of these names is hidden unseen."""
+
+_PRIVATE_KEY = rb"PRIVATE KEY"
+_LOGIN = rb"(?i)://[^/\s:@]*:[^/\s@]+@|(?:auth|authtoken|password|passwd|token|secret)\b[\"']?\s*[=:>]\s*[\"']?(?!true|false)[^\s\"'$<]"
+_LOGIN_OF_GIT = rb"(?i)://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@|extraheader|(?:password|token)\s*="
+
+KINDS: tuple[tuple[str, str, bytes], ...] = (
+    ("what a program takes from its environment, passwords and keys among it", ".env* *.env", b""),
+    (
+        "private keys",
+        (
+            "id_rsa id_dsa id_ecdsa id_ecdsa_sk id_ed25519 id_ed25519_sk *.key *.ppk *.p8 *.p12 *.pfx *.jks *.keystore "
+            "*.kdbx .ssh .gnupg"
+        ),
+        b"",
+    ),
+    ("a private key", "*.pem *.asc *.crt *.cer", _PRIVATE_KEY),
+    (
+        "the keys of a cloud account",
+        (
+            ".aws/credentials .aws/cli .aws/sso .azure .config/gcloud application_default_credentials.json "
+            "credentials.json client_secret*.json service-account*.json service_account*.json .boto .s3cfg rclone.conf"
+        ),
+        b"",
+    ),
+    ("the keys of a cluster", ".kube/config kubeconfig *.kubeconfig", b""),
+    ("sign-in to registries", ".docker/config.json .dockercfg containers/auth.json", b""),
+    (
+        "passwords and tokens of tools",
+        (
+            ".netrc _netrc .git-credentials .config/gh/hosts.yml .config/hub .vault-token .pgpass .my.cnf .htpasswd "
+            ".cargo/credentials .cargo/credentials.toml .gem/credentials .composer/auth.json .terraformrc "
+            "credentials.tfrc.json .databrickscfg"
+        ),
+        b"",
+    ),
+    (
+        "a password or token of a tool",
+        ".npmrc .yarnrc.yml .pypirc pip.conf .m2/settings.xml gradle.properties",
+        _LOGIN,
+    ),
+    ("a password in an address", ".git/**/config .git/**/config.worktree", _LOGIN_OF_GIT),
+    ("the state of an infrastructure, passwords among it", "*.tfstate *.tfstate.backup", b""),
+    ("what its name says", "secrets.json secrets.toml secrets.yaml secrets.yml", b""),
+    ("what an editor keeps of a file that may be any of these", "*.swp *.swo", b""),
+    (
+        "what was typed, passwords at times",
+        ".bash_history .zsh_history .python_history .node_repl_history .psql_history .mysql_history",
+        b"",
+    ),
+)
+"""What such files hold; their names, ``*`` for any letters, ``/`` after the folder they lie in, ``/**/`` after one they
+lie anywhere below; and what their content must have to count, empty where the name says enough."""
+
+EXAMPLES = (".example", ".sample", ".template", ".dist")
+"""What ends so shows how a file is written, and holds no secret."""
+_COPIES = ("~", ".bak", ".old", ".orig", ".save")
+"""How editors and people name a copy."""
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Kind:
+    """One name that secrets have."""
+
+    __slots__ = ("_above", "_deep", "_end", "_start", "content", "what")
+
+    def __init__(self, what: str, name: str, content: bytes) -> None:
+        above, _, last = name.rpartition("/")
+        self.what = what
+        """What such a file holds."""
+        self.content = re.compile(content) if content else None
+        """What it must hold to be hidden; None where its name is enough."""
+        self._deep = above.endswith("/**")
+        self._above = tuple(above.removesuffix("/**").split("/")) if above else ()
+        self._start, _, self._end = last.partition("*") if "*" in last else (last, "", "")
+
+    def fits(self, name: str, above: Sequence[str]) -> bool:
+        """Whether it is the name of something that lies in these folders, all in lower case."""
+        if not (name.startswith(self._start) and name.endswith(self._end)):
+            return False
+        if self._deep:
+            return self._above[0] in above
+        return not self._above or tuple(above[-len(self._above) :]) == self._above
+
+    def held_by(self, descriptor: int) -> bool:
+        """Whether an open file is hidden: by its name, or by what it holds as well. Raises OSError."""
+        if self.content is None:
+            return True
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        data = os.pread(descriptor, MAX_LOOKED + 1, 0)
+        return len(data) > MAX_LOOKED or self.content.search(data) is not None
+
+    def held_at(self, place: str) -> bool:
+        """The same of a file by its path in the sandbox; one that cannot be opened shows nothing."""
+        if self.content is None:
+            return True
+        try:
+            descriptor = os.open(place, _FLAGS)
+        except OSError:
+            return False
+        try:
+            return self.held_by(descriptor)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+
+
+if TYPE_CHECKING:
+    Table: TypeAlias = dict[str, list[Kind]]
+
+_whole: Table = {}
+_endings: Table = {}
+_beginnings: Table = {}
+
+
+def _fill() -> None:
+    for what, names, content in KINDS:
+        for name in names.split():
+            last, kind = name.rpartition("/")[2], Kind(what, name, content)
+            start, star, end = last.partition("*")
+            if not star:
+                _whole.setdefault(last, []).append(kind)
+            elif start:
+                _beginnings.setdefault(start, []).append(kind)
+            else:
+                _endings.setdefault(end[end.rindex(".") :], []).append(kind)
+
+
+_fill()
+_BEGINNINGS = tuple(_beginnings)
+_TAILS = frozenset(each[-3:] for each in (*_endings, *_COPIES[1:]))
+_WITHIN = (f"{_COPIES[0]}/", *(f"/{each}" for each in _BEGINNINGS))
+
+
+def may_be_among(names: Sequence[str]) -> bool:
+    """Whether any of these names can say something: for most folders none does, which is told for all at once."""
+    text = f"/{'/'.join(names)}/".lower()
+    lower = text.split("/")
+    return not (
+        _whole.keys().isdisjoint(lower)
+        and _TAILS.isdisjoint([name[-3:] for name in lower])
+        and not any(part in text for part in _WITHIN)
+    )
+
+
+def kind_of(name: str, above: str) -> Kind | None:
+    """What a name in a folder says; None where it says nothing. Quick for names that say nothing."""
+    name = name.lower()
+    while name.endswith(_COPIES):
+        name = name[: -1 if name[-1] == "~" else name.rindex(".")]
+    kinds = _whole.get(name, ())
+    if ending := _endings.get(name[name.rfind(".") :]):
+        kinds = (*kinds, *ending)
+    if name.startswith(_BEGINNINGS) and not name.endswith(EXAMPLES):
+        kinds = (*kinds, *(each for start, all_of in _beginnings.items() if name.startswith(start) for each in all_of))
+    if not kinds:
+        return None
+    folders = above.lower().strip("/").split("/")
+    # One that is hidden by its name needs no look.
+    return min(
+        (each for each in kinds if each.fits(name, folders)), key=lambda each: each.content is not None, default=None
+    )
+
+
+class Hidden:
+    """What of the workspace is kept from one call."""
+
+    __slots__ = ("_revealed",)
+
+    def __init__(self, revealed: Iterable[str] = ()) -> None:
+        """Take the paths, relative to the workspace, that are shown all the same, with all below them."""
+        self._revealed = frozenset(path.strip("/") for path in revealed)
+
+    def kind(self, names: Sequence[str]) -> Kind | None:
+        """Why a path of these names is hidden, by its own name or a folder's; a kind's content is still to be asked."""
+        found = None
+        for at, name in enumerate(names):
+            kind = kind_of(name, "/".join(names[:at]))
+            if kind is not None and (kind.content is None or at == len(names) - 1):
+                found = kind
+                break
+        return None if found is None or self._shows(names) else found
+
+    def hides(self, folder: str, name: str, place: str) -> bool:
+        """Whether an entry of a folder that is shown is hidden; ``place`` is its path in the sandbox."""
+        kind = kind_of(name, folder)
+        return kind is not None and not self._shows([*folder.strip("/").split("/"), name]) and kind.held_at(place)
+
+    def _shows(self, names: Sequence[str]) -> bool:
+        names = [name for name in names if name]
+        return bool(self._revealed) and any("/".join(names[: at + 1]) in self._revealed for at in range(len(names)))
