@@ -36,7 +36,7 @@ __all__ = ["wires"]
 API, ELSEWHERE = "api.example.org", "other.example.org"
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 RULES = tuple(
-    EgressRule.from_table({"host": host, "methods": ["GET", "POST"], "schemes": ["https", "http"]})
+    EgressRule.from_table({"host": host, "methods": ["GET", "HEAD", "POST"], "schemes": ["https", "http"]})
     for host in (API, ELSEWHERE)
 )
 
@@ -50,19 +50,38 @@ def credential(**changed: Any) -> Credential:
 
 @asynccontextmanager
 async def asked(
-    wires: Cable, response: bytes, url: str = f"https://{API}/v1/me", *, lent: Credential | None = None, **request: Any
+    wires: Cable,
+    response: bytes,
+    url: str = f"https://{API}/v1/me",
+    *,
+    lent: Credential | None = None,
+    key: str = KEY,
+    **request: Any,
 ) -> AsyncIterator[tuple[Fetched, list[bytes], Internet]]:
     """What came of one request to a server that gives this response, and what that server read."""
-
-    async def read(_source: str) -> Value:
-        return Value(text=KEY)
-
     async with internet(wires) as net:
         net.zone |= {API: [[SITE]], ELSEWHERE: [[OTHER]]}
         requests: list[bytes] = []
         await net.serve(SITE, 443, answering(response, requests), name=API)
-        lender = Lender(credentials=(lent or credential(),), read=read)
-        yield await fetch(net.gate(*RULES, lender=lender), url, **request), requests, net
+        gate = net.gate(*RULES, lender=lends(lent or credential(), key=key))
+        yield await fetch(gate, url, **request), requests, net
+
+
+def lends(*credentials: Credential, key: str = KEY) -> Lender:
+    """A lender whose every source gives the same value."""
+
+    async def read(_source: str) -> Value:
+        return Value(text=key)
+
+    return Lender(credentials=credentials, read=read)
+
+
+def _hexadecimal(text: str) -> bytes:
+    return text.encode().hex().encode()
+
+
+def _bits(text: str) -> bytes:
+    return "".join(f"{byte:08b}" for byte in text.encode()).encode()
 
 
 async def test_a_key_stands_in_the_header_it_names_and_nowhere_else(wires: Cable) -> None:
@@ -190,9 +209,155 @@ async def test_a_key_in_pieces_is_not_handed_back(wires: Cable) -> None:
         fetched = await fetch(
             net.gate(*RULES, lender=Lender(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
         )
-    # A handful of its letters has left before what they belong to could be known.
-    assert fetched.body == b"before Zq8-fk2_[credential tracker] after"
+    # Eleven of its letters have left: from twelve on nobody finds them by trying, see the next test.
+    assert fetched.body == b"before Zq8-fk2_Lw7Rt[credential tracker] after"
     assert fetched.last == End(truncated=None)
+
+
+@pytest.mark.parametrize("write", [str.encode, _hexadecimal, _bits], ids=["plain", "hexadecimal", "bits"])
+async def test_a_program_cannot_find_a_key_by_guessing_how_it_begins(wires: Cable, write: Any) -> None:
+    """An honest server repeats what it is sent: a right guess and a wrong one come back alike, with the same pauses.
+
+    The control: a beginning of half the key is held back, and cut where nothing but blanks follow it.
+    """
+    for guess, whole in ((KEY[:4], True), ("!" + KEY[1:4], True), (KEY[: len(KEY) // 2 + 4], False)):
+        text = write(guess) + b" " * 100_000 + b"end"
+        async with asked(wires, ok(text)) as (fetched, _, _):
+            assert (fetched.body == text) is whole
+            assert (fetched.last == End(truncated=None)) is whole
+
+
+async def test_a_redirect_within_the_host_to_where_the_key_is_not_for_goes_without(wires: Cable) -> None:
+    """The server leads from a path that has the key to one that has none, and back."""
+    leads = {b"/v1/me": redirect("/v2/me"), b"/v2/me": redirect("/v1/back"), b"/v1/back": ok(b"end")}
+    requests: list[bytes] = []
+
+    async def serve(stream: anyio.abc.ByteStream) -> None:
+        requests.append(await stream.receive())
+        await stream.send(leads[requests[-1].split(b" ")[1]])
+
+    async with internet(wires) as net:
+        net.zone[API] = [[SITE]]
+        await net.serve(SITE, 443, serve, name=API)
+        assert (await fetch(net.gate(*RULES, lender=lends(credential())), f"https://{API}/v1/me")).body == b"end"
+        assert [KEY.encode() in each for each in requests] == [True, False, True]
+        assert [each.credential for each in net.attempts] == ["tracker", None, "tracker"]
+
+
+BARE = {
+    "no content": b"HTTP/1.1 204 No Content\r\nX-Key: %b\r\n\r\n",
+    "not modified": b'HTTP/1.1 304 Not Modified\r\nETag: "%b"\r\n\r\n',
+    "its reason": b"HTTP/1.1 403 %b\r\nContent-Length: 0\r\n\r\n",
+    "a header's name": b"HTTP/1.1 200 OK\r\nX-%b: 1\r\nContent-Length: 0\r\n\r\n",
+    "interim": b"HTTP/1.1 103 Early Hints\r\nLink: <%b>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "trailer": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Key: %b\r\n\r\n",
+    "a chunk's extension": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;key=%b\r\nx\r\n0\r\n\r\n",
+    "cookie": b"HTTP/1.1 200 OK\r\nSet-Cookie: key=%b\r\nContent-Length: 0\r\n\r\n",
+    "many headers": b"HTTP/1.1 200 OK\r\n" + b"X-A: %b\r\n" + b"X-B: 1\r\n" * 500 + b"Content-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("response", BARE.values(), ids=BARE)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_an_answer_without_a_body_hands_nothing_back_either(wires: Cable, response: bytes, method: str) -> None:
+    """Whatever stands around a body, with GET and with HEAD."""
+    plain = KEY.replace("/", "x").replace("+", "y")  # what a header's name can be made of
+    async with asked(wires, response % plain.encode(), key=plain, method=method) as (fetched, requests, _):
+        assert plain.encode() in requests[0]
+        assert plain not in repr(fetched.events)
+        assert plain.lower() not in repr(fetched.events)
+
+
+async def test_another_port_of_the_host_gets_no_key(wires: Cable) -> None:
+    """Allowed, over TLS, and not the port that the credential is for: 443."""
+    rule = EgressRule.from_table({"host": API, "ports": [443, 8443]})
+    async with internet(wires) as net:
+        net.zone[API] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 8443, answering(ok(b"other"), requests), name=API)
+        fetched = await fetch(net.gate(rule, lender=lends(credential())), f"https://{API}:8443/v1/me")
+        assert fetched.body == b"other"
+        assert KEY.encode() not in requests[0]
+
+
+async def test_of_several_keys_for_a_host_the_first_that_fits_is_added_and_all_are_replaced(wires: Cable) -> None:
+    """One for reading a folder, one for the rest; the same value under two names is replaced under both."""
+    second = "Other9w8e7r6t5y4u3i2o1p0QaZ"
+    values = {"env:FIRST": KEY, "env:SECOND": second, "env:THIRD": KEY}
+
+    async def read(source: str) -> Value:
+        return Value(text=values[source])
+
+    lender = Lender(
+        credentials=[
+            credential(name="first", source="env:FIRST"),
+            credential(name="second", source="env:SECOND", paths=("/*",)),
+            credential(name="third", source="env:THIRD", methods=("POST",), header="X-Key", prefix=""),
+        ],
+        read=read,
+    )
+    async with internet(wires) as net:
+        net.zone[API] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(f"{KEY} {second}".encode()), requests), name=API)
+        gate = net.gate(*RULES, lender=lender)
+        bodies = [
+            (await fetch(gate, f"https://{API}{path}", method=method)).body
+            for path, method in (("/v1/me", "GET"), ("/v2/me", "GET"), ("/v1/me", "POST"), ("/v1/me", "GET"))
+        ]
+        assert [each.credential for each in net.attempts] == ["first", "second", "third", "first"]
+        assert [(KEY in str(each), second in str(each)) for each in requests] == [
+            (True, False), (False, True), (True, False), (True, False),
+        ]  # fmt: skip
+        assert bodies[0] == f"[credential first] {second}".encode()  # what was not lent yet nobody knows
+        assert all(KEY.encode() not in each and second.encode() not in each for each in bodies[1:])
+
+
+async def test_a_key_that_is_lent_while_another_answer_comes_is_replaced_in_that_too(wires: Cable) -> None:
+    """An answer without any key stands open; the next request gets one, and the server says it in the first."""
+    begun, lent = anyio.Event(), anyio.Event()
+
+    async def serve(stream: anyio.abc.ByteStream) -> None:
+        if b" /v2/" in await stream.receive():
+            await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n<" % (len(KEY) + 2))
+            begun.set()
+            await lent.wait()
+            await stream.send(KEY.encode() + b">")
+        else:
+            await stream.send(ok(b""))
+
+    async with internet(wires) as net, anyio.create_task_group() as tasks:
+        net.zone[API] = [[SITE]]
+        await net.serve(SITE, 443, serve, name=API)
+        gate, came = net.gate(*RULES, lender=lends(credential())), list[Fetched]()
+
+        async def first() -> None:
+            came.append(await fetch(gate, f"https://{API}/v2/slow"))
+
+        tasks.start_soon(first)
+        await begun.wait()
+        await fetch(gate, f"https://{API}/v1/me")
+        lent.set()
+    assert came[0].body == b"<[credential tracker]>"
+
+
+@pytest.mark.parametrize("query", ["key=mine", "a=1&key=mine", "a=1;key=mine", "%6bey=mine", "k%65y", "ke%79=mine&a=1"])
+async def test_a_program_cannot_say_what_the_broker_adds(wires: Cable, query: str) -> None:
+    """However it is spelt; and the control that another parameter is no obstacle."""
+    lent = credential(header=None, prefix="", query="key")
+    async with asked(wires, ok(b""), f"https://{API}/v1/me?{query}", lent=lent) as (fetched, requests, _):
+        assert isinstance(fetched.last, Denied)
+        assert (fetched.last.decision.rule, requests) == ("egress.credential", [])
+    async with asked(wires, ok(b"hello"), f"https://{API}/v1/me?key2=mine", lent=lent) as (fetched, _, _):
+        assert fetched.body == b"hello"
+
+
+async def test_a_header_that_holds_a_key_holds_nothing_of_the_program(wires: Cable) -> None:
+    """A header that may cross from the sandbox is not said twice."""
+    lent = credential(header="User-Agent", prefix="")
+    async with asked(wires, ok(b"hello"), lent=lent, headers=[("user-agent", "mine")]) as (_, requests, _):
+        assert requests[0].lower().count(b"user-agent:") == 1
+        assert f"User-Agent: {KEY}\r\n".encode() in requests[0]
 
 
 async def test_a_redirect_to_an_address_with_the_key_in_it_leads_nowhere(wires: Cable) -> None:

@@ -13,7 +13,7 @@ from glovebox_profiles.egress import EgressTarget, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.credentials.lent import added, require_usable
-from glovebox_server.egress.credentials.redact import Redactor, ValueSpread, redacted
+from glovebox_server.egress.credentials.redact import Redactor, ValueSpread
 from glovebox_server.egress.dial import Unreachable, secure, within
 from glovebox_server.egress.events import Body, Denied, EgressAttempt, End, Failed, Hop, ResponseHead, SendRequestEvent
 from glovebox_server.egress.gate import DeniedError, EgressGate
@@ -111,9 +111,9 @@ class _Request:
             exchange = Exchange(stream, self.clock, gate.limits)
             await exchange.send(sent, headers, self.body)
             status, received = await exchange.head()
-            lent = gate.lender.used if gate.lender else {}
-            if lent:
-                received = [(redacted(name, lent), redacted(value, lent)) for name, value in received]
+            redactor = Redactor(gate.lender.used) if gate.lender else None
+            if redactor:
+                received = [(redactor.whole(name), redactor.whole(value)) for name, value in received]
             location = [value for name, value in received if name == "location"]
             if status in REDIRECTS and location and self.method in {"GET", "HEAD"}:
                 if len(location) > 1:
@@ -128,7 +128,7 @@ class _Request:
                 hops=tuple(self.hops),
                 dropped=dropped,
             )
-            await self._answer(head, exchange, Redactor(lent) if lent else None)
+            await self._answer(head, exchange, redactor)
             return False
 
     def _credential(self, target: EgressTarget) -> Credential | None:

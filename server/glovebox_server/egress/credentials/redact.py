@@ -2,43 +2,73 @@
 
 An allowed server knows the value, and may hand it back: in a header, an error page, another encoding. As with the
 markers of canaries (``watch.markers``) only letters and digits count, so signs and blanks between them hide nothing.
-A server chooses the text: whatever it sends is looked at once, and little of it is held back.
+
+Rule 1  What may be the beginning of a value is held back until the rest has come, from so many characters of the value
+        on (``least``) that nobody finds them by trying: what is held back shows, and an honest server repeats what a
+        program sends. Were two letters enough, a program could find a value letter by letter.
+Rule 2  A server chooses the text: each byte is looked at once, however much is held, and little is.
 """
 
 import html
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import compress
 from typing import Final
 from urllib.parse import quote
 
+from glovebox_server.egress.credentials.shapes import known_prefix
 from glovebox_server.governance.watch.markers import encodings, squeezed
 
-LEAST: Final = 7
-"""So many letters and digits are taken for the beginning of a value: fewer may leave, and tell nothing."""
+UNKNOWN: Final = 12
+"""Characters of a value, behind a prefix that everybody knows, that are held back: of hexadecimal digits 2**48."""
 MAX_HELD: Final = 64 * 1024
 """Bytes that may stand between the letters of a value before no more of the answer is passed on."""
-
-Forms = Mapping[bytes, str]
-"""From each way of writing a value, squeezed, to the name of its credential."""
+_GRAM: Final = 8
+_START: Final = 2 * _GRAM - 1
+"""Every form is longer (``sources.SHORTEST``). Of so many letters in a row, one aligned gram is whole."""
+_LETTERS: Final = bytes(bytes((byte,)).isalnum() for byte in range(256))
 
 
 class ValueSpread(Exception):  # noqa: N818 - what was found, not what failed
     """What may be a value is spread over more bytes than are held back; nothing more may be passed on."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One way of writing a value, of which only letters and digits count."""
+
+    name: str
+    """Of its credential."""
+    least: int
+    """So many letters are taken for the beginning of it; fewer may leave."""
+
+
+Forms = Mapping[bytes, Form]
+"""What is looked for."""
+
+
 def forms(name: str, value: str) -> Forms:
-    """Return the ways of writing a value that are looked for."""
-    return {squeezed(form): name for form in _written(value)}
+    """Return the ways of writing a value that are looked for. A value of 8 KiB takes tens of milliseconds."""
+    letters = [at for at, character in enumerate(value) if character.isalnum()]
+    known = sum(map(str.isalnum, value[: known_prefix(value)]))
+    least = letters[min(known + UNKNOWN, len(letters) // 2) - 1] + 1
+    pairs = zip(_written(value), _written(value[:least]), strict=True)
+    return {squeezed(form): Form(name=name, least=max(1, len(squeezed(first)))) for form, first in pairs}
 
 
 class Redactor:
     """What stands in for the values of some credentials, in one stream of bytes."""
 
     def __init__(self, wanted: Forms) -> None:
-        """Take what is looked for."""
+        """Take what is looked for; it may grow meanwhile."""
         self._forms = wanted
+        self._count = -1
+        self._know()
+        self._open: list[tuple[int, bytes]] = []  # where in the text what may be a value begins
+        self._text = b""  # the letters of what is held, and before them some that have left
+        self._left = 0  # how many have
         self._held = b""
-        self._passed = b""  # the last letters and digits that were returned: a value may have begun in them
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes; return those that cannot be the beginning of a value, with the values replaced.
@@ -46,63 +76,94 @@ class Redactor:
         Raises:
             ValueSpread: nothing may follow what was returned so far.
         """
-        data = _replaced(self._held + data, self._forms, self._passed)
-        text = squeezed(data)
-        begun = max((_begun(self._passed + text, form) for form in self._forms), default=0)
-        # Of a beginning, at most LEAST - 1 have been returned: all that is in this data is held.
-        cut = _places(data)[-min(begun, len(text))] if begun and text else len(data)
-        if len(data) - cut > MAX_HELD:
+        if len(self._forms) != self._count:
+            self._know()
+        if not self._forms:
+            return data
+        old = len(self._text)
+        text = self._text = self._text + squeezed(data)
+        self._held += data
+        spans = sorted(self._advance(old))
+        holding = [at for at, form in self._open if len(text) - at >= self._forms[form].least]
+        end = len(text)
+        holding += [end - size for size in range(1, _START) if text[end - size :] in self._short]
+        cut = min(holding, default=end)
+        out = self._pass(spans, cut)
+        if len(self._held) > MAX_HELD:
             raise ValueSpread
-        self._held = data[cut:]
-        self._passed = (self._passed + squeezed(data[:cut]))[1 - LEAST :]
-        return data[:cut]
+        return out
 
     def finish(self) -> bytes:
-        """Return what was held back at the end."""
-        held, self._held = self._held, b""
+        """Return what was held back at the end; what is fed next is another text."""
+        held = self._held
+        self._held, self._text, self._left, self._open = b"", b"", 0, []
         return held
 
+    def whole(self, text: str) -> str:
+        """Return a text that is all there, such as a header, with the values replaced."""
+        if len(text) <= _START:
+            return text
+        return (self.feed(text.encode("latin-1", "replace")) + self.finish()).decode("latin-1")
 
-def redacted(text: str, wanted: Forms) -> str:
-    """Return a text that is all there, such as a header, with the values replaced."""
-    return _replaced(text.encode("latin-1", "replace"), wanted).decode("latin-1")
+    def _know(self) -> None:
+        """Prepare what is compared, of all that is looked for by now."""
+        self._count = len(self._forms)
+        self._starts: dict[bytes, list[bytes]] = {}
+        self._grams = frozenset(form[at : at + _GRAM] for form in self._forms for at in range(_GRAM))
+        self._short: set[bytes] = set()
+        for form, its in self._forms.items():
+            self._starts.setdefault(form[:_START], []).append(form)
+            self._short.update(form[:end] for end in range(its.least, _START))
 
+    def _advance(self, old: int) -> Iterator[tuple[int, int, str]]:
+        """Follow what has begun, and find what begins, in the letters from ``old`` on; yield what is whole."""
+        text, still = self._text, list[tuple[int, bytes]]()
+        begun = [(at, old - at, form) for at, form in self._open]
+        begun += [(at, _START, form) for at, form in self._beginnings(max(0, old - _START + 1))]
+        for at, same, form in begun:
+            if len(text) - at >= len(form):
+                if text.startswith(form[same:], at + same):
+                    yield at, at + len(form), self._forms[form].name
+            elif form.startswith(text[at + same :], same):
+                still.append((at, form))
+        self._open = still
 
-def _replaced(data: bytes, wanted: Forms, before: bytes = b"") -> bytes:
-    """Replace what stands in the data, or began in the letters and digits before it."""
-    text = before + squeezed(data)
-    spans = sorted(span for form, name in wanted.items() for span in _spans(text, form, name))
-    if not spans:
-        return data
-    places, pieces, done = [0] * len(before) + _places(data), list[bytes](), 0
-    for first, end, name in spans:
-        start = places[first]
-        if start >= done:
-            pieces += [data[done:start], b"[credential %b]" % name.encode()]
-        done = max(done, places[end - 1] + 1)
-    return b"".join((*pieces, data[done:]))
+    def _beginnings(self, start: int) -> Iterator[tuple[int, bytes]]:
+        """Yield where the first letters of forms stand; the gram makes nearly all texts cheap."""
+        text = self._text[start:]
+        whole = (text[at : at + _GRAM] for at in range(0, len(text) - _GRAM + 1, _GRAM))
+        if self._grams.isdisjoint(whole):
+            return
+        for first, its in self._starts.items():
+            at = text.find(first)
+            while at >= 0:
+                for form in its:
+                    yield start + at, form
+                at = text.find(first, at + 1)
 
-
-def _spans(text: bytes, form: bytes, name: str) -> Iterator[tuple[int, int, str]]:
-    at = text.find(form)
-    while at >= 0:
-        yield at, at + len(form), name
-        at = text.find(form, at + len(form))
-
-
-def _begun(text: bytes, form: bytes) -> int:
-    """How many letters and digits at the end of a text are the beginning of a form."""
-    at = text.find(form[:LEAST], max(0, len(text) - len(form) + 1))
-    while at >= 0:
-        if form.startswith(text[at:]):
-            return len(text) - at
-        at = text.find(form[:LEAST], at + 1)
-    return 0
-
-
-def _places(data: bytes) -> list[int]:
-    """Where the letters and digits stand."""
-    return [at for at, byte in enumerate(data) if bytes((byte,)).isalnum()]
+    def _pass(self, spans: list[tuple[int, int, str]], cut: int) -> bytes:
+        """Return what stands before the letter ``cut``, with the values replaced."""
+        data, places = self._held, list[int]()
+        if spans or self._left < cut < len(self._text):
+            places = list(compress(range(len(data)), data.translate(_LETTERS)))
+        pieces, done = list[bytes](), 0
+        held = cut
+        for first, end, name in spans:
+            # Inside what may be another value nothing is shown of that one either.
+            start = places[max(0, (min(first, held) if end > held else first) - self._left)]
+            if start >= done:
+                pieces += [data[done:start], b"[credential %b]" % name.encode()]
+            done = max(done, places[end - 1 - self._left] + 1)
+            cut = max(cut, end)
+        until = len(data) if cut >= len(self._text) else places[cut - self._left] if cut > self._left else 0
+        pieces.append(data[done:until])
+        self._held = data[max(until, done) :]
+        # What has begun is followed although its first letters have left.
+        keep = min([at for at, _ in self._open] + [max(0, len(self._text) - _START + 1), max(cut, self._left)])
+        self._text = self._text[keep:]
+        self._left = max(cut, self._left) - keep
+        self._open = [(at - keep, form) for at, form in self._open]
+        return b"".join(pieces)
 
 
 def _written(value: str) -> Iterator[bytes]:

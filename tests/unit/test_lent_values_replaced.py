@@ -1,0 +1,119 @@
+"""What stands in for a lent value in an answer: however it is cut, and without telling a program what it guessed."""
+
+import itertools
+import string
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glovebox_server.egress.credentials.redact import MAX_HELD, UNKNOWN, Redactor, ValueSpread, forms
+from glovebox_server.governance.watch.markers import squeezed
+
+KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
+GITHUB = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
+KEYS = (KEY, GITHUB, "abcdefghijklmnop", "7" * 16, "--a-b-c-d-e-f-g-h-i-j-k-l-m-n-o-p--")
+ALL = (*forms("t", KEY), *forms("t", GITHUB))
+
+
+def passed(pieces: Sequence[bytes], *values: str) -> bytes:
+    """What comes of a text in pieces."""
+    wanted = {form: its for value in values for form, its in forms("tracker", value).items()}
+    redactor = Redactor(wanted)
+    return b"".join([*(redactor.feed(piece) for piece in pieces), redactor.finish()])
+
+
+@given(
+    parts=st.lists(
+        st.one_of(
+            st.binary(max_size=20),
+            st.integers(0, 200).map(lambda at: ALL[at % len(ALL)]),
+            st.sampled_from([KEY.encode(), GITHUB.encode(), KEY[:20].encode(), GITHUB[5:].encode()]),
+        ),
+        max_size=8,
+    ),
+    cuts=st.lists(st.integers(0, 3000), max_size=12),
+)
+def test_however_an_answer_is_cut_nothing_but_beginnings_gets_through(parts: list[bytes], cuts: list[int]) -> None:
+    """No form of either value is in what comes; what is whole in one piece leaves no beginning either."""
+    text = b"".join(parts)
+    at = [0, *sorted({min(cut, len(text)) for cut in cuts}), len(text)]
+    came = passed([text[first:end] for first, end in itertools.pairwise(at)], KEY, GITHUB)
+    assert not any(form in squeezed(came.replace(b"[credential tracker]", b"[]")) for form in ALL)
+    if not any(form in squeezed(text) for form in ALL):
+        assert came == text
+
+
+@pytest.mark.parametrize("value", KEYS)
+def test_every_form_is_replaced_whole_and_byte_by_byte(value: str) -> None:
+    """Bytes around it come as they are; in single bytes fewer letters than ``least`` leave before it."""
+    for form, its in forms("tracker", value).items():
+        assert passed([b"<" + form + b">"], value).startswith(b"<[credential tracker]")
+        came = passed([b"<", *(form[at : at + 1] for at in range(len(form))), b">"], value)
+        assert form not in squeezed(came)
+        before = came.partition(b"[credential tracker]")[0]
+        assert len(squeezed(before)) < its.least, (form, came)
+
+
+@pytest.mark.parametrize("value", [KEY, GITHUB])
+def test_a_guess_of_a_beginning_does_not_show(value: str) -> None:
+    """An honest server repeats what a program sends: right and wrong letters must leave in the same way.
+
+    The control: from ``least`` on, which is twelve characters that nobody knows, they do not.
+    """
+    for form, its in forms("tracker", value).items():
+        for size in range(1, its.least):
+            guess = form[:size]
+            wrong = guess[:-1] + (b"0" if guess[-1:] != b"0" else b"1")
+            for each in (guess, wrong):
+                redactor = Redactor(forms("tracker", value))
+                assert redactor.feed(b"you said " + each) == b"you said " + each
+                assert redactor.feed(b" " * (MAX_HELD + 1)) == b" " * (MAX_HELD + 1)
+        redactor = Redactor(forms("tracker", value))
+        assert redactor.feed(b"you said " + form[: its.least]).endswith(b"you said ")
+
+
+def test_what_is_public_of_a_key_is_no_part_of_what_has_to_be_guessed() -> None:
+    """``ghp_`` is known to all: the characters that count come behind it."""
+    assert forms("t", GITHUB)[squeezed(GITHUB.encode())].least == len("ghp") + UNKNOWN
+    hexadecimal = squeezed(GITHUB.encode().hex().encode())
+    assert forms("t", GITHUB)[hexadecimal].least == 2 * (len("ghp_") + UNKNOWN)
+
+
+def test_a_value_spread_over_too_much_ends_the_answer() -> None:
+    """And one that is not spread so far comes replaced."""
+    half = len(KEY) // 2 + 4
+    assert passed([KEY[:half].encode(), b" " * 1000, KEY[half:].encode()], KEY) == b"[credential tracker]"
+    redactor = Redactor(forms("tracker", KEY))
+    assert redactor.feed(KEY[:half].encode()) == b""
+    with pytest.raises(ValueSpread):
+        redactor.feed(b" " * MAX_HELD)
+
+
+def test_of_two_values_that_share_letters_neither_comes() -> None:
+    """One inside the other, one behind the other, and one value that two credentials name."""
+    inner, outer = "q8Zr5Tn2Lk9Vb4Wm7", "Start1234567890abc" + "q8Zr5Tn2Lk9Vb4Wm7" + "End0987654321xyz"
+    came = passed([outer[:20].encode(), outer[20:].encode(), b"!"], inner, outer)
+    assert "Start1234567890abc" not in came.decode()
+    assert b"End0987654321xyz" not in came
+    assert passed([(KEY + GITHUB + KEY).encode()], KEY, GITHUB) == b"[credential tracker]" * 3
+
+
+def test_a_text_that_only_looks_like_a_value_comes_as_it_is() -> None:
+    """Nearly all of it, and then another letter."""
+    alike = KEY[:-1] + "x"
+    for size in (1, 3, 1000):
+        text = (alike + " ").encode() * 5
+        assert passed([text[at : at + size] for at in range(0, len(text), size)], KEY) == text
+
+
+def test_a_server_that_sends_single_bytes_has_each_looked_at_once() -> None:
+    """Counted, not timed: while 60,000 bytes are held, a blank more finds no place of any letter anew."""
+    redactor = Redactor(forms("tracker", KEY))
+    redactor.feed(KEY[:30].encode() + b" " * 60_000)
+    for _ in range(100):
+        assert redactor.feed(b" ") == b""
+        assert len(redactor._text) <= len(KEY)
+    letters = string.ascii_letters.encode()
+    assert redactor.feed(letters) == KEY[:30].encode() + b" " * 60_100 + letters
