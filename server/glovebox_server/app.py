@@ -204,6 +204,7 @@ async def opened(
         parts=ARTIFACT_PARTS if shared else 1,
     )
     refusals = Refusals()
+    _recover_promotions(settings)
     signer, key = Signer.load(settings.state_dir), server_key.load(settings.state_dir)
     async with (
         AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
@@ -312,6 +313,14 @@ def effective(
         for entry in catalogue.listed(TOOLS.values(), profiles, environments)
     }
     return Effective(profiles=profiles, policy=policy, policy_path=path, tools=tools)
+
+
+def _recover_promotions(settings: Settings) -> None:
+    """Bring promotions that were interrupted to an end, before anybody reads what they were changing."""
+    if os.path.lexists(settings.state_dir / "promotions"):
+        from glovebox_server.upkeep import promotions  # noqa: PLC0415 - only where something was promoted
+
+        promotions.recover(settings)
 
 
 @asynccontextmanager

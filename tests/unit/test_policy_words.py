@@ -10,6 +10,7 @@ from tests.fixtures.policy_texts import EVERYTHING, policy
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.explain import explain, render
+from glovebox_profiles.policy.model import Promote, effective
 from glovebox_profiles.policy.rights import combined
 from glovebox_server.cli.main import main
 from glovebox_server.governance.watch.rules import actions
@@ -204,3 +205,19 @@ def test_a_widening_ends_with_1(tmp_path: Path) -> None:
     assert found.exit_code == 0
     assert json.loads(found.stdout)["widening"] is False
     assert run("diff", a, tmp_path).exit_code == 2
+
+
+def test_a_folder_to_promote_into_widens_and_leaves_the_digest_of_others_as_it_was() -> None:
+    """A new or another folder widens, one less narrows; a policy that names none means what it did before it could."""
+    without = policy()
+    assert "promote" not in effective(without)
+    table = '[promote]\ninto = { reports = "/srv/reports" }\n\n[[example]]'
+    with_one = policy(EVERYTHING.replace("[[example]]", table, 1))
+    other = with_one.model_copy(update={"promote": Promote(into={"reports": "/srv/other"})})
+    assert effective(with_one)["promote"] == {"into": {"reports": "/srv/reports"}}
+    directions = [
+        [(each.key, each.direction) for each in diff(a, b, {})]
+        for a, b in ((without, with_one), (with_one, other), (other, without))
+    ]
+    key = "promote.into.reports"
+    assert directions == [[(key, "widening")], [(key, "widening")], [(key, "narrowing")]]

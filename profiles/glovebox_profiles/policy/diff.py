@@ -39,6 +39,7 @@ def diff(
     for name, found in roles.items():
         changes.extend(_at(f"roles.{name}", each) for each in found)
     changes.extend(_watch(a, b, watch))
+    changes.extend(_promote(a.promote.into, b.promote.into))
     if a.example != b.example:
         sentence = "Examples changed; they are checked at load and grant nothing."
         changes.append(_change("example", len(a.example), len(b.example), "neutral", sentence))
@@ -216,6 +217,15 @@ def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterato
             direction = "neutral" if before == after else "narrowing"
         sentence = f"{before or 'its default'} → {after or 'its default'}."
         yield _change(f"watch.{rule}", *given, direction, sentence)
+
+
+def _promote(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
+    for name in {**a, **b}:
+        before, after = a.get(name), b.get(name)
+        if before != after:
+            direction: Direction = "narrowing" if after is None else "widening"
+            sentence = f"Files may be promoted into: {before or 'none'} → {after or 'none'}."
+            yield _change(f"promote.into.{name}", before, after, direction, sentence)
 
 
 def _less(before: float | None, after: float | None) -> Direction:

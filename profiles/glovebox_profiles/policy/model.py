@@ -246,6 +246,13 @@ class Role(Table):
         return self
 
 
+class Promote(Table):
+    """Where files may go that came out of sandboxes, once an operator has looked at them."""
+
+    into: Annotated[dict[Name, _Path], Field(max_length=MAX_ROLES)] = Field(default={})
+    """Folders by the names under which they are promoted into. Left out: nothing leaves quarantine by promotion."""
+
+
 class Call(Table):
     """A call as its caller would make it."""
 
@@ -294,6 +301,8 @@ class Policy(Table):
     """The role of a workflow, which narrows that of whoever works in it."""
     watch: Annotated[dict[str, WatchAction], _Named] = Field(default={})
     """What a watch rule does when it finds something."""
+    promote: Promote = Field(default=Promote())
+    """Where an operator may promote files to."""
     example: Annotated[tuple[Example, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
     """Calls that are decided at load, with the answer they must get."""
 
@@ -310,6 +319,8 @@ def effective(policy: Policy) -> dict[str, Any]:
     for name, role in policy.roles.items():  # what a role does not narrow has no value there
         narrow = {tool: keys.model_dump(mode="json", exclude_unset=True) for tool, keys in role.narrow.items()}
         dumped["roles"][name]["narrow"] = narrow
+    if not policy.promote.into:  # nothing was said: the digest is what it was before this could be
+        del dumped["promote"]
     return dumped
 
 

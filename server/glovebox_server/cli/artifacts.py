@@ -39,7 +39,7 @@ def _address(_ctx: click.Context, _argument: click.Parameter, value: str) -> str
 
 @click.group(cls=_Artifact)
 def artifact() -> None:
-    """Files that programs made: list them, save one. `glovebox artifact URI` saves, too."""
+    """Files that programs made: list, save, promote them. `glovebox artifact URI` saves, too."""
 
 
 @artifact.command("list")

@@ -18,6 +18,7 @@ from glovebox_server.cli.environments import environment
 from glovebox_server.cli.governance.approvals import approvals
 from glovebox_server.cli.governance.canaries import canary
 from glovebox_server.cli.governance.policy import policy
+from glovebox_server.cli.governance.promotions import promote, promotions, rollback
 from glovebox_server.cli.governance.stops import resume, stop, stops
 from glovebox_server.cli.governance.tokens import token
 from glovebox_server.cli.governance.usage import usage
@@ -52,6 +53,8 @@ for _group in (profiles, policy, environment, audit, receipt, artifact, stops, c
     main.add_command(_group)
 for _command in (stop, resume, usage):
     main.add_command(_command)
+for _command in (promote, promotions, rollback):
+    artifact.add_command(_command)
 
 
 @main.command()

@@ -46,6 +46,7 @@ from glovebox_server.audit.events.log import (
     SegmentRemoved,
     SegmentSealed,
 )
+from glovebox_server.audit.events.promotions import PromotedFile, PromotionApplied, PromotionRolledBack
 from glovebox_server.audit.events.server import (
     PolicyChanged,
     PolicyRefused,
@@ -91,6 +92,9 @@ __all__ = [
     "PolicyRefused",
     "PoolChanged",
     "ProfileLoaded",
+    "PromotedFile",
+    "PromotionApplied",
+    "PromotionRolledBack",
     "ReceiptSigned",
     "RemovalReason",
     "RequestsRefused",
@@ -144,6 +148,8 @@ EVENTS: Mapping[str, type[Event]] = {
         StopMade,
         StopLifted,
         WatchAlarm,
+        PromotionApplied,
+        PromotionRolledBack,
     )
 }
 
@@ -167,11 +173,13 @@ def draft(event: Event) -> chain.Draft:
     return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
 
 
-def _data(item: Event | Output | Input) -> dict[str, Any]:
+def _data(item: Event | Output | Input | PromotedFile) -> dict[str, Any]:
     pairs = ((field.name, getattr(item, field.name)) for field in fields(item) if field.name != "call_id")
     data = {name: value for name, value in pairs if value is not None}
     if isinstance(item, CallFinished):
         data["outputs"] = [_data(output) for output in item.outputs]
     if isinstance(item, CallDecided) and item.inputs:
         data["inputs"] = [_data(each) for each in item.inputs]
+    if isinstance(item, PromotionApplied | PromotionRolledBack):
+        data["files"] = [_data(each) for each in item.files]
     return data

@@ -1,0 +1,58 @@
+"""Events of files that left quarantine for a folder of the operator's, and of those that were put back."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glovebox_server.audit.events.base import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotedFile:
+    """One file of a promotion."""
+
+    name: str
+    """Relative to the folder."""
+    before: str | None = None
+    """Digest of what it held; absent where there was none."""
+    after: str | None = None
+    """Digest of what it is to hold; absent where it is to go."""
+    origin: str
+    """The artifact that its content comes from, or the promotion that is put back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionApplied(Event):
+    """Files are about to be put into a folder that the operator named. On disk before the first is."""
+
+    kind: ClassVar[str] = "promotion.applied"
+
+    promotion: str
+    """Its id."""
+    by: str
+    """Who does it: ``local:<uid>``."""
+    folder: str
+    """The folder's name in the policy."""
+    digest: str
+    """Of all that was shown before somebody said yes."""
+    files: tuple[PromotedFile, ...]
+    """Each with ``name``, ``before``, ``after`` and ``origin``, an artifact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionRolledBack(Event):
+    """Files are about to be put back as they were before a promotion. On disk before the first is."""
+
+    kind: ClassVar[str] = "promotion.rolled_back"
+
+    promotion: str
+    """Id of the one whose changes go."""
+    rollback: str | None = None
+    """Id of the one that puts them back, where somebody asked for it."""
+    by: str
+    """Who does it: ``local:<uid>``."""
+    folder: str
+    """The folder's name in the policy."""
+    because: str
+    """``operator``: somebody asked for it; ``failed``: not all could be put there; ``interrupted``: it ended midway."""
+    files: tuple[PromotedFile, ...]
+    """Each with ``name``, ``before``, ``after`` and ``origin``: as they are to be then, where they were changed."""

@@ -1,0 +1,229 @@
+"""What ``glovebox artifact promote``, ``promotions`` and ``rollback`` do."""
+
+import sys
+import termios
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text as Plain
+
+from glovebox_sandboxes.plural import counted
+from glovebox_server import app as apps
+from glovebox_server.audit.events import Event, draft
+from glovebox_server.cli.terminal import print_json
+from glovebox_server.errors import Refused
+from glovebox_server.exits import OK, REFUSED
+from glovebox_server.governance import policy as policies
+from glovebox_server.printable import printable
+from glovebox_server.promotion import journal as journals
+from glovebox_server.promotion import plan, transaction
+from glovebox_server.promotion.folder import Folder, opened
+from glovebox_server.promotion.journal import Journal, Promotion
+from glovebox_server.promotion.plan import Planned, Target
+from glovebox_server.promotion.transaction import Record, Recovered
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.log import audit_log
+
+MAX_SHOWN_LINES = 400
+"""Of one file's difference: what is longer is for an editor, on a copy."""
+
+
+def promote(
+    settings: Settings,
+    out: Console,
+    err: Console,
+    *,
+    uris: Iterable[str],
+    into: str,
+    expect: str | None,
+    as_json: bool,
+) -> int:
+    """Put artifacts into a folder; see ``glovebox artifact promote``."""
+    found = _target(settings, into)
+    _recover(settings, err)
+    with opened(found.path) as folder:
+        planned = plan.planned(settings, list(uris), found, folder)
+        promotion = planned.promotion
+        if not as_json:
+            _show(out, planned, found, folder)
+        if not promotion.changes:
+            if as_json:
+                print_json(out.file, {"promotion": None, "plan": _plan_fields(planned)})
+            return OK
+        if expect is None and (as_json or not _agreed(err)):
+            if as_json:
+                print_json(out.file, {"promotion": None, "plan": _plan_fields(planned)})
+            else:
+                err.print(Plain(f"Nothing was changed. To do it without being asked: --expect {promotion.digest}"))
+            return REFUSED
+        if expect is not None and expect != promotion.digest:
+            reason = f"What would change has the digest {promotion.digest}, not the expected one; nothing was changed."
+            raise Refused("promotion.expect", reason, "Look at what would change, then expect that.")
+        with _changing(settings, err) as (journal, record):
+            done = transaction.promote(folder, journal, promotion, planned.content, record)
+    if as_json:
+        print_json(out.file, {"promotion": _fields(done, None), "plan": _plan_fields(planned)})
+    else:
+        files = counted(len(done.changes), "file")
+        out.print(Plain(f"{files} promoted: {done.id}. `glovebox artifact rollback {done.id}` puts them back."))
+    return OK
+
+
+def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> int:
+    """Say what was promoted; see ``glovebox artifact promotions``."""
+    _recover(settings, err)
+    found = journals.listed(settings.state_dir)
+    back = journals.put_back(found)
+    if as_json:
+        print_json(out.file, {"promotions": [_fields(each, back(each.id)) for each in reversed(found)]})
+        return OK
+    for each in reversed(found):
+        told = each.state if each.state not in journals.ENDED else _told(each, back(each.id))
+        files = counted(len(each.changes), "file")
+        when = each.made.strftime("%Y-%m-%d %H:%M")
+        out.print(Plain(f"{each.id}  {when}  {files} into {each.folder}  {told}  by {each.by}"))
+    out.print(Plain(f"{counted(len(found), 'promotion')}."))
+    return OK
+
+
+def roll_back(settings: Settings, out: Console, err: Console, *, identifier: str, as_json: bool) -> int:
+    """Put a promotion back; see ``glovebox artifact rollback``."""
+    with _changing(settings, err) as (journal, record):
+        known = journal.all()
+        named = [each for each in known if each.id == identifier]
+        if not named:
+            hint = "`glovebox artifact promotions` shows those that can be put back."
+            raise Refused("promotion.unknown", f"There is no promotion {identifier}.", hint)
+        promotion, by = named[0], journals.put_back(known)(identifier)
+        if promotion.of or promotion.state != "applied" or by:
+            told = f"was put back by {by}" if by else _told(promotion, None)
+            raise Refused("promotion.unknown", f"{identifier} {told}; nothing was changed.", "Promote the files again.")
+        with opened(Path(promotion.path)) as folder:
+            transaction.require_same(folder, promotion)
+            back = plan.drafted(promotion.folder, folder, plan.reversed_changes(promotion), promotion)
+            done = transaction.promote(folder, journal, back, _kept(journal, promotion), record)
+    if as_json:
+        print_json(out.file, {"promotion": _fields(done, None)})
+    else:
+        out.print(Plain(f"{counted(len(done.changes), 'file')} of {identifier} put back."))
+    return OK
+
+
+def _kept(journal: Journal, promotion: Promotion) -> transaction.Content:
+    return lambda number: journal.contents(promotion.id, number)
+
+
+def _target(settings: Settings, name: str) -> Target:
+    path = policies.policy_file(settings)
+    policy = None if path is None else policies.load(path, apps.load_profiles(settings), TOOLS)
+    return plan.target(settings, policy.promote.into if policy else {}, name)
+
+
+@contextmanager
+def _changing(settings: Settings, err: Console) -> Iterator[tuple[Journal, Record]]:
+    """The journal and the audit log, with nothing in them that was interrupted."""
+    with journals.locked(settings.state_dir) as journal:
+        log = audit_log(settings)
+
+        def record(event: Event) -> None:
+            log.commit([draft(event)])
+
+        try:
+            recovered = transaction.recover(journal, record)
+            _tell(err, recovered)
+            if any(each.problem for each in recovered):
+                reason = "An interrupted promotion could not be put back; nothing was changed."
+                raise Refused("promotion.interrupted", reason, "Repair what it names, then run the command again.")
+            yield journal, record
+        finally:
+            log.close()
+
+
+def _recover(settings: Settings, err: Console) -> None:
+    if journals.interrupted(journals.listed(settings.state_dir)):
+        with _changing(settings, err):
+            pass
+
+
+def _tell(err: Console, recovered: Iterable[Recovered]) -> None:
+    for each in recovered:
+        err.print(Plain(str(each)), style="yellow")
+
+
+def _show(out: Console, planned: Planned, into: Target, folder: Folder) -> None:
+    for number, (change, artifact) in enumerate(zip(planned.promotion.changes, planned.artifacts, strict=True)):
+        before = f"{change.before.bytes} → " if change.before else ""
+        word = "changes" if change.before else "new"
+        out.print(Plain(f"{change.name}: {word}, {before}{counted(artifact.bytes, 'byte')}, {artifact.media_type}"))
+        for risk in artifact.risks:
+            out.print(Plain(f"  ! {risk}"), style="yellow")
+        lines = planned.difference(folder, number)
+        for line in (lines or ())[:MAX_SHOWN_LINES]:
+            out.print(Plain(f"  │ {printable(line)}"))
+        if lines is None:
+            out.print(Plain("  It is no text, or too long to be compared: `glovebox artifact save` it to look at it."))
+        elif len(lines) > MAX_SHOWN_LINES:
+            out.print(Plain(f"  … and {len(lines) - MAX_SHOWN_LINES} more lines, which are not shown."))
+    if planned.same:
+        out.print(Plain(f"The same already: {', '.join(planned.same)}."))
+    files = counted(len(planned.promotion.changes), "file")
+    out.print(Plain(f"Into {into.name}, {into.path}: {files}. Digest: {planned.promotion.digest}"))
+
+
+def _agreed(err: Console) -> bool:
+    if not (sys.stdin.isatty() and err.file.isatty()):
+        return False
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
+    err.print(Plain("Put them there? [y/N] "), end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _told(promotion: Promotion, back: str | None) -> str:
+    if promotion.state == "withdrawn":
+        kept = f", but for {', '.join(promotion.kept)}" if promotion.kept else ""
+        return f"failed or interrupted, and put back{kept}"
+    if promotion.of:
+        return f"puts {promotion.of} back"
+    return f"put back by {back}" if back else "in force"
+
+
+def _fields(promotion: Promotion, back: str | None) -> dict[str, object]:
+    return {
+        "id": promotion.id,
+        "state": promotion.state,
+        "made": promotion.made.isoformat(),
+        "by": promotion.by,
+        "into": promotion.folder,
+        "path": promotion.path,
+        "digest": promotion.digest,
+        "puts_back": promotion.of,
+        "put_back_by": back,
+        "kept": list(promotion.kept),
+        "files": _files(promotion),
+    }
+
+
+def _plan_fields(planned: Planned) -> dict[str, object]:
+    risks = {each.name: list(each.risks) for each in planned.artifacts}
+    types = {each.name: each.media_type for each in planned.artifacts}
+    files = [
+        {**file, "media_type": types[str(file["name"])], "risks": risks[str(file["name"])]}
+        for file in _files(planned.promotion)
+    ]
+    return {"digest": planned.promotion.digest, "files": files, "same": list(planned.same)}
+
+
+def _files(promotion: Promotion) -> list[dict[str, object]]:
+    return [
+        {
+            "name": each.name,
+            "before": each.before and each.before.sha256,
+            "after": each.after and each.after.sha256,
+            "bytes": each.after.bytes if each.after else 0,
+            "origin": each.origin,
+        }
+        for each in promotion.changes
+    ]

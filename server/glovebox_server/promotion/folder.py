@@ -1,0 +1,259 @@
+"""A folder of the operator's, in which files are looked at and exchanged by descriptor, never through a link.
+
+Each step of a way is opened by itself (``O_NOFOLLOW``) and must lie on the folder's own file system. What takes the
+place of a file is exchanged with it in one operation (renameat2(2)): what was there is never lost, whoever wrote it.
+Must never be imported here: policy, the audit log, anything async.
+"""
+
+import ctypes
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from pydantic import ConfigDict
+
+from glovebox_server.artifacts.names import quoted
+from glovebox_server.errors import Refused
+
+MAX_FILE_BYTES: Final = 1 << 30
+"""Of a file that is in the way: it is kept, to be put back."""
+_CHUNK: Final = 1 << 20
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_NOREPLACE, _EXCHANGE = 1, 2
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ABSENT: Final = frozenset({errno.ENOENT})
+_HINT: Final = "Make it an ordinary folder or file, or promote elsewhere."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a file holds."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    sha256: str
+    """Hex digest of its content."""
+    bytes: int
+    """Its size."""
+    mode: int
+    """Who may read, write and run it."""
+
+
+class Folder:
+    """An open folder; see ``opened``."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Take what ``opened`` opened."""
+        self.path = path
+        found = os.fstat(descriptor)
+        self.device, self.inode = found.st_dev, found.st_ino
+        self._descriptor = descriptor
+
+    @contextmanager
+    def parent(self, name: str) -> Iterator[tuple[int, str] | None]:
+        """The folder that a file lies in, and what it is called there; None where a part of the way is missing.
+
+        Raises:
+            Refused: a part of the way is a link, no folder, or on another file system.
+        """
+        *way, leaf = name.split("/")
+        held = os.dup(self._descriptor)
+        try:
+            for part in way:
+                try:
+                    step = os.open(part, _FOLDER, dir_fd=held)
+                except OSError as problem:
+                    if problem.errno in _ABSENT:
+                        yield None
+                        return
+                    if problem.errno in (errno.ELOOP, errno.ENOTDIR):
+                        raise _in_the_way(name, f"{quoted(part)} on its way is a link, or no folder") from None
+                    raise
+                os.close(held)
+                held = step
+                if os.fstat(held).st_dev != self.device:
+                    raise _in_the_way(name, f"{quoted(part)} on its way is on another file system")
+            yield held, leaf
+        finally:
+            os.close(held)
+
+    def look(self, name: str) -> Seen | None:
+        """What a file holds now; None where there is none.
+
+        Raises:
+            Refused: what is there is a link, no plain file, on another file system, too large, or has other names.
+        """
+        with self._open(name) as descriptor:
+            if descriptor is None:
+                return None
+            found = os.fstat(descriptor)
+            digest, size = hashlib.sha256(), 0
+            while chunk := os.read(descriptor, _CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+            return Seen(sha256=digest.hexdigest(), bytes=size, mode=stat.S_IMODE(found.st_mode))
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """What a file holds, in pieces; nothing where there is none. Raises as ``look``."""
+        with self._open(name) as descriptor:
+            while descriptor is not None and (chunk := os.read(descriptor, _CHUNK)):
+                yield chunk
+
+    def head(self, name: str, most: int) -> bytes:
+        """The beginning of what a file holds. Raises as ``look``."""
+        with self._open(name) as descriptor:
+            return b"" if descriptor is None else os.pread(descriptor, most, 0)
+
+    def owner(self, name: str) -> tuple[int, int] | None:
+        """User and group of a file. Raises as ``look``."""
+        with self._open(name) as descriptor:
+            found = None if descriptor is None else os.fstat(descriptor)
+            return (found.st_uid, found.st_gid) if found else None
+
+    def missing(self, name: str) -> list[str]:
+        """The folders on the way to a file that are not there, outermost first."""
+        parts = name.split("/")[:-1]
+        ways = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+        return [way for way in ways if not self._is_there(f"{way}/.")]
+
+    def make(self, way: str, mode: int = 0o777) -> None:
+        """Make a folder, which must not be there."""
+        with self._parent_of(way) as (parent, leaf):
+            os.mkdir(leaf, mode, dir_fd=parent)
+            os.fsync(parent)
+
+    def unmake(self, ways: Iterable[str]) -> None:
+        """Remove those of these folders that are there and empty, the last first."""
+        for way in reversed(list(ways)):
+            with suppress(OSError, Refused), self._parent_of(way) as (parent, leaf):
+                os.rmdir(leaf, dir_fd=parent)
+                os.fsync(parent)
+
+    def write(self, name: str, chunks: Iterable[bytes], mode: int, owner: tuple[int, int] | None) -> str:
+        """Write a new file, and return its digest once it outlasts a crash."""
+        with self._parent_of(name) as (parent, leaf):
+            descriptor = os.open(leaf, _NEW, 0o600, dir_fd=parent)
+        digest = hashlib.sha256()
+        with os.fdopen(descriptor, "wb") as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                file.write(chunk)
+            file.flush()
+            if owner is not None and owner != (os.fstat(descriptor).st_uid, os.fstat(descriptor).st_gid):
+                os.fchown(descriptor, *owner)
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        return digest.hexdigest()
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two files take each other's place, in one operation."""
+        self._rename(one, other, _EXCHANGE)
+
+    def move(self, name: str, to: str) -> None:
+        """Move a file to where there is none, in one operation."""
+        self._rename(name, to, _NOREPLACE)
+
+    def is_there(self, name: str) -> bool:
+        """Whether anything is called so."""
+        return self._is_there(name)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Have the folders of these files outlast a crash as they are."""
+        for name in dict.fromkeys(name.rpartition("/")[0] for name in names):
+            with self.parent(f"{name}/." if name else ".") as found:
+                if found is not None:
+                    os.fsync(found[0])
+
+    def clear(self, way: str) -> None:
+        """Remove a folder of plain files, if it is there."""
+        with self.parent(f"{way}/.") as found:
+            if found is None:
+                return
+            for leaf in os.listdir(found[0]):  # noqa: PTH208 - by descriptor
+                os.unlink(leaf, dir_fd=found[0])
+        with self._parent_of(way) as (parent, leaf):
+            os.rmdir(leaf, dir_fd=parent)
+            os.fsync(parent)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[int | None]:
+        with self.parent(name) as found:
+            if found is None:
+                yield None
+                return
+            try:
+                descriptor = os.open(found[1], _READ, dir_fd=found[0])
+            except OSError as problem:
+                if problem.errno in _ABSENT:
+                    yield None
+                    return
+                if problem.errno in (errno.ELOOP, errno.ENXIO):
+                    raise _in_the_way(name, "what is there is a link, or no plain file") from None
+                raise
+        try:
+            self._require_plain(name, os.fstat(descriptor))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _require_plain(self, name: str, found: os.stat_result) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            raise _in_the_way(name, "what is there is no plain file")
+        if found.st_dev != self.device:
+            raise _in_the_way(name, "what is there is on another file system")
+        if found.st_nlink > 1:
+            raise _in_the_way(name, "what is there has other names too, which would no longer be the same file")
+        if found.st_size > MAX_FILE_BYTES:
+            raise _in_the_way(name, f"what is there is larger than {MAX_FILE_BYTES} bytes, which are not kept")
+
+    def _is_there(self, name: str) -> bool:
+        with self.parent(name) as found:
+            if found is None:
+                return False
+            try:
+                os.stat(found[1], dir_fd=found[0], follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            return True
+
+    @contextmanager
+    def _parent_of(self, name: str) -> Iterator[tuple[int, str]]:
+        with self.parent(name) as found:
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            yield found
+
+    def _rename(self, name: str, to: str, flags: int) -> None:
+        with self._parent_of(name) as (here, one), self._parent_of(to) as (there, other):
+            if _LIBC.renameat2(here, os.fsencode(one), there, os.fsencode(other), flags) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Folder]:
+    """Open a folder.
+
+    Args:
+        path: whole, and without links.
+
+    Raises:
+        OSError: it is not there, is a link or no folder, or may not be read.
+    """
+    descriptor = os.open(path, _FOLDER)
+    try:
+        yield Folder(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _in_the_way(name: str, reason: str) -> Refused:
+    return Refused("promotion.path", f"{quoted(name)} cannot be put there: {reason}.", _HINT)

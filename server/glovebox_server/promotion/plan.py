@@ -1,0 +1,198 @@
+"""What a promotion would change: worked out and shown before anybody says yes. Nothing is written.
+
+Must never be imported here: the command line, anything async.
+"""
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from glovebox_server import workspace
+from glovebox_server.artifacts.disk import Disk, translated
+from glovebox_server.artifacts.names import CallNames, check_name, quoted
+from glovebox_server.artifacts.record import Artifact, expired, id_of
+from glovebox_server.audit import chain
+from glovebox_server.errors import Refused
+from glovebox_server.promotion.folder import Folder, Seen
+from glovebox_server.promotion.journal import Change, Promotion, new_id
+from glovebox_server.settings import Settings
+
+MAX_FILES: Final = 256
+"""Of one promotion: as many as one record names, and more than anybody looks at."""
+_SHOWN_BYTES: Final = 256 * 1024
+"""Of a file whose lines are compared."""
+_SHOWN_LINES: Final = 4000
+"""Comparing takes the square of them at worst, some seconds."""
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A folder that the operator named."""
+
+    name: str
+    """In the policy."""
+    path: Path
+    """Whole, and without links."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A promotion that nobody has said yes to."""
+
+    promotion: Promotion
+    """What would be done."""
+    artifacts: tuple[Artifact, ...]
+    """For each of its changes."""
+    same: tuple[str, ...] = ()
+    """Files that hold it already."""
+    disk: Disk = field(repr=False)
+    """Where the artifacts are."""
+
+    def content(self, number: int) -> Iterator[bytes]:
+        """What a file is to hold, in pieces."""
+        artifact = self.artifacts[number]
+        with translated("reading an artifact"):
+            descriptor = self.disk.open(artifact)
+        if descriptor is None:
+            raise unknown(artifact.uri)
+        with os.fdopen(descriptor, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+    def difference(self, folder: Folder, number: int) -> list[str] | None:
+        """Lines of what would change in a file, as ``diff -u`` has them; None for what is no text, or too much."""
+        change = self.promotion.changes[number]
+        if change.after is None or change.after.bytes > _SHOWN_BYTES:
+            return None
+        if change.before and change.before.bytes > _SHOWN_BYTES:
+            return None
+        before = _lines(folder.head(change.name, _SHOWN_BYTES)) if change.before else []
+        after = _lines(b"".join(self.content(number)))
+        if before is None or after is None:
+            return None
+        old = change.name if change.before else "/dev/null"
+        return list(difflib.unified_diff(before, after, old, change.name, lineterm=""))
+
+
+def target(settings: Settings, into: dict[str, str], name: str) -> Target:
+    """The folder of that name.
+
+    Args:
+        settings: what is the server's own.
+        into: folders by name, of the policy.
+        name: which is meant.
+
+    Raises:
+        Refused: rule ``promotion.folder``: there is none, or it is not one to put files into.
+    """
+    if name not in into:
+        example = '`into = { reports = "/srv/reports" }` in `[promote]` of policy.toml would name one.'
+        named = f"It names {', '.join(into)}." if into else example
+        raise Refused("promotion.folder", f"The policy names no folder {name!r} to promote into.", named)
+    found = workspace.place(Path(into[name]))
+    reason = workspace.objection(found, workspace.own(settings))
+    if not reason and not found.path.is_dir():
+        reason = "is not a directory"
+    if reason:
+        raise Refused("promotion.folder", f"{found.path} {reason}.", f"Name another as `{name}` in `[promote]`.")
+    return Target(name=name, path=found.path)
+
+
+def planned(settings: Settings, uris: Sequence[str], into: Target, folder: Folder) -> Planned:
+    """Work out what would change.
+
+    Args:
+        settings: where artifacts are.
+        uris: their addresses.
+        into: the folder.
+        folder: the same, opened.
+
+    Raises:
+        Refused: an artifact is not there, two have one name, or something is in the way.
+    """
+    disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
+    now = datetime.now(UTC)
+    artifacts = [_artifact(disk, uri, now) for uri in dict.fromkeys(uris)]
+    if len(artifacts) > MAX_FILES:
+        raise Refused("promotion.files", f"{len(artifacts)} are more than {MAX_FILES}.", "Promote fewer at a time.")
+    names, changes, kept, same = CallNames(), [], [], []
+    for artifact in sorted(artifacts, key=lambda each: each.name):
+        check_name(artifact.name)
+        names.add(artifact.name)
+        before = folder.look(artifact.name)
+        if before and before.sha256 == artifact.sha256:
+            same.append(artifact.name)
+            continue
+        mode = before.mode & 0o777 if before else 0o666 & ~_umask()
+        after = Seen(sha256=artifact.sha256, bytes=artifact.bytes, mode=mode)
+        changes.append(Change(name=artifact.name, before=before, after=after, origin=artifact.uri))
+        kept.append(artifact)
+    promotion = drafted(into.name, folder, changes)
+    return Planned(promotion=promotion, artifacts=tuple(kept), same=tuple(same), disk=disk)
+
+
+def drafted(name: str, folder: Folder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
+    """A promotion with these changes, of which nothing is done yet."""
+    made = tuple(changes)
+    told = [
+        [each.name, each.before and each.before.sha256, each.after and [each.after.sha256, each.after.mode]]
+        for each in made
+    ]
+    content = chain.canonical({"folder": name, "path": str(folder.path), "changes": told})
+    return Promotion(
+        id=new_id(),
+        state="staging",
+        made=datetime.now(UTC),
+        by=f"local:{os.getuid()}",
+        folder=name,
+        path=str(folder.path),
+        inode=(folder.device, folder.inode),
+        digest=f"sha256:{hashlib.sha256(content).hexdigest()}",
+        of=of.id if of else None,
+        changes=made,
+        gone_folders=of.made_folders if of else (),
+    )
+
+
+def reversed_changes(promotion: Promotion) -> list[Change]:
+    """What puts a promotion back."""
+    return [
+        Change(name=each.name, before=each.after, after=each.before, origin=promotion.id) for each in promotion.changes
+    ]
+
+
+def unknown(uri: str) -> Refused:
+    """Return the refusal for an artifact that is not there."""
+    hint = "`glovebox artifact list` shows those there are."
+    return Refused("artifacts.unknown", f"There is no artifact at {quoted(uri)}: it expired, or never was.", hint)
+
+
+def _artifact(disk: Disk, uri: str, now: datetime) -> Artifact:
+    identifier = id_of(uri)
+    with translated("reading an artifact"):
+        artifact = disk.load(identifier) if identifier else None
+    if artifact is None or expired(artifact, now):
+        raise unknown(uri)
+    return artifact
+
+
+def _lines(content: bytes) -> list[str] | None:
+    if b"\0" in content:
+        return None
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError:
+        return None
+    return lines if len(lines) <= _SHOWN_LINES else None
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,307 @@
+"""Puts files into a folder, all or none: laid ready beside it, recorded, exchanged one by one, and put back if not all.
+
+Rule 1  Before a file is touched, what it held is kept, what comes in its place lies ready, and the audit log and the
+        journal say so, on the disk.
+Rule 2  A file is exchanged, not overwritten; what comes out must be what was shown, or all go back.
+Rule 3  Nothing that somebody changed since is lost by putting back: it stays, and is named.
+
+Must never be imported here: policy, the command line, anything async.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.artifacts.names import quoted
+from glovebox_server.audit.events import Event, PromotedFile, PromotionApplied, PromotionRolledBack
+from glovebox_server.errors import Refused
+from glovebox_server.promotion.folder import Folder, opened
+from glovebox_server.promotion.journal import Change, Journal, Promotion, interrupted
+
+Record = Callable[[Event], None]
+"""Has an event on the disk when it returns, or raises ``AuditUnavailable``."""
+Content = Callable[[int], Iterable[bytes]]
+"""From a change's number to what its file is to hold."""
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What became of a promotion that was interrupted."""
+
+    id: str
+    folder: str
+    in_force: bool
+    """Whether all of it is; else none."""
+    kept: tuple[str, ...] = ()
+    """Files that somebody had changed since: they stayed."""
+    problem: str = ""
+    """Why it is still neither."""
+
+    def __str__(self) -> str:
+        """Say it in one sentence."""
+        if self.problem:
+            return f"{self.id}, into {self.folder}, was interrupted and cannot be put back yet: {self.problem}"
+        ended = "had changed all its files, and is in force" if self.in_force else "was put back"
+        kept = f", but for what somebody changed since: {', '.join(map(quoted, self.kept))}" if self.kept else ""
+        return f"{self.id}, into {self.folder}, was interrupted: it {ended}{kept}."
+
+
+def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Content, record: Record) -> Promotion:
+    """Make all changes of a promotion, or none.
+
+    Args:
+        folder: into which.
+        journal: of the state directory; nothing in it is interrupted.
+        promotion: what is to be done, in the state ``staging``.
+        content: what the files are to hold.
+        record: of the audit log.
+
+    Raises:
+        Refused: nothing was changed: a file is not as it was shown, something is in the way, or a disk is full.
+        AuditUnavailable: nor where it could not be recorded.
+    """
+    on_record = False
+    with _translated("preparing the promotion"):
+        _require_unchanged(folder, promotion)
+        promotion = replace(promotion, made_folders=_folders(folder, promotion.changes))
+        journal.make_room()
+        journal.save(promotion)
+    try:
+        with _translated("promoting"):
+            _stage(folder, journal, promotion, content)
+            record(_event(promotion))
+            on_record = True
+            promotion = replace(promotion, state="moving")
+            journal.save(promotion)
+            for way in promotion.made_folders:
+                folder.make(way)
+            for number, change in enumerate(promotion.changes):
+                _move(folder, promotion, number, change)
+            _sync(folder, promotion)
+            moved = replace(promotion, state="moved")
+            journal.save(moved)
+    except BaseException:
+        if on_record:
+            with suppress(Diagnosed):  # putting back is right, on record or not
+                record(_rolled_back(promotion, "failed"))
+        try:
+            kept = _undo(folder, journal, promotion).kept
+        except (OSError, Refused, Diagnosed) as problem:
+            reason = f"{promotion.id} failed, and is not put back yet: {problem}"
+            hint = "`glovebox artifact promotions` puts it back once that is repaired."
+            raise Refused("promotion.interrupted", reason, hint) from problem
+        if kept:
+            reason = f"{promotion.id} was put back, but for {quoted(kept[0])}, which somebody changed meanwhile."
+            raise Refused("promotion.conflict", reason, f"What it held is in {journal.path / promotion.id}.") from None
+        raise
+    return _clear(folder, journal, moved)
+
+
+def recover(journal: Journal, record: Record) -> list[Recovered]:
+    """Bring each interrupted promotion to an end: one that had not made all its changes makes none.
+
+    Raises:
+        AuditUnavailable: what is put back cannot be recorded first, so it is not.
+        PromotionsUnusable: the journal cannot be read or written.
+    """
+    found = []
+    for promotion in interrupted(journal.all()):
+        try:
+            with _translated("putting back"), opened(Path(promotion.path)) as folder:
+                require_same(folder, promotion)
+                if promotion.state in ("staging", "moving"):
+                    record(_rolled_back(promotion, "interrupted"))
+                    ended = _undo(folder, journal, promotion)
+                else:
+                    ended = _clear(folder, journal, promotion)
+        except Refused as problem:
+            found.append(Recovered(id=promotion.id, folder=promotion.folder, in_force=False, problem=problem.reason))
+        else:
+            done = ended.state == "applied"
+            found.append(Recovered(id=ended.id, folder=ended.folder, in_force=done, kept=ended.kept))
+    return found
+
+
+def require_same(folder: Folder, promotion: Promotion) -> None:
+    """Refuse a folder that took the place of the one that was promoted into.
+
+    Raises:
+        Refused: rule ``promotion.path``.
+    """
+    if (folder.device, folder.inode) != promotion.inode:
+        reason = f"{promotion.path} is another folder than the one that was promoted into; nothing was changed."
+        raise Refused("promotion.path", reason, "Put that one back in its place.")
+
+
+def _require_unchanged(folder: Folder, promotion: Promotion) -> None:
+    changed = [each.name for each in promotion.changes if folder.look(each.name) != each.before]
+    if changed:
+        raise _conflict(changed[0], len(changed))
+
+
+def _conflict(name: str, count: int = 1) -> Refused:
+    more = f" and {count - 1} more" if count > 1 else ""
+    reason = f"{quoted(name)}{more} changed since this was shown; nothing was changed."
+    return Refused("promotion.conflict", reason, "Look at what is there now, then run the command again.")
+
+
+def _folders(folder: Folder, changes: Iterable[Change]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(way for each in changes if each.after for way in folder.missing(each.name)))
+
+
+def _stage(folder: Folder, journal: Journal, promotion: Promotion, content: Content) -> None:
+    folder.make(promotion.stage, 0o700)
+    for number, change in enumerate(promotion.changes):
+        if change.before and journal.keep(promotion, number, folder.chunks(change.name)) != change.before.sha256:
+            raise _conflict(change.name)
+        if change.after:
+            owner = folder.owner(change.name)
+            staged = f"{promotion.stage}/{number}"
+            if folder.write(staged, content(number), change.after.mode, owner) != change.after.sha256:
+                reason = f"What was kept for {quoted(change.name)} is no longer what it was; nothing was changed."
+                raise Refused("promotion.content", reason, "Check the disk of the state directory.")
+    folder.sync([f"{promotion.stage}/."])
+
+
+def _move(folder: Folder, promotion: Promotion, number: int, change: Change) -> None:
+    staged = f"{promotion.stage}/{number}"
+    try:
+        if change.before and change.after:
+            folder.exchange(staged, change.name)
+        elif change.after:
+            folder.move(staged, change.name)
+        else:
+            folder.move(change.name, staged)
+    except OSError as problem:
+        if problem.errno in _NOT_THERE:
+            raise _conflict(change.name) from problem
+        raise
+    if change.before and folder.look(staged) != change.before:
+        raise _conflict(change.name)
+
+
+def _undo(folder: Folder, journal: Journal, promotion: Promotion) -> Promotion:
+    """Put back what was moved, however often this was begun before."""
+    if promotion.state == "moving":
+        kept = [
+            change.name
+            for number, change in reversed(list(enumerate(promotion.changes)))
+            if not _put_back(folder, promotion, number, change)
+        ]
+        folder.unmake(promotion.made_folders)
+        _sync(folder, promotion)
+        promotion = replace(promotion, kept=tuple(kept))
+    promotion = replace(promotion, state="undone")
+    journal.save(promotion)
+    return _clear(folder, journal, promotion)
+
+
+def _put_back(folder: Folder, promotion: Promotion, number: int, change: Change) -> bool:
+    """Whether a file is as before; False where somebody changed what was put there."""
+    staged = f"{promotion.stage}/{number}"
+    if change.after is None:
+        return not folder.is_there(staged) or _returned(folder, staged, change.name)
+    if _is(folder, staged, change):
+        return True  # it never left
+    if not folder.is_there(change.name):
+        return change.before is None  # else somebody removed it
+    swap = folder.exchange if change.before else folder.move
+    swap(change.name, staged)
+    if _is(folder, staged, change):
+        return True
+    swap(staged, change.name)
+    return False
+
+
+def _returned(folder: Folder, staged: str, name: str) -> bool:
+    if folder.is_there(name):
+        return False
+    folder.move(staged, name)
+    return True
+
+
+def _is(folder: Folder, name: str, change: Change) -> bool:
+    """Whether that is what was to be put there; what is no plain file is not."""
+    try:
+        return folder.look(name) == change.after
+    except Refused:
+        return False
+
+
+def _clear(folder: Folder, journal: Journal, promotion: Promotion) -> Promotion:
+    folder.clear(promotion.stage)
+    if promotion.state == "moved":
+        folder.unmake(promotion.gone_folders)
+        ended = replace(promotion, state="applied")
+    else:
+        ended = replace(promotion, state="withdrawn")
+        if not promotion.kept:
+            journal.forget(promotion.id)
+    journal.save(ended)
+    return ended
+
+
+def _sync(folder: Folder, promotion: Promotion) -> None:
+    folder.sync([f"{promotion.stage}/.", *(each.name for each in promotion.changes)])
+
+
+def _event(promotion: Promotion) -> Event:
+    if promotion.of is not None:
+        return _rolled_back(replace(promotion, id=promotion.of), "operator", rollback=promotion.id)
+    return PromotionApplied(
+        promotion=promotion.id,
+        by=promotion.by,
+        folder=promotion.folder,
+        digest=promotion.digest,
+        files=_files(promotion.changes),
+    )
+
+
+def _rolled_back(promotion: Promotion, because: str, rollback: str | None = None) -> PromotionRolledBack:
+    changes = promotion.changes if rollback else [_reversed(each) for each in promotion.changes]
+    return PromotionRolledBack(
+        promotion=promotion.id,
+        rollback=rollback,
+        by=f"local:{os.getuid()}",
+        folder=promotion.folder,
+        because=because,
+        files=_files(changes),
+    )
+
+
+def _reversed(change: Change) -> Change:
+    return replace(change, before=change.after, after=change.before)
+
+
+def _files(changes: Iterable[Change]) -> tuple[PromotedFile, ...]:
+    return tuple(
+        PromotedFile(
+            name=each.name,
+            before=f"sha256:{each.before.sha256}" if each.before else None,
+            after=f"sha256:{each.after.sha256}" if each.after else None,
+            origin=each.origin,
+        )
+        for each in changes
+    )
+
+
+@contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        reason = os.strerror(problem.errno or errno.EIO)
+        hint = "Free space on the disks of the folder and of the state directory."
+        if problem.errno not in _FULL:
+            hint = "Make the folder one that you may write to, on a local file system."
+        raise Refused(
+            "promotion.disk", f"The system refused {doing}: {reason}; nothing was changed.", hint
+        ) from problem

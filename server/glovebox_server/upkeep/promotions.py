@@ -1,0 +1,38 @@
+"""Brings promotions that were interrupted to an end when a server starts. What it cannot put back, it says."""
+
+import logging
+
+from glovebox_server.audit.events import Event, draft
+from glovebox_server.errors import Refused
+from glovebox_server.promotion import journal as journals
+from glovebox_server.promotion import transaction
+from glovebox_server.settings import Settings
+from glovebox_server.upkeep.log import audit_log
+
+_log = logging.getLogger(__name__)
+
+
+def recover(settings: Settings) -> None:
+    """Put back, or finish, what was interrupted, unless somebody is at it right now.
+
+    Raises:
+        AuditUnavailable: what is put back cannot be recorded first.
+    """
+    try:
+        if not journals.interrupted(journals.listed(settings.state_dir)):
+            return
+        with journals.locked(settings.state_dir, seconds=0) as journal:
+            log = audit_log(settings)
+
+            def record(event: Event) -> None:
+                log.commit([draft(event)])
+
+            try:
+                for each in transaction.recover(journal, record):
+                    _log.warning("%s", each)
+            finally:
+                log.close()
+    except Refused:
+        _log.warning("A promotion is under way: whoever does it brings it to an end.")
+    except journals.PromotionsUnusable as problem:  # no call needs it
+        _log.warning("%s", problem)

@@ -1,0 +1,174 @@
+"""``glovebox artifact promote``, ``promotions`` and ``rollback``: what is shown, asked, refused, recorded, put back."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.fixtures.artifact_stores import Clock, a_store, keep
+from tests.fixtures.audit_logs import log_lines
+from tests.fixtures.promoting import held
+
+from glovebox_server.audit.verify import verify
+from glovebox_server.cli.main import main
+from glovebox_server.exits import OK, REFUSED
+
+POLICY = """\
+version = 1
+
+[promote]
+into = {{ reports = "{folder}" }}
+
+[[example]]
+principal = "local:0"
+call = {{ tool = "run_python", arguments = {{ code = "1" }} }}
+expect = "deny"
+"""
+FILES = {"a.csv": b"a,1\n", "plots/run.sh": b"#!/bin/sh\necho \x1b[2Jhi\n", "b.bin": b"\0\1\2"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A state directory with artifacts of somebody, a policy, and a folder."""
+    for name in ("config/profiles", "reports"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "config/policy.toml").write_text(POLICY.format(folder=tmp_path / "reports"))
+    (tmp_path / "state").mkdir(mode=0o700)
+
+    async def fill() -> None:
+        async with a_store(tmp_path / "state/artifacts", Clock(datetime.now(UTC))) as store:
+            for name, content in FILES.items():
+                await keep(store, name, content)
+
+    asyncio.run(fill())
+    return tmp_path
+
+
+def run(place: Path, *words: str) -> tuple[int, str]:
+    """One command: its exit code, and all that it printed."""
+    options = ("--state-dir", str(place / "state"), "--profiles-dir", str(place / "config/profiles"))
+    found = CliRunner().invoke(main, ["artifact", *words, *options])
+    return found.exit_code, found.output
+
+
+def addresses(place: Path) -> list[str]:
+    """Of all artifacts."""
+    return [each["uri"] for each in json.loads(run(place, "list", "--json")[1])["artifacts"]]
+
+
+def promoted(place: Path) -> str:
+    """Promote all of them; the promotion's id."""
+    words = ("promote", *addresses(place), "--into", "reports", "--json")
+    status, text = run(place, *words)
+    assert status == REFUSED
+    status, text = run(place, *words, "--expect", json.loads(text)["plan"]["digest"])
+    assert status == OK, text
+    return str(json.loads(text)["promotion"]["id"])
+
+
+def test_without_a_terminal_it_shows_and_changes_nothing(place: Path) -> None:
+    """The differences, sizes, types and risks, nothing of which a terminal obeys, and a digest."""
+    (place / "reports/a.csv").write_bytes(b"a,0\n")
+    status, text = run(place, "promote", *addresses(place), "--into", "reports")
+    assert status == REFUSED
+    assert "a.csv: changes, 4 → 4 bytes, text/csv" in text
+    assert "│ -a,0" in text
+    assert "│ +a,1" in text
+    assert "it is a script that names its own interpreter" in text
+    assert "terminal control characters" in text
+    assert "\x1b" not in text
+    assert "b.bin: new, 3 bytes" in text
+    assert "It is no text" in text
+    assert "--expect sha256:" in text
+    assert held(place / "reports") == {"a.csv": b"a,0\n"}
+
+
+def test_promoted_listed_and_put_back_on_record(place: Path) -> None:
+    """From quarantine into the folder and back; the log has both, whole, and names no path of this host."""
+    (place / "reports/a.csv").write_bytes(b"a,0\n")
+    identity = promoted(place)
+    assert held(place / "reports") == FILES
+    assert not (place / "reports/plots/run.sh").stat().st_mode & 0o111
+    status, text = run(place, "promotions")
+    assert (status, "in force" in text, identity in text) == (OK, True, True)
+    assert run(place, "rollback", identity) == (OK, f"3 files of {identity} put back.\n")
+    assert held(place / "reports") == {"a.csv": b"a,0\n"}
+    assert not (place / "reports/plots").exists()
+    records = [json.loads(line) for line in log_lines(place / "state/audit")]
+    assert [each["kind"] for each in records] == ["promotion.applied", "promotion.rolled_back"]
+    applied, back = (each["data"] for each in records)
+    assert applied["promotion"] == back["promotion"] == identity
+    assert [each["name"] for each in applied["files"]] == sorted(FILES)
+    before = {each["name"]: each.get("before") for each in applied["files"]}
+    assert {each["name"]: each.get("after") for each in back["files"]} == before
+    assert str(place) not in json.dumps(records)
+    assert verify(place / "state/audit").ok
+    status, text = run(place, "rollback", identity)
+    assert (status, "was put back by" in text) == (REFUSED, True)
+
+
+def test_a_file_that_changed_since_is_not_put_back(place: Path) -> None:
+    """None is, and it is named."""
+    identity = promoted(place)
+    (place / "reports/a.csv").write_bytes(b"mine")
+    now = held(place / "reports")
+    status, text = run(place, "rollback", identity)
+    assert status == REFUSED
+    assert "a.csv' changed since" in text or "a.csv changed since" in text, text
+    assert held(place / "reports") == now
+
+
+def test_what_is_expected_must_be_what_would_change(place: Path) -> None:
+    """A digest that was printed before the folder changed is none of today's."""
+    words = ("promote", *addresses(place), "--into", "reports", "--json")
+    digest = json.loads(run(place, *words)[1])["plan"]["digest"]
+    (place / "reports/a.csv").write_bytes(b"mine")
+    status, text = run(place, *words, "--expect", digest)
+    assert status == REFUSED
+    assert json.loads(text[text.index("{") :])["refused"]["rule"] == "promotion.expect"
+    assert held(place / "reports") == {"a.csv": b"mine"}
+
+
+def test_what_is_there_already_is_left_alone(place: Path) -> None:
+    """The second time there is nothing to do."""
+    promoted(place)
+    status, text = run(place, "promote", *addresses(place), "--into", "reports")
+    assert (status, "The same already" in text) == (OK, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace("reports =", "others ="), "names no folder 'reports' to promote into"),
+        (lambda text: text.replace("[promote]", "").replace("into =", "#"), "names no folder"),
+        (lambda text: text.replace("/reports", "/state/x"), "lies in the server's state directory"),
+        (lambda text: text.replace("/reports", "/config"), "contains the server's profiles directory"),
+        (lambda text: text.replace("/reports", "/nowhere"), "is not a directory"),
+        (lambda text: text.replace("/reports", "/../x"), "absolute path without"),
+    ],
+)  # fmt: skip
+def test_only_folders_that_the_operator_named(place: Path, change: object, told: str) -> None:
+    """Of the policy, and none of the server's own. The control is ``test_promoted_listed_and_put_back_on_record``."""
+    file = place / "config/policy.toml"
+    file.write_text(change(file.read_text()))  # type: ignore[operator]
+    status, text = run(place, "promote", *addresses(place), "--into", "reports")
+    assert status != OK
+    assert told in text
+    assert held(place / "reports") == {}
+
+
+def test_without_a_policy_nothing_can_be_promoted(place: Path) -> None:
+    """Closed unless somebody opened it."""
+    (place / "config/policy.toml").unlink()
+    status, text = run(place, "promote", *addresses(place), "--into", "reports")
+    assert status == REFUSED
+    assert "in `[promote]` of policy.toml" in text, text
+
+
+def test_an_artifact_that_is_not_there(place: Path) -> None:
+    """The others are not promoted either."""
+    status, text = run(place, "promote", addresses(place)[0], "artifact://" + "0" * 32, "--into", "reports")
+    assert (status, "There is no artifact at" in text) == (REFUSED, True)
+    assert held(place / "reports") == {}

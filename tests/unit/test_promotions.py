@@ -1,0 +1,372 @@
+"""Promotions: all files or none, whatever happens midway; nobody's change is lost; every one can be put back."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.fixtures.promoting import AFTER, BEFORE, FILES, Place, a_place, folders, held
+
+from glovebox_server.audit.events import Event, PromotionApplied, PromotionRolledBack
+from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.promotion import journal as journals
+from glovebox_server.promotion.folder import Folder
+from glovebox_server.promotion.journal import Journal
+
+ROUNDS = 200
+_STEPS: tuple[tuple[type, str], ...] = (
+    (Journal, "save"), (Journal, "keep"), (Journal, "forget"), (Folder, "write"), (Folder, "make"), (Folder, "move"),
+    (Folder, "exchange"), (Folder, "sync"), (Folder, "unmake"), (Folder, "clear"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A folder with files in it, and a journal."""
+    with a_place(tmp_path) as found:
+        yield found
+
+
+def stepping(monkeypatch: pytest.MonkeyPatch, step: Callable[[str], None]) -> None:
+    """Call ``step`` before and after everything that touches a disk."""
+    for owner, name in _STEPS:
+        real = getattr(owner, name)
+
+        def wrapped(*args: object, _real: Callable[..., object] = real, _name: str = name, **options: object) -> object:
+            step(_name)
+            found = _real(*args, **options)
+            step(_name)
+            return found
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+
+def child(act: Callable[[], object]) -> int:
+    """Do something in a process of its own; its id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def require_whole(place: Place) -> str:
+    """Recover, and say which of the two it is: nothing between them, and nothing left lying about."""
+    place.recover()
+    found = held(place.folder)
+    assert found in (BEFORE, AFTER)
+    applied = found == AFTER
+    assert folders(place.folder) == ({"there", "deep", "deep/down"} if applied else {"there"})
+    assert [each.state for each in place.promotions] in ([], ["applied" if applied else "withdrawn"])
+    assert place.recover() == []
+    return "after" if applied else "before"
+
+
+def test_all_files_change_and_all_go_back(place: Place) -> None:
+    """Changed, added and removed files; modes are kept; the record stands before the first file is touched."""
+    (place.folder / "changed.txt").chmod(0o644)
+    at_record: list[dict[str, bytes]] = []
+
+    def record(event: Event) -> None:
+        at_record.append({name: data for name, data in held(place.folder).items() if not name.startswith(".")})
+        place.events.append(event)
+
+    done = place.promote(record=record)
+    assert held(place.folder) == AFTER
+    assert at_record == [BEFORE]
+    (event,) = place.events
+    assert isinstance(event, PromotionApplied)
+    assert [each.name for each in event.files] == list(FILES)
+    assert (place.folder / "changed.txt").stat().st_mode & 0o777 == 0o644
+    assert done.state == "applied"
+    assert require_whole(place) == "after"
+
+
+@pytest.mark.parametrize("name", ["changed.txt", "gone.txt", "there/changed.csv"])
+def test_what_changed_since_it_was_shown_is_a_conflict(place: Place, name: str) -> None:
+    """Nothing is changed, and the file is named; no record, since nothing was about to happen."""
+    promotion = place.drafted()
+    (place.folder / name).write_bytes(b"mine")
+    now = held(place.folder)
+    with pytest.raises(Refused, match=name) as caught:
+        place.promote(promotion)
+    assert caught.value.rule == "promotion.conflict"
+    assert held(place.folder) == now
+    assert place.events == []
+
+
+@pytest.mark.parametrize("name", ["changed.txt", "deep/down/more.txt", "gone.txt"])
+def test_what_changes_in_the_last_moment_is_a_conflict_too(place: Place, name: str) -> None:
+    """Between the look and the exchange: what came out is looked at again, and all goes back as it then was."""
+
+    def record(event: Event) -> None:
+        place.events.append(event)
+        path = place.folder / name
+        if isinstance(event, PromotionApplied):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"mine")
+
+    with pytest.raises(Refused) as caught:
+        place.promote(record=record)
+    assert caught.value.rule in ("promotion.conflict", "promotion.disk")
+    assert held(place.folder) == BEFORE | {name: b"mine"}
+    assert isinstance(place.events[-1], PromotionRolledBack)
+    assert place.events[-1].because == "failed"
+    assert place.recover() == []
+
+
+def link(path: Path) -> None:
+    """Put a link to another folder in the way."""
+    outside = path.parent.parent / "outside"
+    outside.mkdir()
+    path.symlink_to(outside)
+
+
+def linked_file(path: Path) -> None:
+    """Replace a file by a link to another."""
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real"))
+
+
+def named_twice(path: Path) -> None:
+    """Give a file a second name."""
+    os.link(path, path.with_suffix(".other"))
+
+
+def fifo(path: Path) -> None:
+    """Put a FIFO in the way."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        ("deep", link, "is a link, or no folder"),
+        ("deep", lambda path: path.write_bytes(b""), "is a link, or no folder"),
+        ("changed.txt", linked_file, "is a link, or no plain file"),
+        ("changed.txt", named_twice, "has other names"),
+        ("changed.txt", fifo, "no plain file"),
+    ],
+)
+def test_a_way_through_anything_but_folders_is_refused(
+    place: Place, name: str, damage: Callable[[Path], None], told: str
+) -> None:
+    """A link on the way, a file in place of a folder, a link, a FIFO or a hard link in place of the file."""
+    promotion = place.drafted()
+    damage(place.folder / name)
+    with pytest.raises(Refused, match=told) as caught:
+        place.promote(promotion)
+    assert caught.value.rule == "promotion.path"
+    assert not (place.folder.parent / "outside").exists() or not list((place.folder.parent / "outside").iterdir())
+    assert place.events == []
+
+
+def test_another_file_system_on_the_way_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount below the folder: files there could not be exchanged. The control is the first test."""
+    promotion = place.drafted()
+    real = os.fstat
+    there = (place.folder / "there").stat().st_ino
+
+    def fstat(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        if found.st_ino != there:
+            return found
+        return os.stat_result([*found[:2], found.st_dev + 1, *found[3:10]])
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    with pytest.raises(Refused, match="another file system") as caught:
+        place.promote(promotion)
+    assert caught.value.rule == "promotion.path"
+
+
+@pytest.mark.parametrize(("owner", "method"), [(Folder, "write"), (Journal, "keep"), (Folder, "exchange")])
+def test_a_full_disk_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+    """Of the folder or of the state directory; the reason is named."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(owner, method, full)
+    with pytest.raises(Refused, match="No space left") as caught:
+        place.promote()
+    assert caught.value.rule == "promotion.disk"
+    assert require_whole(place) == "before"
+
+
+def test_what_cannot_be_recorded_does_not_happen(place: Place) -> None:
+    """The log comes first."""
+
+    def record(_: Event) -> None:
+        raise AuditUnavailable("recording", "the disk is full", "Free space.")
+
+    with pytest.raises(AuditUnavailable):
+        place.promote(record=record)
+    assert require_whole(place) == "before"
+
+
+def test_everything_lies_ready_and_is_recorded_before_a_file_is_touched(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order that a power cut needs: contents and journal on the disk, then the exchange, then the journal again."""
+    steps: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        steps.append("fsync")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    stepping(monkeypatch, steps.append)
+    place.promote(record=lambda _: steps.append("record"))
+    touched = [index for index, each in enumerate(steps) if each in ("move", "exchange")]
+    recorded = steps.index("record")
+    assert max(index for index, each in enumerate(steps) if each in ("keep", "write")) < recorded < touched[0]
+    for begun in (index for index, each in enumerate(steps) if each in ("keep", "write") and index < recorded):
+        assert "fsync" in steps[begun:recorded]
+    assert "save" in steps[recorded : touched[0]]
+    after = steps[touched[-1] :]
+    assert after.index("sync") < after.index("save")
+    assert "fsync" in after[: after.index("save")]
+
+
+def test_a_process_that_dies_at_any_step_leaves_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before and after everything that touches a disk, one step later each time, until it gets to the end."""
+    outcomes = []
+    for last in range(500):
+        directory = tmp_path / str(last)
+        directory.mkdir()
+        with a_place(directory) as place, monkeypatch.context() as patched:
+            count = 0
+
+            def die(_: str, last: int = last) -> None:
+                nonlocal count
+                count += 1
+                if count > last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            def act(place: Place = place, patched: pytest.MonkeyPatch = patched) -> None:
+                stepping(patched, die)
+                place.promote()
+
+            _, status = os.waitpid(child(act), 0)
+        outcomes.append(require_whole(place))
+        if status == 0:
+            break
+    assert outcomes == sorted(outcomes, reverse=True)  # from one step on it is in force
+    assert outcomes.count("before") > 20
+    assert outcomes.count("after") > 3
+
+
+def killed_before_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promote, and be killed when all files are exchanged and the journal does not say so yet."""
+    real = Journal.save
+
+    def die(journal: Journal, promotion: journals.Promotion) -> None:
+        if promotion.state == "moved":
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(journal, promotion)
+
+    def act() -> None:
+        monkeypatch.setattr(Journal, "save", die)
+        place.promote()
+
+    os.waitpid(child(act), 0)
+    assert [each.state for each in place.promotions] == ["moving"]
+
+
+def test_a_recovery_that_dies_at_any_step_is_recovered_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed amid a promotion, and again while it was put back, one step later each time."""
+    for last in range(200):
+        directory = tmp_path / str(last)
+        directory.mkdir()
+        with a_place(directory) as place, monkeypatch.context() as patched:
+            killed_before_the_end(place, patched)
+            count = 0
+
+            def die(_: str, last: int = last) -> None:
+                nonlocal count
+                count += 1
+                if count > last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            def act(place: Place = place, patched: pytest.MonkeyPatch = patched) -> None:
+                stepping(patched, die)
+                place.recover()
+
+            _, status = os.waitpid(child(act), 0)
+        assert require_whole(place) == "before"
+        if status == 0:
+            break
+    assert last > 10
+
+
+def test_two_hundred_kills_leave_all_or_nothing(tmp_path: Path) -> None:
+    """SIGKILL at any moment, whatever it was doing, 200 times; both ends are seen, and promotions cut in two."""
+    seconds = []
+    for number in range(5):
+        (tmp_path / f"t{number}").mkdir()
+        with a_place(tmp_path / f"t{number}") as place:
+            begun = time.monotonic()
+            os.waitpid(child(place.promote), 0)
+            seconds.append(time.monotonic() - begun)
+    outcomes, cut = [], 0
+    chance = random.Random(14)  # noqa: S311 - a test's
+    for number in range(ROUNDS):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with a_place(directory) as place:
+            pid = child(place.promote)
+            time.sleep(chance.uniform(0, 1.2 * sorted(seconds)[2]))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        cut += any(each.state not in journals.ENDED for each in place.promotions)
+        outcomes.append(require_whole(place))
+    assert len(outcomes) == ROUNDS
+    assert set(outcomes) == {"before", "after"}
+    assert cut > 10
+
+
+def test_what_somebody_changed_after_a_crash_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not overwritten by putting back: it is named, and what was there before is kept. The rest goes back."""
+    killed_before_the_end(place, monkeypatch)
+    (place.folder / "changed.txt").write_bytes(b"mine")
+    (found,) = place.recover()
+    assert found.kept == ("changed.txt",)
+    assert "changed.txt" in str(found)
+    assert held(place.folder) == BEFORE | {"changed.txt": b"mine"}
+    assert (place.state / "promotions" / found.id / "0").read_bytes() == BEFORE["changed.txt"]
+    assert place.recover() == []
+
+
+def test_only_one_at_a_time(place: Place) -> None:
+    """Whoever comes second waits a little, and is then told."""
+    with journals.locked(place.state), pytest.raises(Refused) as caught, journals.locked(place.state, seconds=0.1):
+        pass
+    assert caught.value.rule == "promotion.busy"
+
+
+def test_a_journal_that_is_not_what_was_written_is_refused(place: Place) -> None:
+    """Nothing is guessed."""
+    place.promote()
+    (path,) = (place.state / "promotions").glob("*.json")
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(journals.PromotionsUnusable, match="not what was written"):
+        place.recover()
+
+
+def test_the_oldest_promotions_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept to be put back does not grow for ever."""
+    monkeypatch.setattr(journals, "MAX_KEPT", 2)
+    for _ in range(4):
+        place.fill()
+        for name in ("deep/down/added.txt", "deep/down/more.txt"):
+            (place.folder / name).unlink(missing_ok=True)
+        place.promote()
+    assert len(place.promotions) == 2
+    assert len([each for each in (place.state / "promotions").iterdir() if each.is_dir()]) == 2
