@@ -355,7 +355,7 @@ def say(data):
 say(b"GET / HTTP/1.1\\r\\n\\r\\n")
 say(b"\\x16\\x03\\x01" + bytes(30000))
 say(b"CONNECT\\r\\n\\r\\n")
-say(b"POST http://docs.example.org/open/x HTTP/1.1\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n0\\r\\n\\r\\n")
+say(b"POST http://docs.example.org/open/ HTTP/1.1\\r\\nTransfer-Encoding: chunked\\r\\nContent-Length: 0\\r\\n\\r\\n")
 say(b"POST http://docs.example.org/open/x HTTP/1.1\\r\\nContent-Length: 1\\r\\nContent-Length: 2\\r\\n\\r\\nab")
 say(b"GET http://docs.example.org/open/a HTTP/1.1\\r\\nAccept:\\r\\n */*\\r\\n\\r\\n")
 say(b"GET ftp://docs.example.org/ HTTP/1.1\\r\\n\\r\\n")

@@ -1,10 +1,14 @@
 """Programs' own TLS that ends inside their sandbox: what ordinary clients reach, and what they do not."""
 
+import shutil
+import sysconfig
 from pathlib import Path
 
+import anyio
+import anyio.abc
 import pytest
 from tests.fixtures.brokered import DRIVERS, glovebox, profile
-from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, wires
+from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, read_head, wires
 
 __all__ = ["wires"]
 
@@ -142,3 +146,165 @@ end(other)
     assert told[2].startswith(f"[glovebox] The tunnel to {NAME}:443 was cut off: the program ended it (")
     assert "was no request of HTTP/1.1" in told[3]
     assert (net.lookups, called.egress) == ([], [])
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_one_connection_carries_requests_one_after_the_other(driver: str, wires: Cable, tmp_path: Path) -> None:
+    """With and without bodies, in chunks too, and a refused one ends it; each is decided and recorded by itself."""
+    requests: list[bytes] = []
+
+    async def echo(stream: anyio.abc.ByteStream) -> None:
+        head, _, body = (await read_head(stream)).partition(b"\r\n\r\n")
+        length = next((int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length:")), 0)
+        while len(body) < length:
+            body += await stream.receive()
+        requests.append(head)
+        await stream.send(ok(b"%d" % len(body)))
+
+    code = f"""
+import http.client, os, urllib.parse
+proxy = urllib.parse.urlsplit(os.environ["HTTPS_PROXY"])
+connection = http.client.HTTPSConnection(proxy.hostname, proxy.port, timeout=10)
+connection.set_tunnel("{NAME}", 443)
+def ask(*asked, **given):
+    connection.request(*asked, **given)
+    answer = connection.getresponse()
+    print(answer.status, answer.read()[:70], answer.getheader("connection"), connection.sock is first)
+connection.connect()
+first = connection.sock
+ask("GET", "/open/a")
+ask("POST", "/open/b", body=b"x" * 300000)
+ask("POST", "/open/c", body=iter([b"y" * 70000, b"z"]), encode_chunked=True)
+ask("HEAD", "/open/d")
+ask("GET", "/secret")
+"""
+    text = profile("run_python", driver, PAGES.replace('"GET"', '"GET", "HEAD"'), tls="inspect", max_connections=8)
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, echo, name=NAME)
+        called = await box.call("run_python", code=code)
+    assert called.stdout.splitlines()[:4] == [
+        "200 b'0' keep-alive True",
+        "200 b'300000' keep-alive True",
+        "200 b'70001' keep-alive True",
+        "200 b'' keep-alive True",
+    ], called
+    assert called.stdout.splitlines()[4].startswith("403 b\"Glovebox: The path '/secret' is not allowed"), called
+    assert [rule for _, rule, _ in called.egress] == ["network.allow[0]"] * 4 + ["egress.path"]
+    assert [head.split(b" ")[0] for head in requests] == [b"GET", b"POST", b"POST", b"HEAD"]
+    assert not any(b"chunked" in head for head in requests)
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_requests_that_are_sent_ahead_wait_for_their_turn(wires: Cable, tmp_path: Path) -> None:
+    """Forty in one write, and a client that does not read: each is answered once, in order."""
+    code = f"""
+import socket, ssl
+plain = socket.create_connection(("127.0.0.1", 3128), timeout=15)
+plain.sendall(b"CONNECT {NAME}:443 HTTP/1.1\\r\\n\\r\\n")
+assert b" 200 " in plain.recv(4096)
+secure = ssl.create_default_context().wrap_socket(plain, server_hostname="{NAME}")
+secure.sendall(b"".join(b"GET /open/%d HTTP/1.1\\r\\n\\r\\n" % each for each in range(39))
+               + b"GET /open/39 HTTP/1.1\\r\\nConnection: close\\r\\n\\r\\n")
+got = b""
+while data := secure.recv(65536):
+    got += data
+pages = [int(each.split(b"\\r\\n")[0]) for each in got.split(b"page ")[1:]]
+print(got.count(b"HTTP/1.1 200"), pages == list(range(40)))
+"""
+
+    async def numbered(stream: anyio.abc.ByteStream) -> None:
+        path = (await read_head(stream)).split(b" ")[1]
+        await stream.send(ok(b"page " + path.rpartition(b"/")[2]))
+
+    text = profile("run_python", "bubblewrap", PAGES, tls="inspect", max_connections=40)
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, numbered, name=NAME)
+        called = await box.call("run_python", code=code)
+    assert called.stdout == "40 True\n", called
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_events_of_a_stream_pass_as_they_come(wires: Cable, tmp_path: Path) -> None:
+    """The server sends its second event only once the program has asked for something because of the first."""
+    asked = anyio.Event()
+
+    async def events(stream: anyio.abc.ByteStream) -> None:
+        if b" /open/more " in await read_head(stream):
+            asked.set()
+            await stream.send(ok(b""))
+            return
+        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
+        await asked.wait()
+        await stream.send(b"data: 2\n\n")
+
+    code = f"""
+import urllib.request
+with urllib.request.urlopen("{URL}/open/events", timeout=10) as stream:
+    print(stream.headers["content-type"], stream.readline(), stream.readline())
+    urllib.request.urlopen("{URL}/open/more", timeout=10).read()
+    print(stream.read())
+"""
+    text = profile("run_python", "bubblewrap", PAGES, tls="inspect", max_connections=2)
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, events, name=NAME)
+        called = await box.call("run_python", code=code)
+    assert called.stdout == "text/event-stream b'data: 1\\n' b'\\n'\nb'data: 2\\n\\n'\n", called
+
+
+ASYNCIO = """
+import asyncio, ssl
+async def main():
+    reader, writer = await asyncio.open_connection("127.0.0.1", 3128)
+    writer.write(b"CONNECT docs.example.org:443 HTTP/1.1\\r\\n\\r\\n")
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    await writer.start_tls(ssl.create_default_context(), server_hostname="docs.example.org")
+    path = url.removeprefix("https://docs.example.org")
+    writer.write(f"GET {path} HTTP/1.1\\r\\nConnection: close\\r\\n\\r\\n".encode())
+    head, _, body = (await reader.read()).partition(b"\\r\\n\\r\\n")
+    print(head.split(b" ")[1].decode(), body.replace(b"4\\r\\n", b"").split(b"\\r\\n")[0].decode())
+asyncio.run(main())
+"""
+REQUESTS = "import requests\nanswer = requests.get(url, timeout=10)\nprint(answer.status_code, answer.text)"
+HTTPX = "import httpx2\nanswer = httpx2.get(url, timeout=10)\nprint(answer.status_code, answer.text)"
+URLLIB3 = """
+import os, urllib3
+answer = urllib3.ProxyManager(os.environ["HTTPS_PROXY"]).request("GET", url)
+print(answer.status, answer.data.decode())
+"""
+CLIENTS = {
+    "requests": (REQUESTS, ["requests", "urllib3", "certifi", "idna", "charset_normalizer"]),
+    "httpx": (HTTPX, ["httpx2", "httpcore2", "certifi", "idna", "anyio", "h11", "truststore", "typing_extensions.py"]),
+    "urllib3": (URLLIB3, ["urllib3"]),
+    "asyncio": (ASYNCIO, []),
+}
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_ordinary_clients_work_unchanged(client: str, wires: Cable, tmp_path: Path) -> None:
+    """Each as this project's own environment has it, with nothing but the variables; a path of no rule is refused."""
+    code, packages = CLIENTS[client]
+    text = profile("run_python", "bubblewrap", PAGES, tls="inspect", max_connections=2)
+    async with internet(wires) as net, glovebox(net, tmp_path, f'{text}\n[files]\nworkspace = "read"\n') as box:
+        for name in packages:
+            copy_package(name, tmp_path / "workspace")
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, answering(ok(b"page")), name=NAME)
+        begin = "import sys\nsys.path.append('/workspace')\n"
+        called = await box.call("run_python", code=f"{begin}url = '{URL}/open/a'\n{code}")
+        assert called.stdout == "200 page\n", called
+        refused = await box.call("run_python", code=f"{begin}url = '{URL}/secret'\n{code}")
+        assert refused.stdout.startswith("403 Glovebox: The path '/secret' is not allowed"), refused
+
+
+def copy_package(name: str, directory: Path) -> None:
+    """Put an installed package, with what it says of itself, where the sandbox sees it."""
+    installed = Path(sysconfig.get_path("purelib"))
+    for found in (installed / name, *installed.glob(f"{name}-*.dist-info")):
+        if found.is_dir():
+            shutil.copytree(found, directory / found.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(found, directory)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _glovebox_guest.proxy.http import BadRequest, Request, Tunnel, parse, refusal
+from _glovebox_guest.proxy.http import BadRequest, Chunks, Request, Tunnel, parse, refusal
 
 HEADS = st.binary(max_size=300) | st.lists(
     st.sampled_from(
@@ -66,7 +66,9 @@ def test_a_whole_answer_arrives_whole(pieces: list[bytes]) -> None:
         (b"GET  http://a.example/ HTTP/1.1", "not a request line"),
         (b"GET http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", "not one number"),
         (b"GET http://a.example/ HTTP/1.1\r\nContent-Length: 0x1", "not one number"),
-        (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked", "not in chunks"),
+        (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked", "and nothing else"),
+        (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 1", "and nothing else"),
+        (b"GET http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: x", "and nothing else"),
         (b"GET http://a.example/ HTTP/1.1\r\nA: b\r\n c", "not a header"),
         (b"GET http://a.example/ HTTP/1.1\r\nA : b", "not a header"),
     ],
@@ -92,6 +94,62 @@ def test_a_head_that_does_not_end_is_refused() -> None:
     """E16: the caller says so with a negative end."""
     with pytest.raises(BadRequest, match="longer than 24576 bytes"):
         parse(b"GET ", -1)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50)), st.integers(1, 60), st.binary(max_size=20))
+def test_a_body_in_chunks_is_read_however_it_comes(pieces: list[bytes], size: int, after: bytes) -> None:
+    """What it carries, and where it ends: what follows is the next request's."""
+    sent = b"".join(b"%X ;a=b\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\nA: b\r\n\r\n" + after
+    chunks, carried, rest = Chunks(), b"", b""
+    for at in range(0, len(sent), size):
+        if chunks.over:
+            rest += sent[at : at + size]
+        else:
+            carried += chunks.feed(sent[at : at + size])
+    assert chunks.over
+    assert (carried, chunks.rest + rest) == (b"".join(pieces), after)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"zz\r\n", "no size"),
+        (b"\r\n", "no size"),
+        (b"-1\r\n", "no size"),
+        (b"0x1\r\n", "no size"),
+        (b"123456789\r\n", "no size"),
+        (b"1\r\nab\r\n", "longer than its size"),
+        (b"1\r\na\n1\r\n", "longer than its size"),
+        (b"1;" + b"a" * 1024, "not in chunks"),
+        (b"0\r\n" + b"A: b\r\n" * 65, "too much behind it"),
+    ],
+)
+def test_a_body_that_is_not_in_chunks_is_refused(body: bytes, reason: str) -> None:
+    """E10: nor repaired; its neighbours without the flaw are read (control)."""
+    bad = Chunks()
+    assert bad.feed(body) in (b"", b"a")
+    assert reason in bad.problem
+    good = Chunks()
+    assert good.feed(b"1;" + b"a" * 1000 + b"\r\na\r\n0\r\n" + b"A: b\r\n" * 63 + b"\r\n") == b"a"
+    assert good.over
+
+
+def test_a_request_inside_tls_is_for_the_server_that_was_named() -> None:
+    """A path becomes a URL of that server; anything else, another server's URL too, is refused."""
+    head = b"GET /a?b HTTP/1.1\r\nHost: evil.example"
+    asked = parse(head, len(head), "a.example:443")
+    assert isinstance(asked, Request)
+    assert (asked.meta["url"], asked.keeps) == ("https://a.example/a?b", True)
+    port = parse(head, len(head), "a.example:8443")
+    assert port.meta["url"] == "https://a.example:8443/a?b"
+    for target in (b"https://b.example/", b"*", b"b.example:443", b"@b.example/", b""):
+        for method in (b"GET ", b"CONNECT "):
+            other = method + target + b" HTTP/1.1"
+            with pytest.raises(BadRequest):
+                parse(other, len(other), "a.example:443")
+    closing = head + b"\r\nConnection: Close"
+    last = parse(closing, len(closing), "a.example:443")
+    assert not last.keeps
 
 
 def _body(data: bytes) -> bytes:

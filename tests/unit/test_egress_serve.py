@@ -13,6 +13,7 @@ from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.serve import serve
+from glovebox_server.egress.tls.authority import MAX_LEAVES, Authority
 
 REQUEST: Mapping[str, Any] = {"method": "POST", "url": "https://evil.example/", "headers": []}
 CONNECT: Mapping[str, Any] = {"authority": "evil.example:443"}
@@ -25,6 +26,7 @@ class _Stream(Duplex):
     def __init__(self, kind: str, meta: Mapping[str, Any], body: bytes = b"") -> None:
         self.kind, self.meta = kind, meta
         self.ended: dict[str, Any] = {}
+        self.accepted: dict[str, Any] = {}
         self._body = body
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
@@ -33,6 +35,13 @@ class _Stream(Duplex):
             raise anyio.EndOfStream
         part, self._body = self._body[:max_bytes], self._body[max_bytes:]
         return part
+
+    async def accept(self, body: Mapping[str, Any]) -> None:
+        """Keep the answer."""
+        self.accepted = dict(body)
+
+    async def send_eof(self) -> None:
+        """Nothing follows."""
 
     async def reset(self, body: Mapping[str, Any] | None = None) -> None:
         """Keep the reason."""
@@ -71,6 +80,7 @@ async def refused(kind: str, meta: Mapping[str, Any], body: bytes = b"") -> tupl
         ("connect", REQUEST, "egress.malformed", "cannot be read"),
         ("connect", {"authority": "a" * 513}, "egress.malformed", "cannot be read"),
         ("connect", {"authority": None}, "egress.malformed", "cannot be read"),
+        ("certificate", CONNECT, "egress.kind", "no such way out"),
     ],
 )
 async def test_what_cannot_be_read_never_comes_to_the_gate(
@@ -93,3 +103,58 @@ async def test_a_body_is_read_no_further_than_its_limit() -> None:
     assert (rule, reason, decided) == ("egress.body", "The request's body is larger than 100 bytes.", [])
     rule, _, decided = await refused("request", REQUEST, bytes(100))
     assert (rule, decided) == ("egress.host", ["egress.host"])
+
+
+async def certified(authority: str, *rules: EgressRule) -> tuple[dict[str, Any], list[str]]:
+    """Ask how TLS to a server is to be ended; return the answer, and the rules by which the gate refused."""
+    decided: list[str] = []
+
+    async def record(attempt: EgressAttempt) -> None:
+        decided.append(attempt.decision.rule)
+
+    stream = _Stream("certificate", {"authority": authority})
+    await serve(EgressGate(rules=rules, on_decision=record, authority=Authority(rules)), stream)
+    return stream.ended or stream.accepted, decided
+
+
+@pytest.mark.parametrize(
+    ("authority", "rule"),
+    [
+        ("evil.example:443", "egress.host"),
+        ("files.example.org:8443", "egress.port"),
+        ("plain.example.org:80", "egress.tunnel"),
+        ("93.184.216.34:443", "egress.tunnel"),
+        ("files.example.org", "egress.spelling"),
+        ("files.example.org\0:443", "egress.spelling"),
+    ],
+)
+async def test_a_certificate_is_for_what_could_be_asked_for(authority: str, rule: str) -> None:
+    """Refused and recorded; with a rule for requests to it there is one, with one for tunnels there is none to end."""
+    plain = EgressRule(host="plain.example.org", schemes=frozenset({"http"}), ports=frozenset({80}))
+    asked = EgressRule(host="files.example.org", methods=frozenset({"POST"}), paths=frozenset({"/a"}))
+    answer, decided = await certified(authority, asked, plain)
+    assert (answer["rule"], decided) == (rule, [rule])
+    answer, decided = await certified("files.example.org:443", asked, plain)
+    assert answer["leaf"].startswith("-----BEGIN PRIVATE KEY-----")
+    assert decided == []
+    answer, decided = await certified("files.example.org:443", RULE)
+    assert (answer, decided) == ({"leaf": ""}, [])
+
+
+async def test_there_are_certificates_for_a_bounded_number_of_hosts() -> None:
+    """A wildcard names any number; one more than fit is refused and recorded, and those that have one go on."""
+    rule = EgressRule(host="*.example.org")
+    authority = Authority([rule])
+    decided: list[str] = []
+
+    async def record(attempt: EgressAttempt) -> None:
+        decided.append(attempt.decision.rule)
+
+    gate = EgressGate(rules=[rule], on_decision=record, authority=authority)
+    for number in range(MAX_LEAVES):
+        assert authority.leaf(f"a{number}.example.org")
+    for name, refused in (("one-more", ["egress.attempts"]), ("a7", ["egress.attempts"])):
+        stream = _Stream("certificate", {"authority": f"{name}.example.org:443"})
+        await serve(gate, stream)
+        assert decided == refused
+        assert bool(stream.ended) == (name == "one-more")

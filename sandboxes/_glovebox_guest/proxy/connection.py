@@ -1,8 +1,9 @@
 """Serves one connection of a program's to the sandbox's proxy, as a stream to the host.
 
 Upwards (program to host) it is in one of three states: reading a head (``_exchange`` is None), passing bytes on
-(``_left`` is not 0), or throwing away what still comes. Downwards everything goes through ``_out``. It knows nothing of
-the proxy that accepted it, ``proxy.listener``, and must not import it: what it needs of it is handed over.
+(``_left`` is not 0), or throwing away what still comes; where another request may follow, that is kept. Downwards
+everything goes through ``_out``. It knows nothing of the proxy that accepted it, ``proxy.listener``, and must not
+import it: what it needs of it is handed over.
 """
 
 from __future__ import annotations
@@ -71,20 +72,17 @@ class Connection(StreamHandler):
         self._owed = 0  # bytes of the host's for which credit is due once _out has gone
         self._answered = False
         self._ending = False  # nothing will be added to _out
+        self._another = False  # and then there may be another request
         self._shut = False  # _out has gone, and the program was told that this is the end
         self._loop.watch(self._descriptor, self._readable)
 
     # ------------------------------------------------------------------ upwards
 
     def _readable(self) -> None:
-        room = _READ
-        if self._exchange is None:
-            room = MAX_HEAD - len(self._head)
-        elif self._left:
-            room = min(self._left, self._loop.wire.credit(self._stream), _READ)
-            if room == 0:
-                self._loop.unwatch(self._descriptor)  # until on_credit
-                return
+        room = self._room()
+        if room <= 0:
+            self._loop.unwatch(self._descriptor)  # until there is credit, or the next request is read
+            return
         try:
             data = self._client.recv(room)
         except BlockingIOError:
@@ -98,10 +96,20 @@ class Connection(StreamHandler):
             self._take(data)
         elif self._left:
             self._pass_on(data)
+        elif self._exchange.keeps and not self._shut:
+            self._head += data  # of the next request
         else:
             self._discarded += len(data)
             if self._discarded > _LINGER:
                 self.close()
+
+    def _room(self) -> int:
+        """How much is read now."""
+        if self._left:
+            return min(self._left, self._loop.wire.credit(self._stream), _READ)
+        if self._exchange is None or (self._exchange.keeps and not self._shut):
+            return MAX_HEAD - len(self._head)
+        return _READ
 
     def _take(self, data: bytes) -> None:
         """Add to the head; once it is whole, ask the host."""
@@ -141,7 +149,11 @@ class Connection(StreamHandler):
         from _glovebox_guest.proxy.tls import Plain
 
         established = exchange.head({})
-        self._plain = Plain(self._loop, self._client, context, rest, established, self._tell, exchange, self._over)
+        try:
+            self._plain = Plain(self._loop, self._client, context, rest, established, self._tell, exchange, self._over)
+        except OSError:  # no descriptors
+            self.close()
+            return
         self._authority = exchange.authority
         self._exchange = None
         self._client = self._plain.end
@@ -154,13 +166,25 @@ class Connection(StreamHandler):
         self._left = exchange.body
         if exchange.expects:
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._head += rest[self._left :]
         self._pass_on(rest[: self._left])
 
     def _pass_on(self, data: bytes) -> None:
+        chunks = self._asked.chunks
+        if chunks is None:
+            self._left -= len(data)
+        else:
+            data = chunks.feed(data)
+            if chunks.over:
+                self._left = 0
+                self._head += chunks.rest
         if data and self._loop.wire.is_open(self._stream):
             self._loop.send(self._loop.wire.data(self._stream, data))
-        self._left -= len(data)
-        if self._left == 0:
+        if chunks is not None and chunks.problem:
+            self._left = 0
+            self._loop.send(self._loop.wire.reset(self._stream))
+            self._refuse(400, "egress.proxy", chunks.problem, "")
+        elif self._left == 0:
             self._end_stream()
 
     def _hang_up(self) -> None:
@@ -197,6 +221,7 @@ class Connection(StreamHandler):
 
     def on_end(self) -> None:
         """The last of them."""
+        self._another = self._asked.keeps and self._ended and not self._hung_up
         self._end(self._asked.last())
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
@@ -244,8 +269,19 @@ class Connection(StreamHandler):
         self._loop.watch_writing(self._descriptor, None)
         owed, self._owed = self._owed, 0
         self._loop.send(self._loop.wire.consumed(self._stream, owed))
-        if self._ending:
+        if self._ending and self._another:
+            self._next()
+        elif self._ending:
             self._shut_down()
+
+    def _next(self) -> None:
+        """Be ready for another request, whose head may have come."""
+        self._exchange = None
+        self._answered = self._ended = self._ending = self._another = False
+        if not self._loop.watches(self._descriptor):
+            self._loop.watch(self._descriptor, self._readable)
+        if self._head:
+            self._take(b"")
 
     def _shut_down(self) -> None:
         """All is said. Close, unless the program still has something to say, or would lose what was said."""

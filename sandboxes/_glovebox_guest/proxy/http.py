@@ -17,10 +17,16 @@ MAX_HEAD = 24 * 1024
 _TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 # About the connection to the proxy, or said anew by the host: not worth a word when they are left out.
 _OURS = frozenset(
-    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te"}
-)
+    {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te",
+     "trailer", "transfer-encoding"}
+)  # fmt: skip
+_HEX = frozenset(b"0123456789abcdefABCDEF")
 _UNBOUNDED = 1 << 62
 _BODILESS = (204, 304)
+_MAX_LINE = 1024
+"""Bytes of a line between chunks: a number and, from few programs, an extension that nobody reads."""
+_MAX_TRAILERS = 64
+"""Lines after the last chunk; none of them is passed on."""
 
 
 class BadRequest(Exception):  # noqa: N818 - HTTP's own name for it
@@ -32,7 +38,8 @@ class Tunnel:
 
     kind = "connect"
     body = _UNBOUNDED
-    expects = False
+    chunks = None
+    expects = keeps = False
 
     def __init__(self, authority: str) -> None:
         self.authority = authority[:512]
@@ -52,13 +59,72 @@ class Tunnel:
         return b""
 
 
+class Chunks:
+    """A body in chunks, on its way to what it carries (RFC 9112 section 7.1)."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.problem = ""
+        """Why it cannot be read any further."""
+        self.rest = b""
+        """What followed its end."""
+        self._held = bytearray()
+        self._left = 0  # of the chunk that has begun
+        self._reads = self._size
+        self._trailers = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """What these bytes carry: never more than they are."""
+        carried = bytearray()
+        self._held += data
+        while not self.over and not self.problem:
+            if self._left:
+                piece = self._held[: self._left]
+                del self._held[: self._left]
+                self._left -= len(piece)
+                carried += piece
+                if self._left:
+                    break
+            end = self._held.find(b"\r\n")
+            if end < 0:
+                self.problem = "The body is not in chunks." if len(self._held) > _MAX_LINE else ""
+                break
+            line = bytes(self._held[:end])
+            del self._held[: end + 2]
+            self._reads(line)
+        if self.over:
+            self.rest = bytes(self._held)
+        return bytes(carried)
+
+    def _size(self, line: bytes) -> None:
+        size = line.partition(b";")[0].rstrip(b" \t")
+        if len(line) > _MAX_LINE or not 0 < len(size) <= 8 or not _HEX.issuperset(size):
+            self.problem = "A chunk of the body has no size."
+            return
+        self._left = int(size, 16)
+        self._reads = self._end if self._left else self._trailer
+
+    def _end(self, line: bytes) -> None:
+        self.problem = "A chunk of the body is longer than its size." if line else ""
+        self._reads = self._size
+
+    def _trailer(self, line: bytes) -> None:
+        self._trailers += 1
+        self.over = not line
+        if self._trailers > _MAX_TRAILERS or len(line) > _MAX_LINE:
+            self.problem = "The body has too much behind it."
+
+
 class Request:
     """A request with an absolute URL: the host makes it, its answer comes back in chunks."""
 
     kind = "request"
 
-    def __init__(self, method: str, url: str, headers: list[tuple[str, str]]) -> None:
-        self.body = _length(headers)
+    def __init__(self, method: str, url: str, headers: list[tuple[str, str]], *, keeps: bool = False) -> None:
+        self.chunks = _chunks(headers)
+        self.body = _UNBOUNDED if self.chunks else _length(headers)
+        self.keeps = keeps and not any(name == "connection" and "close" in value.lower() for name, value in headers)
+        """Whether the connection is for another request after this one."""
         self.expects = any(name == "expect" for name, _ in headers)
         self.asked = f"The response to {plain(method)} {plain(url)[:100]}"
         kept = [[name, value] for name, value in headers if name not in _OURS]
@@ -77,7 +143,13 @@ class Request:
         # Chunks, so that a body that breaks off cannot be taken for a whole one.
         self._chunked = self._chunked and note["status"] not in _BODILESS
         headers += ["transfer-encoding: chunked"] * self._chunked
-        lines = [f"HTTP/1.1 {note['status']} ", *headers, "connection: close", "", ""]
+        lines = [
+            f"HTTP/1.1 {note['status']} ",
+            *headers,
+            f"connection: {'keep-alive' if self.keeps else 'close'}",
+            "",
+            "",
+        ]
         return "\r\n".join(lines).encode("latin-1", "replace")
 
     def data(self, data: bytes) -> bytes:
@@ -115,7 +187,7 @@ def parse(data: bytes, end: int, authority: str = "") -> Tunnel | Request:
         raise BadRequest("A request to a proxy names an absolute URL.")
     if version != "HTTP/1.1":
         raise BadRequest("Requests are taken in HTTP/1.1 only.")
-    return Request(method, target, headers)
+    return Request(method, target, headers, keeps=bool(authority))
 
 
 def refusal(status: int, rule: str, reason: str, hint: str) -> bytes:
@@ -142,10 +214,18 @@ def _header(line: str) -> tuple[str, str]:
     return name.lower(), value.strip(" \t")
 
 
+def _chunks(headers: list[tuple[str, str]]) -> Chunks | None:
+    """What reads a body in chunks; None where it has its length."""
+    said = [value.lower() for name, value in headers if name == "transfer-encoding"]
+    if not said:
+        return None
+    if said != ["chunked"] or any(name == "content-length" for name, _ in headers):
+        raise BadRequest("A body has its Content-Length, or comes in chunks and nothing else.")
+    return Chunks()
+
+
 def _length(headers: list[tuple[str, str]]) -> int:
     """Bytes of the body; how many of them are allowed is the host's to say."""
-    if any(name == "transfer-encoding" for name, _ in headers):
-        raise BadRequest("A body is taken with its Content-Length only, not in chunks.")
     said = {value for name, value in headers if name == "content-length"}
     if not said:
         return 0

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _READ = 64 * 1024
 _SHUT_WR = 1
+_LINGER = 2 * 1024 * 1024
+"""Bytes thrown away of a program that goes on sending after the end: closing at once would lose it the answer."""
 _PROTOCOLS = b"\x08http/1.1"
 """What is offered, as ALPN writes it (RFC 7301 section 3.1): the proxy reads nothing else."""
 
@@ -48,8 +50,12 @@ class Inspection:
             return 0
 
         def keep(leaf: str) -> None:
-            # As many as the host gives: it has a bound.
-            context = self._contexts[tunnel.authority] = _context(leaf) if leaf else None
+            try:
+                # As many as the host gives: it has a bound.
+                context = self._contexts[tunnel.authority] = _context(leaf) if leaf else None
+            except OSError as problem:  # no memory, no descriptors
+                refused({"rule": "egress.failed", "reason": f"TLS cannot be ended here: {problem}.", "hint": ""})
+                return
             answered(context)
 
         stream = self._loop.open("certificate", tunnel.meta, _Asked(keep, refused), duplex=True)
@@ -118,6 +124,7 @@ class Plain:
         self._agreed = False  # the handshake is over
         self._ending = False  # the proxy has said all
         self._over = False  # so has the program, or nobody listens to it
+        self._discarded = 0
         self._came.write(first)
 
     def start(self) -> None:
@@ -137,6 +144,11 @@ class Plain:
             if self._begun and not self._agreed:
                 self._told("the program ended it in its handshake: " + _PINNED)
             self.close()
+            return
+        if self._ending:
+            self._discarded += len(data)
+            if self._discarded > _LINGER:
+                self.close()
             return
         self._begun = True
         self._came.write(data)
@@ -182,9 +194,13 @@ class Plain:
             pass
         except ssl.SSLError as problem:
             self._flush()  # the alert, if there is one
-            reason = str(problem.reason or "no reason")
-            why = _PINNED if "ALERT" in reason else _FOREIGN
-            self._told(f"{'the program ended it' if 'ALERT' in reason else 'it is no TLS'} ({reason}): {why}")
+            reason = str(problem.reason or "unknown")
+            if self._agreed:
+                self._told(f"its TLS broke ({reason}).")
+            elif "ALERT" in reason:
+                self._told(f"the program ended it ({reason}): {_PINNED}")
+            else:
+                self._told(f"it is no TLS ({reason}): {_FOREIGN}")
             self.close()
             return
         self._flush()
@@ -228,7 +244,10 @@ class Plain:
         if self._ending and self._over:
             self.close()
         elif self._ending:
-            self._client.shutdown(_SHUT_WR)  # the program reads the end before what it still sends is refused
+            try:
+                self._client.shutdown(_SHUT_WR)  # the program reads the end before what it still sends is refused
+            except OSError:
+                self.close()
         elif not self._loop.watches(self._inside.fileno()):
             self._loop.watch(self._inside.fileno(), self._from_proxy)
 
