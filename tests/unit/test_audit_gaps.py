@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from glovebox_server.audit.read import Gaps
 from glovebox_server.audit.segments import merkle, proof, rotation
 from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_server.audit.segments.rotation import leaf
+from glovebox_server.audit.segments.statements import Seal
 from glovebox_server.audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
@@ -184,13 +186,15 @@ def test_a_call_in_a_gap_cannot_be_proved(directory: Path) -> None:
 def test_a_segment_sealed_with_leaves_for_all_lines_verifies(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As seals once were, and so is the control: the root that is signed has leaves of what lies in the gap."""
 
-    def earlier(tree: merkle.Tree, file: BufferedReader, end: Head, until: int) -> Head:
+    def earlier(tree: merkle.Tree, _: object, file: BufferedReader, end: Head, until: int) -> Head:
         for line in file.read(until - file.tell()).splitlines(keepends=True):
             tree.add(leaf(line))
             end = chain.linked(line, end) or end
         return end
 
+    event = Seal.event
     monkeypatch.setattr(rotation, "grow", earlier)
+    monkeypatch.setattr(Seal, "event", lambda seal, signer: event(replace(seal, names=None, names_root=None), signer))
     content = seal_after_a_gap(directory)
     assert json.loads(content.splitlines()[-1])["data"]["root"] == root_over_all_lines(content)
     assert verify(directory, keys=segments.KEYS).ok

@@ -148,6 +148,6 @@ def test_a_receipt_is_no_seal(directory: Path) -> None:
     envelope = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/call/v1"}))
     with pytest.raises(NotAProof, match="seal 1: its statement is not https://glovebox"):
         proof.verify(changed(content, lambda x: x["segments"][0].update(seal=envelope)), KEY, KEY_ID)
-    newer = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/segment/v2"}))
+    newer = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/segment/v3"}))
     with pytest.raises(NotAProof, match="seal 1: made by a newer Glovebox"):
         proof.verify(changed(content, lambda x: x["segments"][0].update(seal=newer)), KEY, KEY_ID)

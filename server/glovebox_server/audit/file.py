@@ -34,6 +34,7 @@ from glovebox_server.audit.chain import Draft, Edited, Head, Newer, NotARecord, 
 from glovebox_server.audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
 from glovebox_server.audit.place import identity
 from glovebox_server.audit.segments import files, merkle, rotation
+from glovebox_server.audit.segments.counts import Counts
 from glovebox_server.audit.segments.files import Start
 from glovebox_server.audit.segments.rotation import Rotation
 from glovebox_server.audit.segments.statements import Removal, Seal
@@ -311,10 +312,10 @@ class LogFile:
         """Seal the segment. Most of it is hashed while others write: what is there does not change."""
         if self._rotation is None or not self._place.may_rename(self._log_fd):
             return None
-        start, tree = self._start, merkle.Tree()
+        start, tree, counts = self._start, merkle.Tree(), Counts()
         with os.fdopen(os.dup(self._log_fd), "rb") as file:
             file.seek(0)
-            grown = self._grow(tree, file, start.before)
+            grown = self._grow(tree, counts, file, start.before)
             with self._place.locked(self._head_fd):
                 self._catch_up()
                 # Another process was first, or there is nothing in it but its beginning.
@@ -324,7 +325,8 @@ class LogFile:
                 for number in files.sealed(self._directory):
                     self._place.check(files.name(number))
                 size = self._tail.size - start.before.size
-                self._grow(tree, file, grown)
+                self._grow(tree, counts, file, grown)
+                leaves = counts.leaves()
                 seal = Seal(
                     segment=start.number,
                     root="sha256:" + tree.root().hex(),
@@ -333,6 +335,8 @@ class LogFile:
                     bytes=size,
                     after=files.anchor(start.before),
                     last=files.anchor(self._tail),
+                    names=len(leaves),
+                    names_root=counts.root(leaves),
                 )
                 self._append([draft(seal.event(self._rotation.signer))])
                 self._sealed = True
@@ -340,9 +344,9 @@ class LogFile:
                 self._retain()
         return start.number
 
-    def _grow(self, tree: merkle.Tree, file: BufferedReader, end: Head) -> Head:
+    def _grow(self, tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head) -> Head:
         """Hash what is to be sealed up to the tail, if it is the chain that leads there: nothing else is signed."""
-        grown = rotation.grow(tree, file, end, self._tail.size - self._start.before.size)
+        grown = rotation.grow(tree, counts, file, end, self._tail.size - self._start.before.size)
         if grown is None or (grown.seq, grown.hash) != (self._tail.seq, self._tail.hash):
             raise self._place.tampered("a record in it was changed, so it is not sealed")
         return grown

@@ -99,7 +99,7 @@ def audit_verify(
     if proof is not None:
         if anchor is not None or everything or len(keys) != 1:
             raise click.UsageError("--proof takes one --key, the server's public key, and neither --anchor nor --all.")
-        sys.exit(commands.verify_proof(proof, out, public_key=keys[0], as_json=as_json))
+        sys.exit(commands.verify_proof(proof, out, key_file=keys[0], as_json=as_json))
     log = settings.state_dir / "audit"
     sys.exit(commands.verify(log, out, anchor=anchor, key_files=keys, everything=everything, as_json=as_json))
 
@@ -115,6 +115,23 @@ def audit_prove(settings: Settings, call_id: str) -> None:
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
 
     sys.exit(commands.prove(settings.state_dir / "audit", out, err, call_id))
+
+
+@audit.command("bundle")
+@click.option("--call", metavar="CALL", help="Of this call.")
+@click.option("--run", metavar="ID", help="Of all calls of this run, as `audit show` has it.")
+@click.option("-o", "--output", required=True, type=_file, help="A file that does not exist yet.")
+@directories
+def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path) -> None:
+    """Write one file that shows what a call or a run did.
+
+    And that there is no more of it: for `bundle verify`, anywhere. Seals what is not sealed yet.
+    """
+    from glovebox_server.cli.actions.proof import bundle  # noqa: PLC0415 - see the module's header
+
+    if (call is None) == (run is None):
+        raise click.UsageError("Name one: --call CALL or --run ID.")
+    sys.exit(bundle.make(settings, out, err, call=call, run=run, output=output))
 
 
 @audit.command("seal")

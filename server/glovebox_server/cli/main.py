@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from glovebox_server.cli import COMPLETE
 from glovebox_server.cli.artifacts import artifact
 from glovebox_server.cli.audit import audit
+from glovebox_server.cli.bundle import bundle
 from glovebox_server.cli.environments import environment
 from glovebox_server.cli.governance.approvals import approvals
 from glovebox_server.cli.governance.canaries import canary
@@ -49,7 +50,7 @@ def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
 
-for _group in (profiles, policy, environment, audit, receipt, artifact, stops, canary, approvals, token):
+for _group in (profiles, policy, environment, audit, bundle, receipt, artifact, stops, canary, approvals, token):
     main.add_command(_group)
 for _command in (stop, resume, usage):
     main.add_command(_command)

@@ -59,8 +59,12 @@ class Effective:
 
 
 def _policy(policy: Policy) -> dict[str, Any]:
-    keys = {**policy_model.effective(policy), "precedence": list(policy.roles)}
-    return {"digest": policy_model.digest(policy), "keys": keys}
+    return {"digest": policy_model.digest(policy), "keys": policy_keys(policy)}
+
+
+def policy_keys(policy: Policy) -> dict[str, Any]:
+    """All that a policy's digest is of: every key in force, and the order of its roles."""
+    return {**policy_model.effective(policy), "precedence": list(policy.roles)}
 
 
 def written(content: Mapping[str, Any]) -> bytes:

@@ -6,8 +6,9 @@ key's holder sealed it; not that they are all of the call's. A proof has one for
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,7 @@ from glovebox_server.audit.chain import Newer, NotARecord, Record
 from glovebox_server.audit.events import CallDecided, SegmentSealed
 from glovebox_server.audit.read import Gaps, Snapshot
 from glovebox_server.audit.segments import merkle
+from glovebox_server.audit.segments.counts import Counts
 from glovebox_server.audit.segments.rotation import leaf
 from glovebox_server.audit.segments.statements import NotAStatement, Seal, signed
 from glovebox_server.receipts.names import is_newer
@@ -68,17 +70,34 @@ def prove(directory: Path, call_id: str) -> bytes | None:
             except FileNotFoundError:  # removed in this moment
                 break
             if kinds:
-                found.insert(0, _part(snapshot, number, call_id))
+                found.insert(0, part(snapshot, number, call_id, partial(_is_of, call_id))[0])
             if CallDecided.kind in kinds:
                 break
     return chain.canonical({"type": TYPE, "call_id": call_id, "segments": found}) + b"\n" if found else None
 
 
-def _part(snapshot: Snapshot, number: int, call_id: str) -> dict[str, Any]:
-    """The records of a call in one segment, with their paths and the seal."""
+def part(
+    snapshot: Snapshot, number: int, needle: str, wanted: Callable[[Record], bool], counts: Counts | None = None
+) -> tuple[dict[str, Any], Record, Seal]:
+    """The records that are wanted of one segment, with their paths and the seal.
+
+    Args:
+        snapshot: of the log.
+        number: of the segment.
+        needle: a text that stands in each record that is wanted.
+        wanted: whether one is.
+        counts: counts every record.
+
+    Returns:
+        The part of a proof, the record that seals the segment, and what it says.
+
+    Raises:
+        NotAProof: the segment is not what was sealed.
+        FileNotFoundError: it was removed since.
+    """
     with snapshot.segment(number) as (log, size):
         gaps = read.gaps_in(log, 0, size)
-        leaves, records, last = _leaves(log, call_id, gaps)
+        leaves, records, last = _leaves(log, needle, wanted, gaps, counts=counts)
         try:
             seal = chain.parse(last)
             said = signed(seal.data, Seal, {})
@@ -86,40 +105,49 @@ def _part(snapshot: Snapshot, number: int, call_id: str) -> dict[str, Any]:
             raise NotAProof(f"segment {number} has no seal: {problem}") from None
         tree = merkle.levels(leaves[:-1])
         if said.lines != len(tree[0]):  # sealed when what lay in a gap had leaves too
-            leaves, records, _ = _leaves(log, call_id, gaps, all_lines=True)
+            leaves, records, _ = _leaves(log, needle, wanted, gaps, all_lines=True)
             tree = merkle.levels(leaves[:-1])
     if seal.kind != SegmentSealed.kind or said.root != "sha256:" + tree[-1][0].hex():
         raise NotAProof(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
-    return {
-        "seal": seal.data["envelope"],
-        "records": [
-            {"index": index, "path": [each.hex() for each in merkle.path(tree, index)], "record": text}
-            for index, text in records
-        ],
-    }
+    found = [
+        {"index": index, "path": [each.hex() for each in merkle.path(tree, index)], "record": text}
+        for index, text in records
+    ]
+    return {"seal": seal.data["envelope"], "records": found}, seal, said
 
 
 def _leaves(
-    log: BinaryIO, call_id: str, gaps: Gaps, *, all_lines: bool = False
+    log: BinaryIO,
+    needle: str,
+    wanted: Callable[[Record], bool],
+    gaps: Gaps,
+    *,
+    all_lines: bool = False,
+    counts: Counts | None = None,
 ) -> tuple[list[bytes], list[tuple[int, str]], bytes]:
-    """The leaves of a segment, the call's records with their places among them, and its last line."""
+    """The leaves of a segment, the records that are wanted with their places among them, and its last line."""
     leaves: list[bytes] = []
     records: list[tuple[int, str]] = []
-    needle, at, line = call_id.encode(), 0, b""
+    text, at, before, line = needle.encode(), 0, b"", b""
     log.seek(0)
     for line in log:
+        if counts is not None and before:
+            counts.line(before)  # not the seal, which comes last
+        before = b""
         lost = gaps.hold(at)
         at += len(line)
-        if not lost and needle in line and _of(line, call_id):
+        if not lost and text in line and _of(line, wanted):
             records.append((len(leaves), line.removesuffix(b"\n").decode()))
         if all_lines or not lost:
             leaves.append(leaf(line))
+        if not lost:
+            before = line
     return leaves, records, line
 
 
-def _of(line: bytes, call_id: str) -> bool:
+def _of(line: bytes, wanted: Callable[[Record], bool]) -> bool:
     try:
-        return chain.parse(line).call_id == call_id
+        return wanted(chain.parse(line))
     except NotARecord:
         return False
 
@@ -137,19 +165,23 @@ def verify(content: bytes, key: Ed25519PublicKey, key_id: str) -> Proved:
     """
     fields = _fields(content)
     call_id, seals, records = fields["call_id"], [], []
-    for place, part in enumerate(fields["segments"], 1):
+    for place, each in enumerate(fields["segments"], 1):
         try:
-            data = {"envelope": part["seal"], "key": part["seal"]["signatures"][0]["keyid"]}
+            data = {"envelope": each["seal"], "key": each["seal"]["signatures"][0]["keyid"]}
             seal = signed(data, Seal, {key_id: key})
         except NotAStatement as problem:
             raise NotAProof(f"seal {place}: {problem}") from None
         except (LookupError, TypeError):
             raise NotAProof(f"seal {place}: it is not a DSSE envelope with one signature") from None
         seals.append(seal)
-        records += _records(part["records"], seal, call_id)
+        records += included(each["records"], seal, partial(_is_of, call_id))
     if not _ascending([seal.segment for seal in seals]) or not _ascending([record.seq for record in records]):
         raise NotAProof("its records are not in the order of the log, each once")
     return Proved(call_id=call_id, records=tuple(records), seals=tuple(seals), key_id=key_id)
+
+
+def _is_of(call_id: str, record: Record) -> bool:
+    return record.call_id == call_id
 
 
 def _fields(content: bytes) -> Mapping[str, Any]:
@@ -179,7 +211,12 @@ def _fields(content: bytes) -> Mapping[str, Any]:
     return dict(fields)
 
 
-def _records(told: Sequence[Any], seal: Seal, call_id: str) -> list[Record]:
+def included(told: Sequence[Any], seal: Seal, wanted: Callable[[Record], bool]) -> list[Record]:
+    """Read the records of one segment, each by its path to the root that was signed.
+
+    Raises:
+        NotAProof: one does not lead there, is no record, or is not one that is wanted.
+    """
     found: list[Record] = []
     for place, each in enumerate(told, 1):
         where = f"record {place} of segment {seal.segment}"
@@ -200,7 +237,7 @@ def _records(told: Sequence[Any], seal: Seal, call_id: str) -> list[Record]:
             raise NotAProof(f"{where}: {problem}") from None
         except NotARecord as problem:
             raise NotAProof(f"{where}: it is no record: {problem}") from None
-        if record.call_id != call_id:
+        if not wanted(record):
             raise NotAProof(f"{where}: it is another call's")
         found.append(record)
     return found

@@ -13,6 +13,7 @@ from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import Head, NotARecord
 from glovebox_server.audit.events import RemovalReason, SegmentSealed
 from glovebox_server.audit.segments import files, merkle
+from glovebox_server.audit.segments.counts import Counts
 from glovebox_server.audit.segments.statements import Signs
 
 #: How long the file grows before it is sealed: some 5,000 calls. What one proof reads, a tenth of a second.
@@ -122,11 +123,12 @@ def leaf(line: bytes) -> bytes:
     return merkle.leaf_hash(line.removesuffix(b"\n"))
 
 
-def grow(tree: merkle.Tree, file: BufferedReader, end: Head, until: int) -> Head | None:
+def grow(tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head, until: int) -> Head | None:
     """Add the records of a file from where it stands to an offset where a line ends.
 
     Args:
         tree: over the records so far.
+        counts: of them.
         file: of the log.
         end: of the chain where the file stands.
         until: where to stop.
@@ -144,5 +146,6 @@ def grow(tree: merkle.Tree, file: BufferedReader, end: Head, until: int) -> Head
                 return None
             end = further
             tree.add(leaf(line))
+            counts.line(line)
         at += len(line)
     return end

@@ -29,7 +29,7 @@ class Signs(Protocol):
         """The envelope around ``payload``."""
 
 
-_NUMBERS = frozenset({"segment", "lines", "bytes"})
+_NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
 
 
 _Kind = TypeVar("_Kind", bound="_Statement")
@@ -53,15 +53,19 @@ class _Statement:
     time: str
     """When it was signed: RFC 3339, UTC. The same as the time of its record, or a moment before."""
 
+    def kind(self) -> str:
+        """Its predicate's type."""
+        return self.predicate_type
+
     def payload(self) -> bytes:
         """The statement's bytes."""
-        told = asdict(self)
+        told = {name: value for name, value in asdict(self).items() if value is not None}
         root = told.pop("root").removeprefix("sha256:")
         return chain.canonical(
             {
                 "_type": STATEMENT_TYPE,
                 "subject": [{"name": f"segment:{self.segment}", "digest": {"sha256": root}}],
-                "predicateType": self.predicate_type,
+                "predicateType": self.kind(),
                 "predicate": told,
             }
         )
@@ -99,7 +103,9 @@ class _Statement:
 class Seal(_Statement):
     """What a segment holds, all in all."""
 
-    predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
+    predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v2"
+    uncounted: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
+    """What earlier versions signed: without the counts of records."""
     recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentSealed
     repeated: ClassVar[tuple[str, ...]] = ("segment", "lines", "root")
 
@@ -111,6 +117,14 @@ class Seal(_Statement):
     """The end of the chain before the segment, as ``SEQ:HASH``."""
     last: str
     """The last record before the seal, likewise."""
+    names: int | None = None
+    """Different calls and runs that its records are of: leaves of the tree of ``counts``."""
+    names_root: str | None = None
+    """Digest: the root of that tree."""
+
+    def kind(self) -> str:
+        """Its predicate's type."""
+        return self.uncounted if self.names_root is None else self.predicate_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from glovebox_server.audit.chain import Edited, Head, Newer, Record
 from glovebox_server.audit.events import GapRecorded, SegmentRemoved, SegmentSealed
 from glovebox_server.audit.read import Line
 from glovebox_server.audit.segments import files, merkle
+from glovebox_server.audit.segments.counts import Counts
 from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME, Start
 from glovebox_server.audit.segments.statements import NotAStatement, Removal, Seal, recorded
 from glovebox_server.audit.segments.verified import Verified
@@ -48,6 +49,7 @@ class Verifier:
         self._problems_before = 0
         # For its seal: the trees of records and (earlier seals) of all lines, the leaf so far, the chain before it.
         self._tree, self._all_lines, self._leaf = merkle.Tree(), merkle.Tree(), hashlib.sha256(b"\0")
+        self._counts = Counts()
         self._after = Head()
         self._has_seal = False
         # The segment before the oldest that is there, with its seal; and what is recorded as removed.
@@ -124,6 +126,7 @@ class Verifier:
         self._base = self._tail.size
         self._last_line, self._problems_before = 0, len(self._problems) + self._omitted
         self._tree, self._all_lines, self._leaf = merkle.Tree(), merkle.Tree(), hashlib.sha256(b"\0")
+        self._counts = Counts()
         self._after, self._has_seal = self._tail, False
         self._unreadable = 0
 
@@ -166,6 +169,7 @@ class Verifier:
                 self._all_lines.add(self._leaf.digest())
                 if record is not None:
                     self._tree.add(self._leaf.digest())
+                    self._counts.record(record.call_id, record.data)
                 self._leaf = hashlib.sha256(b"\0")
             if record is None:
                 self._no_record(line, fresh=fresh)
@@ -222,8 +226,10 @@ class Verifier:
         if len(self._problems) + self._omitted > self._problems_before:
             return  # the file is not what was sealed, and that has been said
         earlier = replace(told, root="sha256:" + self._all_lines.root().hex(), lines=self._all_lines.size)
+        leaves = self._counts.leaves()
+        whole = replace(told, names=len(leaves), names_root=self._counts.root(leaves))
         try:
-            same = replace(recorded(record.data, Seal, self._keys), time="") in {told, earlier}
+            same = replace(recorded(record.data, Seal, self._keys), time="") in {whole, told, earlier}
             wrong = "" if same else "it is not that of the segment as it is here"
         except NotAStatement as problem:
             wrong = str(problem)

@@ -99,7 +99,7 @@ def verify(
     """
     try:
         known = None if anchor is None else chain.parse_anchor(anchor)
-        given = [_public_key(path) for path in key_files]
+        given = [public_key(path) for path in key_files]
         report = verify_log(directory, known, keys={dsse.key_id(key): key for key in given}, new=not everything)
     except ValueError as error:
         console.print(Text(str(error)))
@@ -111,10 +111,10 @@ def verify(
     return OK if report.ok else FAILED
 
 
-def verify_proof(file: Path, console: Console, *, public_key: Path, as_json: bool) -> int:
+def verify_proof(file: Path, console: Console, *, key_file: Path, as_json: bool) -> int:
     """Check an inclusion proof with a public key, and nothing else; 1 and the exact reason when it does not hold."""
     try:
-        given = _public_key(public_key)
+        given = public_key(key_file)
     except ValueError as error:
         console.print(Text(str(error)))
         return USAGE
@@ -143,7 +143,7 @@ def verify_proof(file: Path, console: Console, *, public_key: Path, as_json: boo
     return OK
 
 
-def _public_key(path: Path) -> Ed25519PublicKey:
+def public_key(path: Path) -> Ed25519PublicKey:
     """Read a public key; raises ValueError, with a sentence."""
     try:
         with path.open("rb") as file:

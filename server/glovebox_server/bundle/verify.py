@@ -1,0 +1,40 @@
+"""The proof of a bundle, offline: from its bytes and public keys to what it shows. Needs nothing of a server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from glovebox_server.audit.segments.proof import NotAProof
+from glovebox_server.bundle import archive, evidence
+from glovebox_server.bundle.evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """A bundle that holds."""
+
+    evidence: Evidence
+    report_checked: bool
+    """Whether its page says what the evidence says; not known where another version wrote it."""
+
+
+def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Verified:
+    """Check a bundle.
+
+    Args:
+        content: the file.
+        keys: by id, got by a way that whoever sent the bundle does not control; none proves no signer.
+
+    Raises:
+        NotAProof: it does not hold; the message is the exact reason.
+    """
+    told, others = archive.evidence_in(content)
+    found = evidence.read(told, keys)
+    made = archive.parts(found)
+    same = found.version == version("glovebox-mcp")
+    for name in sorted(made.keys() | others.keys()):
+        if made.get(name) != others.get(name) and (same or name != archive.REPORT):
+            raise NotAProof(f"its {ascii(name)[1:-1][:80]} is not what its evidence says")
+    return Verified(evidence=found, report_checked=same)

@@ -1,0 +1,272 @@
+"""Bundles: what a run did is shown in one file, and that it did no more; a record that is left out is missed."""
+
+import json
+import subprocess  # noqa: TID251 - verifies as a stranger does, with nothing at hand
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.fixtures import segments
+from tests.fixtures.audit_logs import decided, finished
+
+from glovebox_server.audit import chain
+from glovebox_server.audit.events import draft
+from glovebox_server.audit.file import LogFile
+from glovebox_server.audit.segments.counts import Counts, counted, name_of, shown
+from glovebox_server.audit.segments.proof import NotAProof, NotSealed
+from glovebox_server.audit.segments.statements import Seal
+from glovebox_server.audit.verify import verify as verify_log
+from glovebox_server.bundle import archive
+from glovebox_server.bundle.make import make
+from glovebox_server.bundle.verify import verify
+from glovebox_server.receipts import dsse
+from glovebox_server.receipts.keys import public_pem
+
+OURS, THEIRS = "r_" + "0" * 26, "r_" + "1" * 26
+
+
+def record(log: LogFile, event: Any, run: str, principal: str = "token:ours") -> None:
+    """One record of a run."""
+    log.commit([draft(replace(event, run=run, principal=principal))])
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Four sealed segments: the run has records in the first and third, another in all."""
+    place = tmp_path / "audit"
+    log = LogFile(place, "s_1", segments.rotation(1 << 30))
+    for number in range(4):
+        record(log, decided(f"c_theirs{number}"), THEIRS, "token:theirs")
+        if number not in {1, 3}:
+            record(log, decided(f"c_{number}", reason="<script>alert(1)</script>\u202e"), OURS)
+            record(log, finished(f"c_{number}"), OURS)
+        record(log, finished(f"c_theirs{number}"), THEIRS, "token:theirs")
+        log.seal()
+    log.close()
+    return place
+
+
+def made(directory: Path, of: str = "run", identity: str = OURS) -> bytes:
+    """A bundle."""
+    content = make(directory, of, identity, lambda: ({}, {}))
+    assert content is not None
+    return content
+
+
+def forged(content: bytes, change: Callable[[Any], None]) -> bytes:
+    """A bundle whose evidence was changed by somebody who writes all the rest of it to fit."""
+    told, others = archive.evidence_in(content)
+    fields = json.loads(told)
+    change(fields)
+    return archive.written(chain.canonical(fields) + b"\n", others)
+
+
+def test_a_run_is_shown_whole_and_nobody_elses(directory: Path) -> None:
+    """Byte for byte its records, in all segments; of the other run there are only hashes."""
+    content = made(directory)
+    found = verify(content, segments.KEYS).evidence
+    assert [each.call_id for each in found.records] == ["c_0", "c_0", "c_2", "c_2"]
+    assert [seal.segment for seal in found.seals] == [1, 2, 3, 4]
+    assert b"theirs" not in content
+    assert THEIRS.encode() not in content
+    assert content == made(directory)
+    one = verify(made(directory, "call", "c_2"), segments.KEYS).evidence
+    assert ([each.call_id for each in one.records], [seal.segment for seal in one.seals]) == (["c_2", "c_2"], [3])
+    assert make(directory, "run", "r_none", lambda: ({}, {})) is None
+
+
+def _without_a_record(told: Any) -> None:
+    told["segments"][2]["records"].pop()
+
+
+def _without_a_call(told: Any) -> None:
+    told["segments"][2]["records"] = []
+
+
+def _without_a_call_and_its_count(told: Any) -> None:
+    told["segments"][2]["records"] = []
+    told["segments"][2]["counts"] = told["segments"][1]["counts"]
+
+
+def _without_a_count(told: Any) -> None:
+    told["segments"][2].update(records=[], counts=[])
+
+
+def _with_fewer_counted(told: Any) -> None:
+    told["segments"][2]["records"].pop()
+    told["segments"][2]["counts"][0]["records"] = 1
+
+
+def _without_a_segment(told: Any) -> None:
+    del told["segments"][2]
+
+
+def _with_a_segment_twice(told: Any) -> None:
+    told["segments"][2] = told["segments"][0]
+
+
+def _with_a_record_twice(told: Any) -> None:
+    told["segments"][2]["records"][1] = told["segments"][2]["records"][0]
+
+
+def _of_another(told: Any) -> None:
+    told["id"] = THEIRS
+
+
+def _with_a_changed_record(told: Any) -> None:
+    each = told["segments"][0]["records"][0]
+    each["record"] = each["record"].replace("allowed", "refused").replace("run_python", "fetch_urls")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_without_a_record, "segment 3 has 2 of its records, and the bundle 1: some were left out"),
+        (_without_a_call, "segment 3 has 2 of its records, and the bundle 0: some were left out"),
+        (_without_a_call_and_its_count, "segment 3: a count's path does not lead to the root"),
+        (_without_a_count, "segment 3: its counts show neither how many records there are nor"),
+        (_with_fewer_counted, "segment 3: a count's path does not lead to the root"),
+        (_without_a_segment, "segment 4 does not follow the one before it"),
+        (_with_a_segment_twice, "segment 1 does not follow the one before it"),
+        (_with_a_record_twice, "not in the order of the log, each once"),
+        (_of_another, "it is another call's"),
+        (_with_a_changed_record, "its path does not lead to the root"),
+    ],
+)
+def test_a_bundle_that_says_less_or_something_else_does_not_hold(
+    directory: Path, change: Callable[[Any], None], reason: str
+) -> None:
+    """Also without a key, since it is about what was sealed; nothing changed is the control."""
+    content = made(directory)
+    verify(forged(content, lambda _: None), {})
+    for keys in ({}, segments.KEYS):
+        with pytest.raises(NotAProof, match=reason):
+            verify(forged(content, change), keys)
+
+
+def test_the_key_decides_who_sealed_it(directory: Path) -> None:
+    """Another key is refused; without one nothing is said of who it was."""
+    other = Ed25519PrivateKey.generate().public_key()
+    content = made(directory)
+    with pytest.raises(NotAProof, match="signed with another key"):
+        verify(content, {dsse.key_id(other): other})
+    assert verify(content, {}).evidence.keys == ()
+    assert verify(content, segments.KEYS).evidence.keys == tuple(segments.KEYS)
+
+
+def test_a_page_that_says_something_else_is_refused_and_what_was_said_is_text(directory: Path) -> None:
+    """The page is made again of what was proved. What strangers said is no markup and reorders nothing."""
+    content = made(directory)
+    told, others = archive.evidence_in(content)
+    page = others[archive.REPORT].decode()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "\u202e" not in page
+    assert "default-src 'none'" in page
+    others[archive.REPORT] = page.replace("c_2", "c_3").encode()
+    with pytest.raises(NotAProof, match=r"its report\.html is not what its evidence says"):
+        verify(archive.written(told, others), segments.KEYS)
+    with pytest.raises(NotAProof, match=r"its extra\.txt is not what its evidence says"):
+        verify(archive.written(told, {**archive.evidence_in(content)[1], "extra.txt": b"x"}), segments.KEYS)
+    earlier = forged(content, lambda fields: fields.update(version="0.0.1"))
+    assert not verify(earlier, segments.KEYS).report_checked
+
+
+def test_no_byte_of_a_bundle_can_be_changed(directory: Path) -> None:
+    """Each in turn, with two others in its place; whatever the bytes, the answer is a sentence."""
+    content = made(directory, "call", "c_2")
+    verify(content, segments.KEYS)
+    for place in range(0, len(content), 7):
+        for mask in (0x01, 0x80):
+            changed = content[:place] + bytes([content[place] ^ mask]) + content[place + 1 :]
+            with pytest.raises(NotAProof):
+                verify(changed, segments.KEYS)
+    for hostile in (b"", b"PK", content[:-1], content + b"x", content * 2, b"\0" * 100):
+        with pytest.raises(NotAProof):
+            verify(hostile, segments.KEYS)
+
+
+def test_what_is_not_sealed_or_not_counted_makes_no_bundle(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would show that there is no more; once sealed it is there (the control)."""
+    log = LogFile(directory, "s_2", segments.rotation(1 << 30))
+    record(log, decided("c_late"), OURS)
+    with pytest.raises(NotSealed):
+        made(directory)
+    log.seal()
+    log.close()
+    assert len(verify(made(directory), segments.KEYS).evidence.records) == 5
+    event = Seal.event
+    monkeypatch.setattr(Seal, "event", lambda seal, signer: event(replace(seal, names=None, names_root=None), signer))
+    earlier = LogFile(tmp_path / "earlier", "s_1", segments.rotation(1 << 30))
+    record(earlier, decided("c_1"), OURS)
+    earlier.seal()
+    earlier.close()
+    assert verify_log(tmp_path / "earlier", keys=segments.KEYS).ok  # as earlier versions sealed
+    with pytest.raises(NotAProof, match="sealed by an earlier Glovebox, which did not count"):
+        made(tmp_path / "earlier")
+
+
+def test_a_seal_that_counts_wrongly_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever verifies the log, and by the maker of a bundle; a right one is whole (the control)."""
+    for wrong in (False, True):
+        place = tmp_path / str(wrong)
+        if wrong:
+            monkeypatch.setattr(Counts, "line", lambda *_: None)
+        log = LogFile(place, "s_1", segments.rotation(1 << 30))
+        record(log, decided("c_1"), OURS)
+        log.seal()
+        log.close()
+        monkeypatch.undo()
+        kinds = [each.kind for each in verify_log(place, keys=segments.KEYS).problems]
+        assert kinds == (["seal"] if wrong else [])
+    with pytest.raises(NotAProof, match="segment 1 is not what was sealed"):
+        made(place)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 8, 13])
+def test_every_name_is_counted_or_shown_to_be_absent(size: int) -> None:
+    """Whatever the size of the tree, and wherever the name would lie; another's leaves show neither."""
+    counts = Counts()
+    for number in range(size):
+        for _ in range(number + 1):
+            counts.record(f"c_{number}", {})
+    leaves, root = counts.leaves(), counts.root()
+    for number in range(size):
+        name = name_of("call", f"c_{number}")
+        assert counted(shown(leaves, name), name, size, root) == number + 1
+        with pytest.raises(ValueError, match="neither how many"):
+            counted([], name, size, root)
+        apart = [*shown(leaves, leaves[0].name), *shown(leaves, leaves[-1].name)]
+        if size > 2 and leaves[0].name < name < leaves[-1].name:
+            with pytest.raises(ValueError, match="neither how many"):
+                counted(apart, name, size, root)
+    for number in range(20):
+        name = name_of("run", f"r_{number}")
+        assert counted(shown(leaves, name), name, size, root) == 0
+
+
+def test_it_is_verified_by_a_stranger_with_nothing_but_file_and_key(directory: Path, tmp_path: Path) -> None:
+    """A home that is not there, no settings, another directory; and nothing was written."""
+    (tmp_path / "run.bundle").write_bytes(made(directory))
+    (tmp_path / "key.pem").write_text(public_pem(segments.PUBLIC))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    glovebox = Path(sys.executable).with_name("glovebox")
+    words = [str(glovebox), "bundle", "verify", str(tmp_path / "run.bundle")]
+    for key, said in (
+        (["--key", str(tmp_path / "key.pem")], "PROVED with sha256:"),
+        ([], "consistent, signer unknown"),
+    ):
+        done = subprocess.run(
+            [*words, *key], env={"HOME": str(empty / "none")}, cwd=empty, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert said in done.stdout
+        assert "2 calls with 4 records, and nothing else of it is in segments 1 to 4" in done.stdout
+    assert list(empty.iterdir()) == []
