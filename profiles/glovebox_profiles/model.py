@@ -93,6 +93,11 @@ NOT_LENT: Final = frozenset(
     }
 )
 
+#: What a program or its interpreter is started by: a placeholder there would be another setting.
+_NOT_OURS: Final = re.compile(
+    r"(LD|PYTHON|PIP|SSL|LC|MPL|GLOVEBOX)_.*|PYTHON.*|.*_PROXY|.*_CA_BUNDLE|NODE_.*|PATH|HOME|LANG|TMPDIR|TZ|USER|SHELL|IFS|ENV"
+)
+
 RULE_KEYS: Final = tuple(field.name for field in fields(EgressRule))
 
 _BYTES = re.compile(r"([0-9]{1,12}) ?(B|KiB|MiB|GiB)")
@@ -256,6 +261,9 @@ class Credential(Table):
     """What stands before the value in its header, for instance `"Bearer "`."""
     source: Annotated[str, Field(pattern=r"^(env|file|keyring|exec):\S.*$", max_length=1024)]
     """Where the value comes from: `env:VARIABLE`, `file:/path`, `keyring:SERVICE/USER` or `exec:/path/of/program`."""
+    env: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")] | None = None
+    """The variable in which a program finds a placeholder, made for its call; with it only requests get the key in
+    which the program put the placeholder where the key stands."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -270,6 +278,8 @@ class Credential(Table):
         kind, _, where = self.source.partition(":")
         if kind in {"file", "exec"} and not where.startswith("/"):
             raise ValueError(f"source takes an absolute path after {kind}:")
+        if self.env is not None and _NOT_OURS.fullmatch(self.env):
+            raise ValueError(f"env cannot be {self.env}, by which programs are set up")
         if "CONNECT" in self.methods:
             raise ValueError("methods cannot be CONNECT: in a tunnel nothing can be added")
         distinct(self.methods)
@@ -315,6 +325,7 @@ class Network(Table):
     @classmethod
     def _can_be_used(cls, credentials: tuple[Credential, ...], info: ValidationInfo) -> tuple[Credential, ...]:
         distinct(tuple(each.name for each in credentials))
+        distinct(tuple(each.env for each in credentials if each.env is not None))
         for each in credentials:
             if not egress.meet(info.data.get("allow", ()), [each.rule()]):
                 raise ValueError(f'"{each.name}" is for requests to {each.host} that no rule of network.allow allows')

@@ -116,7 +116,7 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
         from _glovebox_guest.proxy.listener import Proxy
 
         proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
-        environment = proxy.environment
+        environment = {**job.get("environment", {}), **proxy.environment}
 
     started, ahead_ms = monotonic(), rusage.clock(child.pid) * 1000
     child.begin({"kind": job["kind"], "payload": payload, "limits": job["limits"], "environment": environment})

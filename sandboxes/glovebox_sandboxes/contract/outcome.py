@@ -4,7 +4,7 @@ A program's failure is an outcome; only failures of the sandbox itself are excep
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Ended = Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
@@ -28,6 +28,8 @@ class Job:
     """Shorter than the profile's limit where the caller asked for less."""
     inputs: tuple[str, ...] = ()
     """Artifact URIs the broker copies to ``/input`` before the job starts."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the program, where it has a way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -256,7 +256,8 @@ def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
     guest = {name: limits[name] for name in (*per_process, *copied)}
     guest["wall_seconds"] = wall
     guest["printed_bytes"] = limits["stream_bytes"] * PRINTED_FACTOR
-    return {"kind": job.kind, "payload": dict(job.payload), "inputs": inputs, "limits": guest}
+    body = {"kind": job.kind, "payload": dict(job.payload), "inputs": inputs, "limits": guest}
+    return body | ({"environment": dict(job.environment)} if job.environment else {})
 
 
 def _ending(

@@ -195,6 +195,7 @@ class Broker:
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
             gate = gate_for(profile, recorder, call, connecting, reservation, read_value=self.credentials.value)
+            environment = await gate.lender.environment() if gate is not None and gate.lender is not None else {}
             wanted = Wanted(
                 isolation=profile.isolation,
                 spec=to_spec(profile, workspace=rights.workspace),
@@ -219,7 +220,7 @@ class Broker:
                         serve=serve_with(gate) if gate else None,
                         printed=look.printed(listener.printed),
                     )
-                    job = allowed.tool.job(call.arguments, reveal)
+                    job = replace(allowed.tool.job(call.arguments, reveal), environment=environment)
                     outcome = await run(sandbox, job, inputs=files, hooks=hooks)
                 await self.governance.ended(call, outcome, look)
                 delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)

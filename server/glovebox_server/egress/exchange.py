@@ -102,7 +102,10 @@ class _Request:
                 value = await gate.lender.value(credential)
             except InvalidTarget as error:
                 await gate.refuse(attempt, error)
-            sent, headers = added(credential, value, target, headers)
+            said = gate.lender.placeholders.get(credential.name)
+            sent, headers = added(credential, value, target, headers, None if said is None else (said, self.headers))
+            if credential.header is not None:
+                dropped = tuple(name for name in dropped if name != quoted(credential.header.lower()))
         async with gate.dialled(attempt, self.clock.deadline) as socket:
             stream = socket
             if target.scheme == "https":
@@ -136,7 +139,7 @@ class _Request:
         if target.authority != self.home:
             self.home = None
         lender = self.gate.lender
-        return lender.chosen(target) if lender is not None and self.home is not None else None
+        return lender.chosen(target, self.headers) if lender is not None and self.home is not None else None
 
     async def _answer(self, head: ResponseHead, exchange: Exchange, redactor: Redactor | None) -> None:
         self.answered = True

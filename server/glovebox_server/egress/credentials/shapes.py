@@ -1,6 +1,11 @@
-"""What keys of well-known services begin with. Pure."""
+"""What keys look like: what those of well-known services begin with, and placeholders of the same look."""
 
+import secrets
+import string
 from typing import Final
+
+_LENGTHS: Final = (40, 64, 96, 128, 256)
+"""Of placeholders: the first that a value has room in. 40 characters is also what the search for markers needs."""
 
 _PREFIXES: Final = (
     *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "glptt-", "gldt-", "npm_", "pypi-", "hf_"),
@@ -13,3 +18,10 @@ _PREFIXES: Final = (
 def known_prefix(value: str) -> int:
     """Return how many characters a value begins with that everybody knows of its kind."""
     return max((len(each) for each in _PREFIXES if value.startswith(each)), default=0)
+
+
+def placeholder(value: str) -> str:
+    """Return a random text that looks like the value to a client that checks how keys of its kind begin."""
+    begin = value[: known_prefix(value)]
+    length = next((each for each in _LENGTHS if len(value) <= each), _LENGTHS[-1])
+    return begin + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length - len(begin)))

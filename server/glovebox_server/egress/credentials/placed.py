@@ -1,0 +1,81 @@
+"""Where a program put a placeholder, and the same request with the key in its place. Pure."""
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+from urllib.parse import quote
+
+from glovebox_profiles.egress import EgressTarget
+from glovebox_profiles.model import Credential
+
+Headers = Sequence[tuple[str, str]]
+_SCHEMES: Final = ("", "Bearer ", "bearer ", "Token ", "token ")
+_USER: Final = re.compile(r"[A-Za-z0-9._@+-]{0,64}")
+
+
+def asked(credential: Credential, placeholder: str, target: EgressTarget, headers: Headers) -> bool:
+    """Whether a request has the placeholder in the header or parameter that the credential names, once and alone."""
+    return _spoken(credential, placeholder, placeholder, target, headers) is not None
+
+
+def with_key(
+    credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers
+) -> tuple[EgressTarget, tuple[str, str] | None]:
+    """Return the request's target and the header that is added, the key where the placeholder stood."""
+    spoken = _spoken(credential, placeholder, value, target, headers)
+    if spoken is None:
+        raise ValueError("there is no placeholder in this request")
+    if credential.header is None:
+        return replace(target, query=spoken), None
+    return target, (credential.header, spoken)
+
+
+def elsewhere(credential: Credential, placeholder: str, target: EgressTarget, headers: Headers) -> tuple[str, Headers]:
+    """Return the query and the headers without the one place where the placeholder may stand."""
+    if not asked(credential, placeholder, target, headers):
+        return target.query, headers
+    if credential.header is None:
+        own = f"{credential.query}={placeholder}"
+        return "&".join(part for part in target.query.split("&") if part != own), headers
+    return target.query, [each for each in headers if each[0].lower() != credential.header.lower()]
+
+
+def _spoken(credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers) -> str | None:
+    """Return the header's value or the query with ``value`` in the placeholder's place."""
+    if credential.header is None:
+        parts = target.query.split("&")
+        own = f"{credential.query}={placeholder}"
+        if parts.count(own) != 1:
+            return None
+        return "&".join(f"{credential.query}={quote(value, safe='')}" if part == own else part for part in parts)
+    name = credential.header.lower()
+    said = [written for each, written in headers if each.lower() == name]
+    if len(said) != 1:
+        return None
+    schemes = _SCHEMES if name == "authorization" else ("",)
+    for before in (credential.prefix, *schemes):
+        if said[0] == before + placeholder:
+            # An empty scheme is a client that leaves it out: the profile's is what the server wants.
+            return (before or credential.prefix) + value
+    return _basic(said[0], placeholder, value) if name == "authorization" else None
+
+
+def _basic(written: str, placeholder: str, value: str) -> str | None:
+    """RFC 7617; the key is the password, or, as some services have it, the user without one."""
+    scheme, _, encoded = written.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, colon, password = base64.b64decode(encoded, validate=True).decode("ascii").partition(":")
+    except (binascii.Error, ValueError):
+        return None
+    if colon and password == placeholder and _USER.fullmatch(user):
+        pair = f"{user}:{value}"
+    elif colon and user == placeholder and not password:
+        pair = f"{value}:"
+    else:
+        return None
+    return "Basic " + base64.b64encode(pair.encode()).decode()

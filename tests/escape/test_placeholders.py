@@ -1,0 +1,240 @@
+"""Placeholders: what a program holds in place of a key, and the one place where the broker puts the key for it."""
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.fixtures.brokered import DRIVERS, glovebox, profile
+from tests.fixtures.internet import OTHER, SITE, Cable, answering, fetch, internet, ok, wires
+
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.model import Credential
+from glovebox_server.egress.credentials.lent import Lender
+from glovebox_server.egress.credentials.shapes import placeholder
+from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value
+from glovebox_server.egress.events import Denied
+
+__all__ = ["wires"]
+
+API, ELSEWHERE = "api.example.org", "other.example.org"
+KEY = "ghp_b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
+RULES = tuple(EgressRule.from_table({"host": host, "methods": ["GET", "POST"]}) for host in (API, ELSEWHERE))
+
+
+def credential(**changed: Any) -> Credential:
+    """A key that programs ask for by a placeholder."""
+    given = {"name": "tracker", "host": API, "methods": ("GET", "POST"), "paths": ("/v1/*",), "prefix": "Bearer ",
+             "header": "Authorization", "source": "env:UNUSED", "env": "TRACKER_TOKEN"}  # fmt: skip
+    return Credential.model_validate(given | changed)
+
+
+async def lender(*credentials: Credential) -> tuple[Lender, str]:
+    """A lender with its placeholders made, and the first of them."""
+
+    async def read(_source: str) -> Value:
+        return Value(text=KEY)
+
+    lent = Lender(credentials=credentials or (credential(),), read=read)
+    return lent, (await lent.environment())["TRACKER_TOKEN"]
+
+
+def basic(user: str, password: str) -> str:
+    """RFC 7617."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+TAKEN = {
+    "bearer": (lambda p: f"Bearer {p}", f"Bearer {KEY}"),
+    "token": (lambda p: f"token {p}", f"token {KEY}"),
+    "alone": (lambda p: p, f"Bearer {KEY}"),
+    "basic": (lambda p: basic("x-access-token", p), basic("x-access-token", KEY)),
+    "basic, the user": (lambda p: basic(p, ""), basic(KEY, "")),
+}
+
+
+@pytest.mark.parametrize(("say", "sent"), TAKEN.values(), ids=TAKEN)
+async def test_a_placeholder_where_the_key_stands_becomes_the_key(wires: Cable, say: Any, sent: str) -> None:
+    """In the ways in which clients say it; the header is not told to be left out, and an echo is replaced."""
+    lent, held = await lender()
+    async with internet(wires) as net:
+        net.zone[API] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(sent.encode()), requests), name=API)
+        fetched = await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me",
+                              headers=[("authorization", say(held))])  # fmt: skip
+    assert f"Authorization: {sent}\r\n".encode() in requests[0]
+    assert held.encode() not in requests[0]
+    assert requests[0].lower().count(b"authorization:") == 1
+    assert KEY.encode() not in fetched.body
+    assert b"[credential tracker]" in fetched.body
+    assert fetched.head.dropped == ()
+    assert [each.credential for each in net.attempts] == ["tracker"]
+
+
+async def test_a_placeholder_in_the_parameter_becomes_the_key(wires: Cable) -> None:
+    """In its place among the others; the URL that is handed back has the placeholder, which is worth nothing."""
+    lent, held = await lender(credential(header=None, prefix="", query="key"))
+    async with internet(wires) as net:
+        net.zone[API] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(b""), requests), name=API)
+        fetched = await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me?a=1&key={held}&b=2")
+        assert requests[0].startswith(f"GET /v1/me?a=1&key={KEY}&b=2 HTTP/1.1\r\n".encode())
+        assert fetched.head.url == f"https://{API}/v1/me?a=1&key={held}&b=2"
+        twice = await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me?key={held}&k%65y=1")
+        assert isinstance(twice.last, Denied)
+        assert twice.last.decision.rule == "egress.credential"
+
+
+MISPLACED: dict[str, tuple[str, Sequence[tuple[str, str]], bytes]] = {
+    "another header": ("/v1/me", [("user-agent", "P")], b""),
+    "a header beside others": ("/v1/me", [("authorization", "Bearer P"), ("authorization", "Bearer x")], b""),
+    "with more behind it": ("/v1/me", [("authorization", "Bearer P, x")], b""),
+    "another scheme": ("/v1/me", [("authorization", "Digest P")], b""),
+    "basic with an odd user": ("/v1/me", [("authorization", basic("a b\r\nX: y", "P"))], b""),
+    "a path": ("/v1/P", [], b""),
+    "a query": ("/v1/me?key=P", [], b""),
+    "a body": ("/v1/me", [], b"P"),
+    "another path of the host": ("/v2/me", [("authorization", "Bearer P")], b""),
+    "another call's": ("/v1/me", [("authorization", "Bearer " + placeholder(KEY))], b""),
+    "nothing": ("/v1/me", [], b""),
+}
+
+
+@pytest.mark.parametrize(("path", "headers", "body"), MISPLACED.values(), ids=MISPLACED)
+@pytest.mark.parametrize("host", [API, ELSEWHERE])
+async def test_a_placeholder_anywhere_else_stays_what_it_is(
+    wires: Cable, host: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+) -> None:
+    """Neither server gets the key; the control is that the right place still does, in the same call."""
+    lent, held = await lender()
+    async with internet(wires) as net:
+        net.zone |= {API: [[SITE]], ELSEWHERE: [[OTHER]]}
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(b""), requests), name=API)
+        await net.serve(OTHER, 443, answering(ok(b""), requests), name=ELSEWHERE)
+        gate = net.gate(*RULES, lender=lent)
+        said = [(name, value.replace("P", held) if "Basic" not in value else value) for name, value in headers]
+        await fetch(gate, f"https://{host}{path.replace('P', held)}", method="POST" if body else "GET",
+                    headers=said, body=body.replace(b"P", held.encode()))  # fmt: skip
+        assert KEY.encode() not in b"".join(requests)
+        await fetch(gate, f"https://{API}/v1/me", headers=[("authorization", f"Bearer {held}")])
+        assert KEY.encode() in requests[-1]
+    assert [each.credential for each in net.attempts][-1] == "tracker"
+
+
+async def test_of_two_keys_for_a_host_the_one_is_added_whose_placeholder_was_sent(wires: Cable) -> None:
+    """The order in the profile does not matter."""
+    values = {"env:A": "A" + KEY, "env:B": "B" + KEY}
+
+    async def read(source: str) -> Value:
+        return Value(text=values[source])
+
+    lent = Lender(
+        credentials=[credential(name=name.lower(), source=f"env:{name}", env=f"KEY_{name}") for name in "AB"], read=read
+    )
+    given = await lent.environment()
+    async with internet(wires) as net:
+        net.zone[API] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(b""), requests), name=API)
+        for name in "BA":
+            said = [("authorization", f"Bearer {given[f'KEY_{name}']}")]
+            await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me", headers=said)
+            assert values[f"env:{name}"].encode() in requests[-1]
+
+
+async def test_a_key_that_cannot_be_had_refuses_the_request_and_not_the_program() -> None:
+    """Its placeholder is made all the same."""
+
+    async def read(_source: str) -> Value:
+        raise CredentialUnavailable("the variable is not set", "Set it.")
+
+    assert len((await Lender(credentials=(credential(),), read=read).environment())["TRACKER_TOKEN"]) == 40
+
+
+def test_a_placeholder_looks_like_its_key_and_holds_nothing_of_it() -> None:
+    """Of one kind, of a length that tells only a class, and another each time."""
+    first, second = placeholder(KEY), placeholder(KEY)
+    assert first != second
+    assert first.startswith("ghp_")
+    assert first[4:8] != KEY[4:8]
+    assert len(first) == 40
+    assert [len(placeholder("x" * size)) for size in (16, 41, 100, 8000)] == [40, 64, 128, 256]
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "PYTHONPATH", "HTTPS_PROXY", "SSL_CERT_FILE", "path", "A=B"])
+def test_a_placeholder_sets_nothing_up(name: str) -> None:
+    """Variables by which programs are set up are refused; and the control."""
+    assert credential(env="GITHUB_TOKEN").env == "GITHUB_TOKEN"
+    with pytest.raises(ValidationError, match="env"):
+        credential(env=name)
+
+
+URLLIB = f"""
+asked = urllib.request.Request("https://{API}/v1/me", headers={{"Authorization": "Bearer " + held}})
+print(urllib.request.urlopen(asked).read().decode())
+"""
+ABSOLUTE = f"""
+proxy = http.client.HTTPConnection("127.0.0.1", 3128)
+proxy.request("GET", "https://{API}/v1/me", headers={{"Authorization": "Bearer " + held}})
+print(proxy.getresponse().read().decode())
+"""
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("start", ["cold", "warm"])
+async def test_an_ordinary_program_uses_an_api_with_a_key_it_never_has(
+    start: str, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Urllib as anybody writes it, its TLS inspected, in a sandbox that was prepared ahead too."""
+    await uses_a_key(wires, tmp_path, monkeypatch, driver="bubblewrap", start=start, tls="inspect", asks=URLLIB)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_program_that_asks_the_proxy_uses_an_api_with_a_key_it_never_has(
+    driver: str, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without inspection, the host makes requests whose URL is absolute."""
+    await uses_a_key(wires, tmp_path, monkeypatch, driver=driver, start="warm", tls="tunnel", asks=ABSOLUTE)
+
+
+async def uses_a_key(
+    wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, driver: str, start: str, tls: str, asks: str
+) -> None:
+    """Two whole calls: the server gets the key, and nothing else has it."""
+    monkeypatch.setenv("TRACKER_SOURCE", KEY)
+    code = f"""
+import http.client, os, urllib.request
+held = os.environ["TRACKER_TOKEN"]
+{asks}
+print(held[:4], len(held), "TRACKER_SOURCE" in os.environ)
+"""
+    lent = f"""
+[[network.credential]]
+name = "tracker"
+host = "{API}"
+paths = ["/v1/*"]
+header = "Authorization"
+prefix = "Bearer "
+source = "env:TRACKER_SOURCE"
+env = "TRACKER_TOKEN"
+[python]
+start = "{start}"
+"""
+    text = profile("run_python", driver, f'{{ host = "{API}" }}', tls=tls, max_connections=2) + lent
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[API] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(f"me: {KEY}".encode()), requests), name=API)
+        called = [await box.call("run_python", code=code) for _ in range(2)]
+    for each in called:
+        assert each.stdout.splitlines() == ["me: [credential tracker]", "ghp_ 40 False"], each
+        assert [r.data["credential"] for r in each.records if r.kind == "egress.decided"] == ["tracker"]
+        assert KEY not in repr((each.result, each.records))
+    assert [KEY.encode() in each for each in requests] == [True, True]
+    kept = [each.read_bytes() for each in (tmp_path / "state").rglob("*") if each.is_file()]
+    assert not any(KEY.encode() in each for each in kept)
