@@ -196,7 +196,8 @@ class Comparison:
             # git ends a name that has a space in it with a tab, so that no time is looked for behind it.
             tab = "\t" if " " in name else ""
             names = f"--- {first + tab if old_mode else '/dev/null'}\n+++ {second + tab if new_mode else '/dev/null'}\n"
-            return (head + (index if kind else "") + names).encode() + self._hunks(_lines(old), _lines(new))
+            head += index if old_mode and new_mode else ""
+            return (head + names).encode() + self._hunks(_lines(old), _lines(new))
         return (head + index).encode() + b"GIT binary patch\n" + _literal(new)
 
     def _hunks(self, old: list[bytes], new: list[bytes]) -> bytes:

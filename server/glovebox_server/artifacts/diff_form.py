@@ -21,7 +21,7 @@ RUNS: Final = "it may be run as a program"
 
 _KIND: Final = rb"(?:100644|100755|120000|160000)"
 _FILE: Final = rb"(?:100644|100755)"
-_HEAD: Final = re.compile(
+HEAD: Final = re.compile(
     rb"diff --git (?P<both>.+)\n"
     rb"(?:old mode " + _FILE + rb"\nnew mode (?P<changed>" + _FILE + rb")\n"
     rb"|new file mode (?P<made>" + _KIND + rb")\n|deleted file mode (?P<gone>" + _KIND + rb")\n)?"
@@ -123,10 +123,10 @@ class DiffForm:
 
     def _headed(self, content: str) -> bool:
         """Whether the head that ends here has the form, with this kind of content behind it."""
-        found = _HEAD.fullmatch(self._head)
+        found = HEAD.fullmatch(self._head)
         if not found or content != ("text" if found["old"] else "packed" if found["packed"] else ""):
             return False
-        target = _target(found)
+        target = target_of(found)
         if target is None:
             return False
         if found["how"] and not (found["changed"] or found["kept"]):
@@ -136,7 +136,7 @@ class DiffForm:
         return True
 
 
-def _target(found: re.Match[bytes]) -> str | None:
+def target_of(found: re.Match[bytes]) -> str | None:
     """The path that a head names in each of its lines; None where they differ, or leave open what kind it is."""
     both, made, gone = found["both"], found["made"], found["gone"]
     source, target = found["source"], found["target"]

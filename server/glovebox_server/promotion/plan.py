@@ -14,10 +14,12 @@ from typing import Final
 
 from glovebox_server import workspace
 from glovebox_server.artifacts.disk import Disk, translated
-from glovebox_server.artifacts.names import CallNames, check_name, quoted
+from glovebox_server.artifacts.media import Sniffer
+from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.record import Artifact, expired, id_of
 from glovebox_server.audit import chain
 from glovebox_server.errors import Refused
+from glovebox_server.promotion import patched
 from glovebox_server.promotion.folder import Folder, Seen
 from glovebox_server.promotion.journal import Change, Promotion, new_id
 from glovebox_server.settings import Settings
@@ -48,7 +50,9 @@ class Planned:
     promotion: Promotion
     """What would be done."""
     artifacts: tuple[Artifact, ...]
-    """For each of its changes."""
+    """For each of its changes, where its content comes from."""
+    made: tuple[bytes, ...] | None = None
+    """The contents, where a patch makes them."""
     same: tuple[str, ...] = ()
     """Files that hold it already."""
     disk: Disk = field(repr=False)
@@ -56,28 +60,38 @@ class Planned:
 
     def content(self, number: int) -> Iterator[bytes]:
         """What a file is to hold, in pieces."""
-        artifact = self.artifacts[number]
-        with translated("reading an artifact"):
-            descriptor = self.disk.open(artifact)
-        if descriptor is None:
-            raise unknown(artifact.uri)
-        with os.fdopen(descriptor, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk
+        if self.made is not None:
+            yield self.made[number]
+            return
+        yield from _chunks(self.disk, self.artifacts[number])
+
+    def about(self, number: int) -> tuple[str, tuple[str, ...]]:
+        """Type and risks of what a file is to hold."""
+        artifact, change = self.artifacts[number], self.promotion.changes[number]
+        if self.made is None:
+            return artifact.media_type, artifact.risks
+        if change.after is None:
+            return "", ()
+        sniffer = Sniffer()
+        sniffer.feed(self.made[number])
+        content = sniffer.finish(change.name)
+        runs = ("it may be run as a program",) if change.after.mode & 0o111 else ()
+        return content.media_type, (*name_risks(change.name), *content.risks, *runs)
 
     def difference(self, folder: Folder, number: int) -> list[str] | None:
         """Lines of what would change in a file, as ``diff -u`` has them; None for what is no text, or too much."""
         change = self.promotion.changes[number]
-        if change.after is None or change.after.bytes > _SHOWN_BYTES:
+        if change.after and change.after.bytes > _SHOWN_BYTES:
             return None
         if change.before and change.before.bytes > _SHOWN_BYTES:
             return None
         before = _lines(folder.head(change.name, _SHOWN_BYTES)) if change.before else []
-        after = _lines(b"".join(self.content(number)))
+        after = _lines(b"".join(self.content(number))) if change.after else []
         if before is None or after is None:
             return None
         old = change.name if change.before else "/dev/null"
-        return list(difflib.unified_diff(before, after, old, change.name, lineterm=""))
+        new = change.name if change.after else "/dev/null"
+        return list(difflib.unified_diff(before, after, old, new, lineterm=""))
 
 
 def target(settings: Settings, into: dict[str, str], name: str) -> Target:
@@ -137,6 +151,66 @@ def planned(settings: Settings, uris: Sequence[str], into: Target, folder: Folde
     return Planned(promotion=promotion, artifacts=tuple(kept), same=tuple(same), disk=disk)
 
 
+def planned_patch(settings: Settings, uri: str, into: Target, folder: Folder) -> Planned:
+    """Work out what a patch would change.
+
+    Args:
+        settings: where artifacts are.
+        uri: the patch's address.
+        into: the folder.
+        folder: the same, opened.
+
+    Raises:
+        Refused: the artifact is not there or cannot be applied, or something is in the way.
+    """
+    disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
+    artifact = _artifact(disk, uri, datetime.now(UTC))
+
+    def read(name: str) -> bytes | None:
+        content = folder.head(name, patched.MAX_MADE_BYTES + 1)
+        if len(content) > patched.MAX_MADE_BYTES:
+            raise Refused("promotion.path", f"{quoted(name)} is too large to be patched.", "Change it by hand.")
+        if not content and not folder.is_there(name):
+            return None
+        digests[name] = hashlib.sha256(content).hexdigest()
+        return content
+
+    digests: dict[str, str] = {}
+    if artifact.bytes > patched.MAX_PATCH_BYTES:
+        raise Refused("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
+    found = patched.made(b"".join(_chunks(disk, artifact)), read)
+    changes, contents, same = [], [], []
+    for each in sorted(found, key=lambda each: each.name):
+        before = folder.look(each.name)
+        if (before.sha256 if before else None) != digests.get(each.name):
+            reason = f"{quoted(each.name)} is being changed right now; nothing was changed."
+            raise Refused("promotion.conflict", reason, "Run the command again.")
+        after = _seen(each, before)
+        if each.same or before == after:
+            same.append(each.name)
+            continue
+        changes.append(Change(name=each.name, before=before, after=after, origin=artifact.uri))
+        contents.append(each.content or b"")
+    if len(changes) > MAX_FILES:
+        raise Refused("promotion.files", f"{len(changes)} files are more than {MAX_FILES}.", "Apply it by hand.")
+    return Planned(
+        promotion=drafted(into.name, folder, changes),
+        artifacts=(artifact,) * len(changes),
+        made=tuple(contents),
+        same=tuple(same),
+        disk=disk,
+    )
+
+
+def _seen(made: patched.Made, before: Seen | None) -> Seen | None:
+    if made.content is None:
+        return None
+    mode = before.mode & 0o777 if before else 0o666 & ~_umask()
+    if made.runs is not None:  # whoever may read it may run it, or nobody
+        mode = mode | (mode & 0o444) >> 2 if made.runs else mode & ~0o111
+    return Seen(sha256=hashlib.sha256(made.content).hexdigest(), bytes=len(made.content), mode=mode)
+
+
 def drafted(name: str, folder: Folder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
     """A promotion with these changes, of which nothing is done yet."""
     made = tuple(changes)
@@ -180,6 +254,22 @@ def _artifact(disk: Disk, uri: str, now: datetime) -> Artifact:
     if artifact is None or expired(artifact, now):
         raise unknown(uri)
     return artifact
+
+
+def _chunks(disk: Disk, artifact: Artifact) -> Iterator[bytes]:
+    """An artifact's content, in pieces; one that is not what was stored is refused behind its last piece."""
+    with translated("reading an artifact"):
+        descriptor = disk.open(artifact)
+    if descriptor is None:
+        raise unknown(artifact.uri)
+    digest = hashlib.sha256()
+    with os.fdopen(descriptor, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            yield chunk
+    if digest.hexdigest() != artifact.sha256:
+        reason = f"What was kept of {quoted(artifact.name)} is no longer what it was; nothing was changed."
+        raise Refused("promotion.content", reason, "Check the disk of the state directory.")
 
 
 def _lines(content: bytes) -> list[str] | None:

@@ -13,17 +13,22 @@ _ID = Form("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promot
 @click.command("promote", cls=Told)
 @click.argument("uris", metavar="URI…", nargs=-1, required=True)
 @click.option("--into", metavar="FOLDER", required=True, help="One of those that [promote] of policy.toml names.")
+@click.option("--apply", is_flag=True, help="The artifact is a patch (changes.patch): change the files that it names.")
 @click.option("--expect", metavar="DIGEST", help="Do it without asking, if this is the digest of what would change.")
 @json_option
 @directories
-def promote(settings: Settings, *, uris: tuple[str, ...], into: str, expect: str | None, as_json: bool) -> None:
+def promote(
+    settings: Settings, *, uris: tuple[str, ...], into: str, apply: bool, expect: str | None, as_json: bool
+) -> None:
     """Put artifacts into a folder, all or none.
 
     Shows what would change, and asks. Without a terminal it only shows, with a digest for --expect.
     """
+    if apply and len(uris) > 1:
+        raise click.UsageError("--apply takes one patch at a time.")
     from glovebox_server.cli.actions.governance import promotions as commands  # noqa: PLC0415 - see the header of ``main``
 
-    sys.exit(commands.promote(settings, out, err, uris=uris, into=into, expect=expect, as_json=as_json))
+    sys.exit(commands.promote(settings, out, err, uris=uris, into=into, apply=apply, expect=expect, as_json=as_json))
 
 
 @click.command("promotions", cls=Told)

@@ -2,7 +2,7 @@
 
 import sys
 import termios
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,8 +36,9 @@ def promote(
     out: Console,
     err: Console,
     *,
-    uris: Iterable[str],
+    uris: Sequence[str],
     into: str,
+    apply: bool,
     expect: str | None,
     as_json: bool,
 ) -> int:
@@ -45,7 +46,10 @@ def promote(
     found = _target(settings, into)
     _recover(settings, err)
     with opened(found.path) as folder:
-        planned = plan.planned(settings, list(uris), found, folder)
+        if apply:
+            planned = plan.planned_patch(settings, uris[0], found, folder)
+        else:
+            planned = plan.planned(settings, uris, found, folder)
         promotion = planned.promotion
         if not as_json:
             _show(out, planned, found, folder)
@@ -154,11 +158,13 @@ def _tell(err: Console, recovered: Iterable[Recovered]) -> None:
 
 
 def _show(out: Console, planned: Planned, into: Target, folder: Folder) -> None:
-    for number, (change, artifact) in enumerate(zip(planned.promotion.changes, planned.artifacts, strict=True)):
+    for number, change in enumerate(planned.promotion.changes):
+        media_type, risks = planned.about(number)
         before = f"{change.before.bytes} → " if change.before else ""
         word = "changes" if change.before else "new"
-        out.print(Plain(f"{change.name}: {word}, {before}{counted(artifact.bytes, 'byte')}, {artifact.media_type}"))
-        for risk in artifact.risks:
+        told = f"{word}, {before}{counted(change.after.bytes, 'byte')}, {media_type}" if change.after else "goes"
+        out.print(Plain(f"{change.name}: {told}"))
+        for risk in risks:
             out.print(Plain(f"  ! {risk}"), style="yellow")
         lines = planned.difference(folder, number)
         for line in (lines or ())[:MAX_SHOWN_LINES]:
@@ -207,12 +213,10 @@ def _fields(promotion: Promotion, back: str | None) -> dict[str, object]:
 
 
 def _plan_fields(planned: Planned) -> dict[str, object]:
-    risks = {each.name: list(each.risks) for each in planned.artifacts}
-    types = {each.name: each.media_type for each in planned.artifacts}
-    files = [
-        {**file, "media_type": types[str(file["name"])], "risks": risks[str(file["name"])]}
-        for file in _files(planned.promotion)
-    ]
+    files = []
+    for number, file in enumerate(_files(planned.promotion)):
+        media_type, risks = planned.about(number)
+        files.append({**file, "media_type": media_type, "risks": list(risks)})
     return {"digest": planned.promotion.digest, "files": files, "same": list(planned.same)}
 
 

@@ -1,0 +1,216 @@
+"""Patches onto a real folder: exactly what the program made, or nothing; git itself makes and judges them."""
+
+import asyncio
+import json
+import os
+import subprocess  # noqa: TID251 - git makes patches, and an overlay's are compared with what it applies
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.fixtures.artifact_stores import Clock, a_store, keep
+from tests.fixtures.promoting import held
+from tests.unit.test_promotion_commands import POLICY, addresses, run
+
+from _glovebox_guest.files import changes, overlay
+from glovebox_server.errors import Refused
+from glovebox_server.exits import OK, REFUSED, USAGE
+from glovebox_server.promotion.patched import made
+
+OLD: Mapping[str, bytes] = {
+    "a.txt": b"".join(b"line %d\n" % number for number in range(60)),
+    "no end.txt": b"one\ntwo",
+    "deep/b.bin": bytes(range(256)) * 40,
+    "gone.py": b"print()\n",
+    "run.sh": b"#!/bin/sh\n",
+    "cr.txt": b"a\r\nb\rc\x0bd\ne\n",
+    "empty": b"",
+}
+NEW: Mapping[str, bytes] = {
+    "a.txt": OLD["a.txt"].replace(b"line 3\n", b"LINE 3\nmore\n").replace(b"line 50\n", b""),
+    "no end.txt": b"one\nthree",
+    "deep/b.bin": bytes(range(255, -1, -1)) * 40,
+    "run.sh": b"#!/bin/sh\necho\n",
+    "cr.txt": b"a\r\nb\rC\x0bd\ne\n",
+    "empty": b"no more\n",
+    "new/made.txt": b"made\n",
+    "new/made.bin": b"\0" * 3000,
+}
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Have a folder hold these files, and no others."""
+    for name in held(folder) if folder.exists() else ():
+        (folder / name).unlink()
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def overlay_patch(tmp_path: Path) -> bytes:
+    """As the guest makes it of a program's changes."""
+    source, target = write(tmp_path / "source", OLD), tmp_path / "target"
+    target.mkdir()
+    original = overlay.copy(str(source), str(target), max_files=1000, max_bytes=1 << 20)
+    write(target, NEW)
+    (target / "run.sh").chmod(0o755)
+    summary, patch = changes.compare(original, str(source), str(target), max_files=1000, room=1 << 20)
+    assert summary["skipped"] == []
+    return patch
+
+
+def git_patch(tmp_path: Path) -> bytes:
+    """As git makes it."""
+    tree = write(tmp_path / "tree", OLD)
+    own = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
+
+    def git(*words: str) -> bytes:
+        done = subprocess.run(["git", *words], cwd=tree, env=own, capture_output=True, check=True)
+        return done.stdout
+
+    git("init", "-q")
+    git("add", "-A")
+    for name in held(tree):
+        if not name.startswith(".git/"):
+            (tree / name).unlink()
+    for name, content in NEW.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(content)
+    git("add", "--ignore-removal", "-N", ".")
+    return git("diff", "--no-renames", "--full-index", "--binary")
+
+
+def reading(files: Mapping[str, bytes]) -> Callable[[str], bytes | None]:
+    """What is there."""
+    return files.get
+
+
+@pytest.mark.parametrize("make", [overlay_patch, git_patch])
+def test_what_is_made_is_what_the_program_had(tmp_path: Path, make: Callable[[Path], bytes]) -> None:
+    """Text, bytes, no last line end, carriage returns, new and removed files; the second time it is there already."""
+    patch = make(tmp_path)
+    if make is git_patch and b"\ndelta " in patch:
+        with pytest.raises(Refused, match="difference of bytes"):
+            made(patch, reading(OLD))
+        return
+    found = made(patch, reading(OLD))
+    assert {each.name: each.content for each in found} == {**NEW, "gone.py": None}
+    again = made(patch, reading(NEW))
+    assert [each.name for each in again if not each.same and each.runs is None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "told"),
+    [
+        ("a.txt", OLD["a.txt"].replace(b"line 30", b"mine"), "not what the program was given"),
+        ("a.txt", None, "it is not there"),
+        ("deep/b.bin", b"mine", "not what the program was given"),
+        ("gone.py", b"print()\nmore\n", "more than the program was given"),
+        ("gone.py", b"other\n", "line 1 is not"),
+        ("new/made.txt", b"mine\n", "it is there already"),
+        ("run.sh", b"#!/bin/sh\nmine\n", "not what the program was given"),
+    ],
+)
+def test_what_changed_since_is_a_conflict(tmp_path: Path, name: str, now: bytes | None, told: str) -> None:
+    """Also where the patch would fit: a line far from what it changes is enough. The control is the test above."""
+    files = {**OLD, name: now}
+    with pytest.raises(Refused, match=told) as caught:
+        made(overlay_patch(tmp_path), files.get)
+    assert caught.value.rule == "promotion.conflict"
+
+
+HEAD = b"diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0,0 +1,1 @@\n+x\n"
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        b"",
+        b"hello\n",
+        HEAD[:-1],
+        HEAD.replace(b"100644", b"120000"),
+        HEAD.replace(b"/x", b"/../x"),
+        HEAD.replace(b"/x", b"/.git/hooks/x"),
+        HEAD.replace(b"/x", b"/sub/.GIT/config"),
+        HEAD.replace(b"+++ b/x", b"+++ b/y"),
+        HEAD + HEAD,
+        b"diff --git a/y b/y\nold mode 100644\nnew mode 100755\n--- a/y\n+++ b/y\n@@ -1,1 +1,2 @@\n y\n+y\n",
+        HEAD.replace(b"+1,1", b"+1,2"),
+        b"diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to y\n",
+        b"diff --git a/x b/x\nnew file mode 100644\nindex " + b"0" * 40 + b".." + b"1" * 40 + b"\nGIT binary patch\n"
+        b"literal 1\nIc${MXU|?VX0RR91\n\n",
+        b"diff --git a/x b/x\nnew file mode 100644\nindex " + b"0" * 40 + b".." + b"1" * 40 + b"\nGIT binary patch\n"
+        b"literal 999999999\nIc${MXU|?VX0RR91\n\n",
+    ],
+)
+def test_anything_else_is_no_patch_of_ours(patch: bytes) -> None:
+    """Cut off, links, ways out, git's own folder, renames, two parts for one file, false sizes and digests."""
+    with pytest.raises(Refused) as caught:
+        made(patch, reading({"y": b"y\n"}))
+    assert caught.value.rule == "promotion.patch"
+
+
+def test_the_control_is_applied() -> None:
+    """The same patch with nothing wrong."""
+    assert [(each.name, each.content) for each in made(HEAD, reading({}))] == [("x", b"x\n")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A state directory with a program's changes, and the folder that it was given."""
+    for name in ("config/profiles", "reports", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "config/policy.toml").write_text(POLICY.format(folder=tmp_path / "reports"))
+    (tmp_path / "state").mkdir(mode=0o700)
+    write(tmp_path / "reports", OLD)
+    patch = overlay_patch(tmp_path / "work")
+
+    async def fill() -> None:
+        async with a_store(tmp_path / "state/artifacts", Clock(datetime.now(UTC))) as store:
+            await keep(store, "changes.patch", patch)
+
+    asyncio.run(fill())
+    return tmp_path
+
+
+def applied(place: Path) -> tuple[int, str]:
+    """The patch, by command."""
+    words = ("promote", *addresses(place), "--apply", "--into", "reports", "--json")
+    status, text = run(place, *words)
+    if status != REFUSED or "plan" not in text:
+        return status, text
+    return run(place, *words, "--expect", json.loads(text)["plan"]["digest"])
+
+
+def test_a_programs_changes_reach_the_workspace_and_go_again(place: Path) -> None:
+    """Shown, applied, found there already, put back."""
+    status, text = run(place, "promote", *addresses(place), "--apply", "--into", "reports")
+    assert status == REFUSED
+    assert "gone.py: goes" in text
+    assert "│ +LINE 3" in text
+    assert "it may be run as a program" in text
+    status, text = applied(place)
+    assert status == OK, text
+    assert held(place / "reports") == NEW
+    assert (place / "reports/run.sh").stat().st_mode & 0o111
+    assert json.loads(applied(place)[1])["plan"]["files"] == []
+    assert run(place, "rollback", json.loads(text)["promotion"]["id"])[0] == OK
+    assert held(place / "reports") == OLD
+    assert not (place / "reports/run.sh").stat().st_mode & 0o111
+
+
+def test_a_conflict_changes_nothing(place: Path) -> None:
+    """Of all files, for one that is not what the program was given."""
+    (place / "reports/a.txt").write_bytes(b"mine\n")
+    now = held(place / "reports")
+    status, text = applied(place)
+    assert (status, "promotion.conflict" in text) == (REFUSED, True)
+    assert held(place / "reports") == now
+
+
+def test_one_patch_at_a_time(place: Path) -> None:
+    """Two could change the same file."""
+    assert run(place, "promote", *addresses(place) * 2, "--apply", "--into", "reports")[0] == USAGE
