@@ -130,7 +130,8 @@ def _tls(network: Network) -> tuple[str, ...]:
     unread = ("Inside a tunnel (CONNECT) the broker sees neither method nor path nor answer.",) if blind else ()
     if network.tls == "tunnel":
         return unread
-    return (*unread, "All other TLS of its programs ends inside the sandbox, so that each request is decided like any.")
+    other = "All other TLS" if blind else "The TLS"
+    return (*unread, f"{other} of its programs ends inside the sandbox, so that each request is decided like any.")
 
 
 def _lent(each: Credential) -> tuple[str, ...]:

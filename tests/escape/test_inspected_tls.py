@@ -308,3 +308,104 @@ def copy_package(name: str, directory: Path) -> None:
             shutil.copytree(found, directory / found.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(found, directory)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_ordinary_client_uses_a_key_that_its_sandbox_never_has(
+    driver: str, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker adds it to what came out of the program's own TLS; an answer that hands it back has it replaced."""
+    key = "Zq8fk2Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0Tj"
+    monkeypatch.setenv("DOCS_TOKEN", key)
+    requests: list[bytes] = []
+    text = profile("run_python", driver, PAGES, tls="inspect", max_connections=2).replace("[limits]", LENT)
+    code = f"{URLLIB}\nget('{URL}/open/me', headers={{'Authorization': 'Bearer mine'}})\nget('{URL}/open/other')"
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, answering(ok(f"you said {key}".encode()), requests), name=NAME)
+        called = await box.call("run_python", code=code)
+    assert called.stdout.count("200 b'you said [credential docs]'") == 2, called
+    assert f"Authorization: Bearer {key}\r\n".encode() in requests[0]
+    assert b"authorization" not in requests[1].lower()
+    assert b"mine" not in requests[0]
+    decided = [record.data.get("credential") for record in called.records if record.kind == "egress.decided"]
+    assert decided == ["docs", None]
+    assert key not in repr(called)
+
+
+LENT = """[[network.credential]]
+name = "docs"
+host = "docs.example.org"
+paths = ["/open/me"]
+header = "Authorization"
+prefix = "Bearer "
+source = "env:DOCS_TOKEN"
+[limits]"""
+
+#: What a hostile program says to whoever ends its TLS; after it the same request as ever.
+HOSTILE = """
+import os, socket, ssl, struct, urllib.request
+context = ssl.create_default_context()
+def connected():
+    plain = socket.create_connection(("127.0.0.1", 3128), timeout=10)
+    plain.sendall(b"CONNECT docs.example.org:443 HTTP/1.1\\r\\n\\r\\n")
+    assert b" 200 " in plain.recv(4096)
+    return plain
+def secured():
+    return context.wrap_socket(connected(), server_hostname="docs.example.org")
+def hello():
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        context.wrap_bio(came, goes, server_hostname="docs.example.org").do_handshake()
+    except ssl.SSLWantReadError:
+        return goes.read()
+def say(data, stream):
+    try:
+        stream.sendall(data)
+        return stream.recv(65536)
+    except OSError:
+        return b""
+first = hello()
+for garbage in (b"", b"\\x16", b"\\x16\\x03\\x01\\xff\\xff" + bytes(70000), b"\\x15\\x03\\x03\\x00\\x02\\x02\\x28",
+                first[:60], first + first, first + b"\\x17\\x03\\x03\\x40\\x00" + bytes(16384), os.urandom(5000)):
+    one = connected()
+    say(garbage, one) if garbage not in (b"", b"\\x16", first[:60]) else one.sendall(garbage)
+    one.close()
+early = socket.create_connection(("127.0.0.1", 3128), timeout=10)
+early.sendall(b"CONNECT docs.example.org:443 HTTP/1.1\\r\\n\\r\\n" + first)
+reset = secured()
+reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+reset.sendall(b"GET /open/big HTTP/1.1\\r\\n\\r\\n")
+reset.close()
+print(b" 400 " in say(b"\\0" * 30000, secured()))
+print(b" 400 " in say(b"GET https://other.example.org/ HTTP/1.1\\r\\n\\r\\n", secured()))
+print(b" 400 " in say(b"CONNECT other.example.org:443 HTTP/1.1\\r\\n\\r\\n", secured()))
+print(b" 400 " in say(b"POST /open/a HTTP/1.1\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\nzz\\r\\n", secured()))
+print(b" 403 " in say(b"POST /secret HTTP/1.1\\r\\nContent-Length: 3000000\\r\\n\\r\\n" + bytes(3000000), secured()))
+slow = [secured() for _ in range(4)]
+for one in slow:
+    one.sendall(b"GET /open/big HTTP/1.1\\r\\n\\r\\n" * 3)  # and never read
+crowd = [connected() for _ in range(20)]
+for one in crowd:
+    one.sendall(first[:100])
+for one in (*crowd, *slow, early):
+    one.close()
+print(urllib.request.urlopen("https://docs.example.org/open/a", timeout=10).status)
+"""
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_program_cannot_hurt_what_ends_its_tls(wires: Cable, tmp_path: Path) -> None:
+    """Torn and forged records, resets, readers that do not read: each costs its connection, and nothing else."""
+    big = ok(bytes(4 << 20))
+
+    async def serve(stream: anyio.abc.ByteStream) -> None:
+        await stream.send(big if b"/open/big " in await read_head(stream) else ok(b"page"))
+
+    text = profile("run_python", "bubblewrap", PAGES, tls="inspect", max_connections=32, max_bytes="8 MiB")
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, serve, name=NAME)
+        called = await box.call("run_python", code=HOSTILE)
+    assert called.stdout.splitlines() == ["True"] * 5 + ["200"], called
+    assert called.usage["memory_peak_bytes"] < 128 << 20

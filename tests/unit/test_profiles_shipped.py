@@ -158,6 +158,14 @@ def test_every_question_of_a_reviewer_has_an_answer() -> None:
             "[network]\nmode='egress'\nallow=[{host='a.org', paths=['/x/*'], methods=['GET']}]",
             "https://a.org (GET; only /x/*)",
         ),
+        (
+            "[network]\nmode='egress'\nallow=[{host='a.org', methods=['CONNECT']}]",
+            "Inside a tunnel (CONNECT) the broker sees neither method nor path nor answer.",
+        ),
+        (
+            "[network]\nmode='egress'\nallow=[{host='a.org'}]\ntls='inspect'",
+            "The TLS of its programs ends inside the sandbox, so that each request is decided like any.",
+        ),
         ("[audit]\nkeep=['arguments']", "In full: arguments. The rest by digest and size."),
         ("[limits]\nenforce='any'", "Limits hold for the sandbox as a whole where the host can"),
     ],

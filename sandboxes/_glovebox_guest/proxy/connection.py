@@ -39,7 +39,7 @@ class Connection(StreamHandler):
         may_open: Callable[[], bool],
         tell: Callable[[str], None],
         gone: Callable[[Connection], None],
-        inspection: Inspection | None = None,
+        inspection: Callable[[], Inspection] | None = None,
     ) -> None:
         """Serve the socket until ``close``.
 
@@ -49,7 +49,7 @@ class Connection(StreamHandler):
             may_open: whether one more stream may be asked of the host; counts it.
             tell: takes notices for whoever reads the program's standard error.
             gone: called once, when the connection is closed.
-            inspection: ends TLS; None where it is not to be ended.
+            inspection: gives what ends TLS; None where it is not to be ended.
         """
         client.setblocking(False)
         self._loop = loop
@@ -133,7 +133,7 @@ class Connection(StreamHandler):
             return
         if self._inspection is not None and isinstance(exchange, Tunnel):
             self._loop.unwatch(self._descriptor)
-            asked = self._inspection.ask(exchange, self.on_reset, lambda leaf: self._secure(exchange, leaf, rest))
+            asked = self._inspection().ask(exchange, self.on_reset, lambda leaf: self._secure(exchange, leaf, rest))
             self._stream = asked or self._stream  # unless it was answered already
             return
         self._ask(exchange, rest)

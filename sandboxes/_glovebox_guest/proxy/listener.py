@@ -81,12 +81,10 @@ class Proxy:
         while not trust.over:
             loop.step(None)
         self.environment = ENVIRONMENT
+        self._inspects = trust.inspect
         self._inspection: Inspection | None = None
         if trust.inspect:
-            from _glovebox_guest.proxy.tls import Inspection
-
             self.environment = {**ENVIRONMENT, **_TRUSTED}
-            self._inspection = Inspection(loop)
         loop.watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -104,6 +102,14 @@ class Proxy:
     def _may_open(self) -> bool:
         self._streams += 1
         return self._streams <= MAX_STREAMS
+
+    def _inspecting(self) -> Inspection:
+        """What ends TLS: loaded when a program first speaks it, which takes milliseconds."""
+        if self._inspection is None:
+            from _glovebox_guest.proxy.tls import Inspection
+
+            self._inspection = Inspection(self._loop)
+        return self._inspection
 
     def _ended(self, connection: Connection) -> None:
         """Make room for another connection."""
@@ -127,7 +133,7 @@ class Proxy:
                 may_open=self._may_open,
                 tell=self._notice,
                 gone=self._ended,
-                inspection=self._inspection,
+                inspection=self._inspecting if self._inspects else None,
             )
         )
 
