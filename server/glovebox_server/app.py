@@ -237,6 +237,11 @@ async def opened(
             await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
         tasks.start_soon(refusals.follow, audit)
         tasks.start_soon(in_force.follow, audit, watch.act)
+        if transport != "cli" and settings.audit_anchor is not None:
+            from glovebox_server.audit import anchors  # noqa: PLC0415 - only here
+
+            every = settings.audit_anchor_minutes * 60
+            tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)
         if transport != "cli":
             await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)

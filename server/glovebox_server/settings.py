@@ -6,6 +6,7 @@ No setting here can widen a profile; profiles are the only place where a tool is
 import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Annotated
 
 import platformdirs
 from pydantic import Field, field_validator
@@ -66,6 +67,10 @@ class Settings(BaseSettings):
     """How long sealed segments of the audit log are kept, in days. For ever unless given."""
     audit_keep_mib: int | None = Field(default=None, ge=1)
     """How large the audit log may be, in MiB, before its oldest segments are removed. No limit unless given."""
+    audit_anchor: Annotated[str, Field(pattern=r"^(file:/.|exec:\S)")] | None = None
+    """Where the end of the audit log's chain is kept: `file:/PATH`, or `exec:COMMAND`, which is given it."""
+    audit_anchor_minutes: float = Field(default=5.0, gt=0, le=24 * 60)
+    """How often, in minutes."""
 
     @property
     def environments_dir(self) -> Path:

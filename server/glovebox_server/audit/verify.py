@@ -7,6 +7,7 @@ rewritten as a whole, and well-made records added by someone who may write the f
 it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from glovebox_server.audit import chain, read
@@ -19,12 +20,20 @@ from glovebox_server.audit.verifier.report import VerifyReport
 from glovebox_server.audit.verifier.verifier import Keys, Verifier
 
 
-def verify(directory: Path, anchor: Head | None = None, *, keys: Keys | None = None, new: bool = False) -> VerifyReport:
+def verify(
+    directory: Path,
+    anchor: Head | None = None,
+    *,
+    anchors: Sequence[Head] = (),
+    keys: Keys | None = None,
+    new: bool = False,
+) -> VerifyReport:
     """Check the log in ``directory``, also while servers write to it.
 
     Args:
         directory: of the log, or of a copy.
         anchor: a record kept elsewhere, that must be in it.
+        anchors: likewise, but for those of records before the oldest segment, which retention may have removed.
         keys: public keys, one of which must have signed each seal; None leaves the signatures unproved.
         new: read only what was written since the last segment that was found whole, and remember how far it is.
 
@@ -33,18 +42,24 @@ def verify(directory: Path, anchor: Head | None = None, *, keys: Keys | None = N
     """
     while True:
         try:
-            report = _verify(directory, anchor, keys or {}, new=new)
+            report = _verify(directory, anchor, anchors, keys or {}, new=new)
             # What is remembered may be what is wrong.
-            return report if report.ok or not report.known else _verify(directory, anchor, keys or {}, new=False)
+            if report.ok or not report.known:
+                return report
+            return _verify(directory, anchor, anchors, keys or {}, new=False)
         except FileNotFoundError:  # retention removed it in this moment: the next look does not find it
             continue
 
 
-def _verify(directory: Path, anchor: Head | None, keys: Keys, *, new: bool) -> VerifyReport:
+def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], keys: Keys, *, new: bool) -> VerifyReport:
     with read.opened(directory) as snapshot:
         verifier = Verifier(keys)
         if anchor is not None:
             verifier.expect(anchor, "anchor")
+        oldest = _oldest(snapshot) if anchors else 0
+        for each in anchors:
+            if each.seq > oldest:
+                verifier.expect(each, "anchor")
         try:
             verifier.expect(chain.parse_head(snapshot.head or b""), "head")
         except NotARecord:
@@ -63,6 +78,14 @@ def _verify(directory: Path, anchor: Head | None, keys: Keys, *, new: bool) -> V
         if new and report.ok and state is not None:
             verified.save(directory, state)
         return report
+
+
+def _oldest(snapshot: Snapshot) -> int:
+    """Number of the last record before the log's oldest segment; 0 where nothing was removed."""
+    if not snapshot.sealed or snapshot.sealed[0] == 1:
+        return 0
+    with snapshot.segment(snapshot.sealed[0]) as (log, _):
+        return files.start_of(files.line_at(log.fileno(), 0)).before.seq
 
 
 def _read(verifier: Verifier, snapshot: Snapshot) -> Verified | None:

@@ -76,6 +76,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, as_json: bo
 
 @audit.command("verify")
 @click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
+@click.option("--anchors", type=_file, help="The same for each line of this file, as a server keeps them.")
 @click.option("--key", "keys", multiple=True, type=_file, help="A public key: check the signature of each seal too.")
 @click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
 @click.option("--proof", type=_file, help="Check this inclusion proof instead, with --key and nothing else.")
@@ -85,6 +86,7 @@ def audit_verify(
     settings: Settings,
     *,
     anchor: str | None,
+    anchors: Path | None,
     keys: tuple[Path, ...],
     everything: bool,
     proof: Path | None,
@@ -97,11 +99,16 @@ def audit_verify(
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
 
     if proof is not None:
-        if anchor is not None or everything or len(keys) != 1:
-            raise click.UsageError("--proof takes one --key, the server's public key, and neither --anchor nor --all.")
+        if anchor is not None or anchors is not None or everything or len(keys) != 1:
+            raise click.UsageError(
+                "--proof takes one --key, the server's public key, and no --anchor, --anchors, --all."
+            )
         sys.exit(commands.verify_proof(proof, out, key_file=keys[0], as_json=as_json))
     log = settings.state_dir / "audit"
-    sys.exit(commands.verify(log, out, anchor=anchor, key_files=keys, everything=everything, as_json=as_json))
+    code = commands.verify(
+        log, out, anchor=anchor, anchors_file=anchors, key_files=keys, everything=everything, as_json=as_json
+    )
+    sys.exit(code)
 
 
 @audit.command("prove")

@@ -57,6 +57,7 @@ class Verifier:
         self._removed: dict[int, str] = {}
         self._known = self.last_known = 0
         self._claims: list[_Claim] = []
+        self._claims_at: dict[int, list[_Claim]] = {}
         self._calls = UnderWay()
         self._misfits: list[Problem] = []
         self._problems: list[Problem] = []
@@ -84,7 +85,9 @@ class Verifier:
 
     def expect(self, head: Head, kind: Literal["head", "anchor"]) -> None:
         """Have a record compared with the one in the log that has its number."""
-        self._claims.append(_Claim(head=head, kind=kind))
+        claim = _Claim(head=head, kind=kind)
+        self._claims.append(claim)
+        self._claims_at.setdefault(head.seq, []).append(claim)
 
     def resume(self, known: Verified, oldest: Start) -> None:
         """Go on behind what was verified before, unless it holds a record that is to be looked for."""
@@ -358,10 +361,9 @@ class Verifier:
 
     def _compare(self, line: int, end: Head) -> None:
         """Only what the chain goes through meets a claim."""
-        for claim in self._claims:
-            if end.seq == claim.head.seq:
-                claim.line, claim.file, claim.end = line, self._file, end.size
-                claim.met = claim.met or end.hash == claim.head.hash
+        for claim in self._claims_at.get(end.seq, ()):
+            claim.line, claim.file, claim.end = line, self._file, end.size
+            claim.met = claim.met or end.hash == claim.head.hash
 
     def _fit(self, line: Line, record: Record) -> None:
         wrong = self._calls.note(record, Head())

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glovebox_sandboxes.plural import counted
-from glovebox_server.audit import chain, read
+from glovebox_server.audit import anchors, chain, read
 from glovebox_server.audit.file import LOG_NAME, LogFile
 from glovebox_server.audit.read import Line
 from glovebox_server.audit.segments import proof
@@ -89,6 +89,7 @@ def verify(
     console: Console,
     *,
     anchor: str | None,
+    anchors_file: Path | None = None,
     key_files: Sequence[Path] = (),
     everything: bool = False,
     as_json: bool,
@@ -100,14 +101,17 @@ def verify(
     try:
         known = None if anchor is None else chain.parse_anchor(anchor)
         given = [public_key(path) for path in key_files]
-        report = verify_log(directory, known, keys={dsse.key_id(key): key for key in given}, new=not everything)
+        kept = [] if anchors_file is None else _anchors(anchors_file)
+        report = verify_log(
+            directory, known, anchors=kept, keys={dsse.key_id(key): key for key in given}, new=not everything
+        )
     except ValueError as error:
         console.print(Text(str(error)))
         return USAGE
     if as_json:
         print_json(console.file, asdict(report), indent=None)
     else:
-        _show_report(console, report, anchored=known is not None, signed=bool(given))
+        _show_report(console, report, anchored=known is not None or bool(kept), signed=bool(given))
     return OK if report.ok else FAILED
 
 
@@ -141,6 +145,16 @@ def verify_proof(file: Path, console: Console, *, key_file: Path, as_json: bool)
     console.print(Text(f"{found} of {proved.call_id} lie in segment {where}.", style="green"))
     console.print(Text(f"signed with key {proved.key_id}"))
     return OK
+
+
+def _anchors(path: Path) -> list[chain.Head]:
+    """Read anchors that a server kept; raises ValueError, with a sentence."""
+    try:
+        with path.open("rb") as file:
+            return anchors.read(file.read(anchors.MAX_BYTES + 1))
+    except (ValueError, OSError) as problem:
+        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+        raise ValueError(f"The anchors {path} cannot be used: {words}.") from None
 
 
 def public_key(path: Path) -> Ed25519PublicKey:

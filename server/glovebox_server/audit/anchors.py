@@ -1,0 +1,113 @@
+"""Keeps the end of the chain elsewhere at intervals: a line appended to a file, or given to a program's standard input.
+
+A log and a ``head.json`` that were both put back to an earlier state are found by such lines alone. What cannot be kept
+is logged and tried again at the next interval: no call waits for it.
+"""
+
+import logging
+import os
+import re
+import shlex
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import Head
+from glovebox_server.audit.segments.files import anchor
+
+PROGRAM_SECONDS: Final = 30.0
+"""How long a program may take: it may speak to another host."""
+
+MAX_BYTES: Final = 32 << 20
+"""Longest file that is read back: an anchor a minute for eight months."""
+
+_LINE = re.compile(rb"(?:\S{1,40} )?([0-9]{1,16}:[0-9a-f]{64})")
+
+_log = logging.getLogger(__name__)
+
+
+async def follow(head: Callable[[], Head], where: str, seconds: float) -> None:
+    """Keep an anchor now, and then at each interval in which the log grew, until cancelled.
+
+    Args:
+        head: tells the end of the chain.
+        where: ``file:`` and a path, or ``exec:`` and a command.
+        seconds: between two.
+    """
+    kept = 0
+    while True:
+        now = head()
+        if now.seq > kept:
+            try:
+                await keep(now, where)
+                kept = now.seq
+            except OSError as problem:
+                _log.warning("The anchor %s was not kept: %s", anchor(now), problem)
+        await anyio.sleep(seconds)
+
+
+async def keep(end: Head, where: str) -> None:
+    """Keep one anchor; raises OSError, with a sentence, where it was not kept."""
+    line = f"{datetime.now(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')} {anchor(end)}\n".encode()
+    kind, _, place = where.partition(":")
+    if kind == "file":
+        await anyio.to_thread.run_sync(_append, Path(place), line)
+    else:
+        await _give(shlex.split(place), line)
+
+
+def _append(path: Path, line: bytes) -> None:
+    # Non-blocking, so that a FIFO in its place holds nothing up.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(descriptor, line) < len(line):
+            raise OSError(f"{path} took a part of it")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _give(argv: list[str], line: bytes) -> None:
+    # A session of its own, so that what it starts ends with it. What it prints nobody reads.
+    process = await anyio.open_process(argv, stdout=-3, stderr=-3, start_new_session=True)
+    try:
+        with anyio.move_on_after(PROGRAM_SECONDS):
+            if process.stdin is not None:
+                with suppress(anyio.BrokenResourceError):
+                    await process.stdin.send(line)
+                await process.stdin.aclose()
+            if status := await process.wait():
+                raise OSError(f"{argv[0]} ended with status {status}")
+            return
+        raise OSError(f"{argv[0]} did not end within {PROGRAM_SECONDS:g} seconds")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+
+
+def read(content: bytes) -> list[Head]:
+    """Read anchors back: each line ``SEQ:HASH``, with or without a word before it, such as the time.
+
+    Raises:
+        ValueError: they are too many, none, or a line is something else; names it.
+    """
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"longer than {MAX_BYTES} bytes: give its end")
+    found: list[Head] = []
+    for number, line in enumerate(content.splitlines(), 1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"line {number} is no anchor: it is SEQ:HASH, as `glovebox audit head` prints it")
+        found.append(chain.parse_anchor(match[1].decode()))
+    if not found:
+        raise ValueError("there is no anchor in it")
+    return found
