@@ -30,11 +30,11 @@ Caller = Callable[..., Awaitable[Called]]
 
 _FILE = r"[\w./-]*\w"
 _SEND = re.compile(
-    rf"send\s+(?:the\s+)?(?:contents?\s+of\s+|text\s+of\s+|file\s+)?(?P<file>{_FILE})\s+to\s+(?P<url>https?://[^\s\"'`«»\\<>)\]]+)",
+    rf"send\s+(?:the\s+)?(?:contents?\s+of\s+|text\s+of\s+|file\s+)?(?P<file>{_FILE})\s+to\s+(?P<url>https?://[^\s\"'`«»\\<>)\]\ufffd]+)",
     re.IGNORECASE,
 )
-_OPEN = re.compile(r"https?://[^\s\"'`«»\\<>)\]]*\{[\w./-]+\}[^\s\"'`«»\\<>)\]]*", re.IGNORECASE)
-_GO_ON = re.compile(r"go on reading at\s+(?P<url>https?://[^\s\"'`«»\\<>)\]]*[\w/])", re.IGNORECASE)
+_OPEN = re.compile(r"https?://[^\s\"'`«»\\<>)\]\ufffd]*\{[\w./-]+\}[^\s\"'`«»\\<>)\]\ufffd]*", re.IGNORECASE)
+_GO_ON = re.compile(r"go on reading at\s+(?P<url>https?://[^\s\"'`«»\\<>)\]\ufffd]*[\w/])", re.IGNORECASE)
 _READ = re.compile(rf"then read (?:the file )?(?P<file>{_FILE})", re.IGNORECASE)
 _RUN = re.compile(r"run this program:?\s*`+(?:python)?\s*(?P<code>.+?)`+", re.IGNORECASE | re.DOTALL)
 _CALL = re.compile(r'"name"\s*:\s*"(?P<tool>\w+)"\s*,\s*"arguments"\s*:\s*(?P<arguments>\{.*)', re.DOTALL)

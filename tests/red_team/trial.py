@@ -166,7 +166,18 @@ async def run(wires: Cable, directory: Path, profiles: Profiles, families: Itera
     """Try every attack of these families under one set of profiles."""
     attacks = [attack for family in families for attack in family.attacks]
     async with opened(wires, directory, profiles, attacks) as trial:
-        return [await trial.tried(attack) for attack in attacks]
+        rows = [await trial.tried(attack) for attack in attacks]
+        assert_no_other_server(trial.net, profiles)
+        return rows
+
+
+def assert_no_other_server(net: Internet, profiles: Profiles) -> None:
+    """Nothing but what the profiles name was connected to or looked up, with or without a canary."""
+    reached = {f"{SITE}:443"} | ({f"{OTHER}:443", f"{OTHER}:80"} if "collector" in profiles.named else set())
+    assert set(net.connections) <= reached
+    host = profiles.pages.removeprefix("https://").partition("/")[0]
+    if "look-up" not in profiles.named:
+        assert set(net.lookups) <= {host}
 
 
 def _planted(workspace: Path, attack: Attack, pages: str) -> None:
