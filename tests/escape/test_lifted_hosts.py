@@ -189,6 +189,30 @@ async def test_a_program_reaches_a_host_that_was_granted_to_its_run(wires: Cable
         assert again.egress == [("deny", "egress.host", None)]
 
 
+async def test_a_host_of_inspected_tls_is_asked_about_and_not_one_of_a_tunnel(wires: Cable, tmp_path: Path) -> None:
+    """The grant is for requests, which the broker makes; without inspected TLS nobody is asked (control)."""
+    (tmp_path / "policy.toml").write_text(POLICY + LIFT + EXAMPLE)
+    program = PROGRAM.replace("http://", "https://")
+    text = profile("run_python", "bubblewrap", RULE, tls="inspect")
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone |= {LIFTED: [[OTHER]]}
+        await net.serve(OTHER, 443, answering(HTML), name=LIFTED)
+        refused = await box.call("run_python", code=program)
+        assert refused.egress == [("deny", "egress.host", None)]
+        assert f"https://{LIFTED}:443" in refused.text
+        await _allow(box)
+        reached = await box.call("run_python", code=program)
+        assert reached.stdout == "200\n"
+        assert [each.data["method"] for each in reached.records if each.kind == "egress.decided"] == ["GET"]
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "policy.toml").write_text(POLICY + LIFT + EXAMPLE)
+    async with internet(wires) as net, glovebox(net, own, profile("run_python", "bubblewrap", RULE)) as box:
+        refused = await box.call("run_python", code=program)
+        assert refused.egress == [("deny", "egress.host", None)]
+        assert _pending(box) == []
+
+
 @pytest.mark.parametrize("host_first", [True, False])
 @pytest.mark.parametrize("reach", ["call", "run"])
 async def test_a_program_that_is_asked_about_reaches_the_host_that_was_granted(

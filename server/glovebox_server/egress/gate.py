@@ -15,7 +15,7 @@ from typing import NoReturn
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, SocketStream
 
-from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide
+from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide, decide_inspected
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.egress.rules import denial
 from glovebox_server.egress.credentials.lent import Lender
@@ -101,7 +101,9 @@ class EgressGate:
         decided = replace(attempt, decision=by(attempt.target, self.rules))
         if decided.decision.effect == "deny":
             if decided.decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
-                self.unnamed.add(attempt.target)
+                # What comes out of TLS that ends inside are requests, so that is what somebody is asked about.
+                inspected = by is decide_inspected
+                self.unnamed.add(replace(attempt.target, method="GET", path="/") if inspected else attempt.target)
             await self.refuse(decided)
         return decided
 
