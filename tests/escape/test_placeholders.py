@@ -1,12 +1,14 @@
 """Placeholders: what a program holds in place of a key, and the one place where the broker puts the key for it."""
 
 import base64
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import DRIVERS, glovebox, profile
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, fetch, internet, ok, wires
 
@@ -174,6 +176,66 @@ def test_a_placeholder_sets_nothing_up(name: str) -> None:
         credential(env=name)
 
 
+@pytest.mark.driver("bubblewrap")
+async def test_a_placeholder_that_strays_is_an_alarm(
+    wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another header, a path, a query, a body, to another host, in output, encoded; each its own call.
+
+    The control: a call that uses it where it belongs raises none.
+    """
+    monkeypatch.setenv("TRACKER_SOURCE", KEY)
+    begin = """
+import base64, os, urllib.error, urllib.request
+held = os.environ["TRACKER_TOKEN"]
+def ask(url, **given):
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, **given)).read()
+    except urllib.error.HTTPError as refused:
+        print(refused.code)
+"""
+    right = f'ask("https://{API}/v1/me", headers={{"Authorization": "Bearer " + held}})'
+    strays = {
+        f'ask("https://{API}/v1/me", headers={{"User-Agent": held}})': "request",
+        f'ask("https://{API}/v1/" + held)': "request",
+        f'ask("https://{API}/v1/me?q=" + base64.b64encode(held.encode()).decode())': "request",
+        f'ask("https://{API}/v1/me", data=held.encode())': "request",
+        f'ask("https://{ELSEWHERE}/v1/me", headers={{"Authorization": "Bearer " + held}})': "request",
+        "print(held)": "stdout",
+        "held[::-1]": "value",
+    }
+    rules = [f'{{ host = "{host}", methods = ["GET", "POST"] }}' for host in (API, ELSEWHERE)]
+    text = profile("run_python", "bubblewrap", *rules, tls="inspect", max_connections=4) + LENT
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone |= {API: [[SITE]], ELSEWHERE: [[OTHER]]}
+        await net.serve(SITE, 443, answering(ok(b"")), name=API)
+        await net.serve(OTHER, 443, answering(ok(b"")), name=ELSEWHERE)
+        seen = []
+        for code in (right, *strays):
+            called = await box.call("run_python", code=begin + code)
+            assert not called.result.failed, called
+            seen.append(called.fields["call_id"])
+        found: dict[str, list[str]] = {each: [] for each in seen}
+        for line in log_lines(tmp_path / "state" / "audit"):
+            record = json.loads(line)
+            # Looking like a key, it is one for the rule `secrets` as well.
+            if record["kind"] == "watch.alarm" and record["data"]["rule"] != "secrets":
+                alarm = record["data"]
+                assert (alarm["rule"], alarm["action"], alarm["what"]) == ("placeholder", "record", "tracker")
+                found[alarm["call"]].append(alarm["where"])
+    assert list(found.values()) == [[], *([where] for where in strays.values())]
+
+
+LENT = f"""
+[[network.credential]]
+name = "tracker"
+host = "{API}"
+paths = ["/v1/*"]
+header = "Authorization"
+prefix = "Bearer "
+source = "env:TRACKER_SOURCE"
+env = "TRACKER_TOKEN"
+"""
 URLLIB = f"""
 asked = urllib.request.Request("https://{API}/v1/me", headers={{"Authorization": "Bearer " + held}})
 print(urllib.request.urlopen(asked).read().decode())
@@ -213,15 +275,7 @@ held = os.environ["TRACKER_TOKEN"]
 {asks}
 print(held[:4], len(held), "TRACKER_SOURCE" in os.environ)
 """
-    lent = f"""
-[[network.credential]]
-name = "tracker"
-host = "{API}"
-paths = ["/v1/*"]
-header = "Authorization"
-prefix = "Bearer "
-source = "env:TRACKER_SOURCE"
-env = "TRACKER_TOKEN"
+    lent = f"""{LENT}
 [python]
 start = "{start}"
 """

@@ -190,12 +190,13 @@ class Broker:
         """Run, record and answer."""
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
         async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
-            look = self.governance.look()
             reveal = (*(each.path for each in profile.files.reveal), *self.governance.planted(rights.workspace))
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
             gate = gate_for(profile, recorder, call, connecting, reservation, read_value=self.credentials.value)
-            environment = await gate.lender.environment() if gate is not None and gate.lender is not None else {}
+            lender = gate.lender if gate is not None else None
+            environment = await lender.environment() if lender is not None else {}
+            look = self.governance.look(lender)
             wanted = Wanted(
                 isolation=profile.isolation,
                 spec=to_spec(profile, workspace=rights.workspace),

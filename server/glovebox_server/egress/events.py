@@ -26,6 +26,8 @@ class EgressAttempt:
     """How many redirects led here."""
     credential: str | None = None
     """Name of the credential that the broker adds to it."""
+    strayed: str | None = None
+    """Name of a credential whose placeholder stands in the request where the key is not to stand."""
 
 
 OnDecision = Callable[[EgressAttempt], Awaitable[None]]

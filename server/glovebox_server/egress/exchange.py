@@ -92,6 +92,8 @@ class _Request:
             self.home = self.home if self.hops else target.authority
         except InvalidTarget as error:
             await gate.refuse(attempt, error)
+        if gate.lender is not None and not self.hops:
+            attempt = replace(attempt, strayed=await gate.lender.strayed(target, self.headers, self.body))
         attempt = await gate.allow(attempt)
         self.seen.add(target.url)
         sent, credential = target, self._credential(target)

@@ -18,6 +18,7 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.audit.events import CallFinished
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall
+from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import AuditUnavailable, StoreUnusable
@@ -206,9 +207,9 @@ class Governance:
             return decision
         return replace(decision, effect="ask", rule=asked.rule, reason=asked.reason, hint=asked.hint)
 
-    def look(self) -> Look:
-        """What looks through what a call gives back."""
-        return NOTHING if self.watch is None else self.watch.look()
+    def look(self, lender: Lender | None = None) -> Look:
+        """What looks through what a call gives back, which was lent this."""
+        return NOTHING if self.watch is None else self.watch.look(lender.placeholders if lender else {})
 
     def planted(self, workspace: Path | None) -> tuple[str, ...]:
         """Paths of the canaries in a workspace, which are to be read though they are named as secrets are."""

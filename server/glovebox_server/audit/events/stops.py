@@ -47,8 +47,8 @@ class WatchAlarm(Event):
     action: str
     """What it did: ``record``, ``slow``, ``ask`` or ``stop``."""
     where: str
-    """In what: ``stdout``, ``stderr``, ``value``, ``arguments``, ``url``, ``file``, ``picture`` or, of what is counted,
-    ``calls``."""
+    """In what: ``stdout``, ``stderr``, ``value``, ``arguments``, ``url``, ``request``, ``file``, ``picture`` or, of
+    what is counted, ``calls``."""
     what: str
     """What was found, in a few words of ours: a kind of secret, the id of a canary, a number, or a host."""
     call: str | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 import anyio.to_thread
 
@@ -13,6 +13,7 @@ from glovebox_server.egress.credentials import placed
 from glovebox_server.egress.credentials.redact import Form, forms
 from glovebox_server.egress.credentials.shapes import placeholder
 from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value
+from glovebox_server.governance.watch.markers import Needles, Scanner
 
 ReadValue = Callable[[str], Awaitable[Value]]
 """Reads the value that a source names; see ``credentials.held``."""
@@ -51,6 +52,23 @@ class Lender:
             return None
         fits = (each for each in self.credentials if decide(target, [each.rule()]).effect == "allow")
         return next((each for each in fits if each.env is None or self._asked(each, target, headers)), None)
+
+    async def strayed(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> str | None:
+        """Return the name of a credential whose placeholder stands in a request, and not where it is to stand."""
+        if not self.placeholders:
+            return None
+        query, chosen = target.query, self.chosen(target, headers)
+        if chosen is not None and chosen.env is not None:
+            query, headers = placed.elsewhere(chosen, self.placeholders[chosen.name], target, headers)
+        head = [target.host, target.path, query, *(f"{name} {value}" for name, value in headers)]
+        data = "\n".join(head).encode("utf-8", "surrogatepass")
+        pieces = [data, unquote_to_bytes(data), b"\n", body]
+
+        def search() -> str | None:
+            scanner = Scanner(Needles.of(self.placeholders))
+            return next((found for piece in pieces if (found := scanner.feed(piece))), None)
+
+        return await anyio.to_thread.run_sync(search)
 
     def _asked(self, credential: Credential, target: EgressTarget, headers: Sequence[tuple[str, str]]) -> bool:
         standing = self.placeholders.get(credential.name)

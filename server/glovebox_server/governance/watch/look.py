@@ -23,9 +23,20 @@ class Finding:
     rule: str
     """Id of the rule."""
     where: str
-    """In what: ``arguments``, ``stdout``, ``stderr``, ``value``, ``picture``, ``file`` or ``url``."""
+    """In what: ``arguments``, ``stdout``, ``stderr``, ``value``, ``picture``, ``file``, ``url`` or ``request``."""
     what: str
     """The id of a canary, a kind of secret, a count or a host; never a marker or a secret."""
+
+
+PLACEHOLDER: Final = "placeholder:"
+"""Stands before a credential's name among what is looked for; canaries' ids have no colon."""
+
+
+def found_of(where: str, id: str) -> Finding:  # noqa: A002 - what canaries have
+    """What was found where: a canary, or the placeholder of a credential."""
+    if id.startswith(PLACEHOLDER):
+        return Finding(rule="placeholder", where=where, what=id.removeprefix(PLACEHOLDER))
+    return Finding(rule="canary", where=where, what=id)
 
 
 Piece = tuple[str, bytes]
@@ -59,7 +70,7 @@ class Look:
                 if self._printed > LIVE_BYTES or self.findings:
                     return
                 if canary := self._live.feed(data):
-                    self.findings.append(Finding(rule="canary", where="stdout", what=canary))
+                    self.findings.append(found_of("stdout", canary))
                     return
             show(data.decode("utf-8", "replace"))
 
@@ -73,7 +84,7 @@ class Look:
 
         def look(data: bytes) -> None:
             if canary := scanner.feed(data):
-                self.findings.append(Finding(rule="canary", where="file", what=canary))
+                self.findings.append(found_of("file", canary))
 
         return look
 
@@ -100,7 +111,7 @@ class Look:
         scanner = Scanner(self._needles)
         for where, data in pieces:
             if self._needles and (canary := scanner.feed(data)):
-                self.findings.append(Finding(rule="canary", where=where, what=canary))
+                self.findings.append(found_of(where, canary))
             if self._secrets and where in _SECRETS_IN and (kind := kind_of_secret(data)):
                 self.findings.append(Finding(rule="secrets", where=where, what=kind))
 

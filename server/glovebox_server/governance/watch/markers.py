@@ -11,7 +11,7 @@ import base64
 import codecs
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 MARKER_LENGTH: Final = 40
@@ -50,6 +50,11 @@ class Needles:
         }
         grams = frozenset(half[at : at + _STEP] for half in halves for at in range(len(half) - _STEP + 1))
         return cls(halves=halves, grams=grams, longest=max(map(len, halves), default=0))
+
+    def with_these(self, others: Self) -> Self:
+        """Return the needles of both."""
+        longest = max(self.longest, others.longest)
+        return replace(self, halves={**self.halves, **others.halves}, grams=self.grams | others.grams, longest=longest)
 
     def __bool__(self) -> bool:
         """Whether anything is looked for."""

@@ -35,6 +35,11 @@ RULES: Final[Mapping[str, Rule]] = {
             action="stop",
         ),
         Rule(
+            id="placeholder",
+            looks_for="A placeholder of a key stands where the key is not to stand: in a request, output or a file.",
+            action="record",
+        ),
+        Rule(
             id="secrets",
             looks_for="Output has what only a secret looks like: a private key, or a key or token of a known service.",
             action="record",

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import anyio
@@ -30,7 +31,7 @@ from glovebox_server.governance.stops.stop import Scope
 from glovebox_server.governance.stops.stops import Stops
 from glovebox_server.governance.watch import rules
 from glovebox_server.governance.watch.canaries import Canary, canaries_of
-from glovebox_server.governance.watch.look import Finding, Look, Piece, of_url, of_value
+from glovebox_server.governance.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
 from glovebox_server.governance.watch.markers import Needles
 
 SLOW_SECONDS = 2.0
@@ -127,11 +128,13 @@ class Watch:
         reason = f"A watch rule ({run.asks}) wants a person to approve each call of this run for now."
         return Refusal(rule=f"watch.{run.asks}", reason=reason, hint="Ask the operator.")
 
-    def look(self) -> Look:
-        """What looks through what a call gives back."""
-        secrets = self._actions["secrets"]
+    def look(self, placeholders: Mapping[str, str] = MappingProxyType({})) -> Look:
+        """What looks through what a call gives back, for its placeholders too, by their credential's name."""
+        secrets, needles = self._actions["secrets"], self._needles
+        if placeholders and self._actions["placeholder"] != "off":
+            needles = needles.with_these(Needles.of({PLACEHOLDER + name: each for name, each in placeholders.items()}))
         # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
-        return Look(self._needles, secrets=secrets != "off", live=secrets != "stop")
+        return Look(needles, secrets=secrets != "off", live=secrets != "stop")
 
     def planted(self, workspace: Path) -> tuple[str, ...]:
         """Paths of the canaries in a workspace, of those that are looked for."""
@@ -171,6 +174,8 @@ class Watch:
         self._know_canaries()
         if self._needles:
             await self._search(call, Look(self._needles, secrets=False), of_url(attempt.asked))
+        if attempt.strayed is not None:
+            await self._alarm(call, Finding(rule="placeholder", where="request", what=attempt.strayed))
         if attempt.target is None or attempt.decision.effect != "allow" or self._actions["new-reach"] == "off":
             return
         caller, host = _kept(self._callers, call.principal.id, _Caller), attempt.target.host
