@@ -236,6 +236,8 @@ class Plain:
         except BlockingIOError:
             self._loop.unwatch(self._inside.fileno())
             self._loop.watch_writing(self._client.fileno(), self._flush)
+            if len(self._down) > _LINGER:  # a program that makes TLS itself answer, and reads none of it
+                self.close()
             return
         except OSError:
             self.close()
