@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from glovebox_server.cli.options import Group, complete_tool, directories, json_option, out
+from glovebox_server.cli.options import Group, Moment, complete_tool, directories, json_option, out
 from glovebox_server.settings import Settings
 
 
@@ -105,6 +106,23 @@ def profiles_sign(file: Path, key: Path) -> None:
     from glovebox_server.cli.actions.proof import lock  # noqa: PLC0415 - see the module's header
 
     sys.exit(lock.sign(file, key, out))
+
+
+@profiles.command("simulate")
+@click.argument("candidate", type=click.Path(path_type=Path))
+@click.option(
+    "--since", type=Moment(), default="30d", show_default=True, help="Calls not before this time, or so long."
+)
+@json_option
+@directories
+def profiles_simulate(settings: Settings, candidate: Path, since: datetime, as_json: bool) -> None:
+    """Decide recorded calls again, under another profile.
+
+    CANDIDATE is a file, or a directory as in force over the shipped ones. Exit 1 if one would be decided otherwise.
+    """
+    from glovebox_server.cli.actions.proof import simulate  # noqa: PLC0415 - see the module's header
+
+    sys.exit(simulate.simulate(settings.state_dir / "audit", candidate, since, out, as_json=as_json))
 
 
 @profiles.command("diff")

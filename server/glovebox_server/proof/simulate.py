@@ -1,0 +1,112 @@
+"""Decides recorded calls again, under other profiles: which would be decided otherwise, and which nobody can know.
+
+Only what profiles say is decided: what a role, a budget or a stop refused stays refused.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from glovebox_profiles.model import Profile, digest
+from glovebox_server.audit import chain, read
+from glovebox_server.audit.chain import NotARecord, Record
+from glovebox_server.audit.events import CallDecided
+from glovebox_server.broker.policy import decide
+from glovebox_server.tools.base import Tool
+
+_NEEDLE = f'"kind":"{CallDecided.kind}"'.encode()
+
+#: Rules of profiles (``broker.policy``): what another refused, no profile would have let through.
+_OF_PROFILES = frozenset(
+    {"allow", "approval.ask", "profile.missing", "limits.wall_seconds", "network.allow", "network.mode"}
+    | {"files.inputs", "files.workspace"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Otherwise:
+    """One call that would be decided otherwise."""
+
+    call_id: str
+    time: str
+    tool: str
+    was: str
+    """``allow``, ``deny`` or ``ask``."""
+    now: str
+    rule: str
+    """Which rule decides now; of a call that is allowed now, which one did not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Simulated:
+    """What became of the calls."""
+
+    same: int = 0
+    otherwise: list[Otherwise] = field(default_factory=list)
+    """Newest last."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Calls whose arguments were not kept, by tool."""
+    elsewhere: int = 0
+    """Calls that something else than a profile refused or lifted."""
+
+
+def simulate(records: Iterable[Record], profiles: Mapping[str, Profile], tools: Mapping[str, Tool]) -> Simulated:
+    """Decide calls again.
+
+    Args:
+        records: each that decided about a call; those of tools without a profile here are left out.
+        profiles: the candidates.
+        tools: on offer.
+    """
+    found = Simulated()
+    digests = {tool: digest(profile) for tool, profile in profiles.items()}
+    for record in records:
+        data = record.data
+        tool = str(data.get("tool"))
+        if tool not in profiles or tool not in tools:
+            continue
+        was, rule = ("ask" if data.get("approval") else str(data.get("effect"))), str(data.get("rule"))
+        if data.get("grants") or (was != "allow" and not data.get("approval") and rule not in _OF_PROFILES):
+            found.elsewhere += 1
+        elif data.get("profile_digest") == digests[tool]:
+            found.same += 1
+        elif not isinstance(data.get("arguments"), dict):
+            found.unknown[tool] = found.unknown.get(tool, 0) + 1
+        else:
+            now = decide(tools[tool], data["arguments"], profiles[tool], digests[tool])
+            if now.effect == was:
+                found.same += 1
+                continue
+            decisive = rule if now.effect == "allow" else now.rule
+            found.otherwise.append(
+                Otherwise(
+                    call_id=record.call_id or "", time=record.time, tool=tool, was=was, now=now.effect, rule=decisive
+                )
+            )
+    found.otherwise.sort(key=lambda each: each.time)
+    return found
+
+
+def decisions(directory: Path, since: datetime) -> Iterator[Record]:
+    """The records that decided about calls, not before a time.
+
+    Raises:
+        AuditUnavailable: there is no log, or it cannot be read.
+    """
+    with read.opened(directory) as snapshot:
+        for log, size in snapshot.newest_first():
+            gaps, at, older = read.gaps_in(log, 0, size), 0, False
+            log.seek(0)
+            while at < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - at))):
+                if _NEEDLE in raw and not gaps.hold(at):
+                    with suppress(NotARecord):
+                        record = chain.parse(raw)
+                        if datetime.fromisoformat(record.time) < since:
+                            older = True
+                        elif record.kind == CallDecided.kind:
+                            yield record
+                at += len(raw)
+            if older:
+                break
