@@ -180,12 +180,20 @@ def _runs(profile: Profile) -> tuple[str, ...]:
     )
 
 
+_REDACTED = {
+    "refuse": "An output with what only a secret looks like is given to nobody, and recorded without it.",
+    "mask": "What only a secret looks like is replaced by its kind, in results and in what is kept.",
+    "none": "Secrets in output are given back, and kept, as they are.",
+}
+
+
 def _recorded(profile: Profile) -> tuple[str, ...]:
     kept = profile.audit.keep
     always = "Every call, decided before and finished after, with its isolation as measured."
+    secrets = _REDACTED[profile.result.redact]
     if not kept:
-        return (always, "Arguments and output are recorded by digest and size, not by content.")
-    return (always, f"In full: {words.listed(kept)}. The rest by digest and size.")
+        return (always, "Arguments and output are recorded by digest and size, not by content.", secrets)
+    return (always, f"In full: {words.listed(kept)}. The rest by digest and size.", secrets)
 
 
 def _never(profile: Profile) -> tuple[str, ...]:

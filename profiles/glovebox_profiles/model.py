@@ -407,6 +407,14 @@ class Audit(Table):
     _no_duplicates = field_validator("keep")(distinct)
 
 
+class Result(Table):
+    """What of a call's output its caller gets."""
+
+    redact: Literal["refuse", "mask", "none"] = "mask"
+    """What becomes of text that only a secret looks like: `mask` puts its kind in its place, `refuse` gives nothing of
+    the call back, `none` leaves it. It goes for what the log keeps in full too."""
+
+
 class Example(Table):
     """One call and what the profile must say to it; a profile whose examples fail does not load."""
 
@@ -443,6 +451,8 @@ class Profile(Table):
     """How the interpreter starts, and what it can import."""
     audit: Audit = Audit()
     """What the log keeps in full."""
+    result: Result = Result()
+    """What of its output the caller gets."""
     example: Annotated[tuple[Example, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
     """Calls that are decided at load, with the answer they must get."""
 

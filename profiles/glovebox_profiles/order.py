@@ -140,6 +140,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         within=lambda a, b: set(a) <= set(b),
         meet=lambda a, b: tuple(sorted(set(a) & set(b))),
     ),
+    _ladder("result.redact", "refuse", "mask", "none"),
 )
 
 DESCRIPTIVE: tuple[str, ...] = ("tool", "description", "risk", "python.preload", "example")

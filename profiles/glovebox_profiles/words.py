@@ -40,6 +40,7 @@ LABELS = {
     "python.start": "Sandboxes",
     "python.preload": "Modules imported ahead of the call",
     "audit.keep": "Recorded in full in the audit log",
+    "result.redact": "Secrets in output",
     "example": "Examples",
 }
 """What each key is called in front of a reviewer."""
@@ -54,6 +55,7 @@ _CHOICES: dict[str, dict[Any, str]] = {
     "files.inputs": {False: "no", True: "yes"},
     "network.mode": {"none": "none at all", "egress": "the listed hosts only"},
     "network.tls": {"tunnel": "passed unread, by CONNECT rules only", "inspect": "ended inside, each request decided"},
+    "result.redact": {"refuse": "withhold the result", "mask": "are replaced by their kind", "none": "are given back"},
     "limits.enforce": {
         "cgroup": "for the sandbox as a whole (cgroup)",
         "any": "per process where the host has no cgroup",

@@ -189,7 +189,7 @@ def test_every_key_is_in_the_documentation_with_its_default() -> None:
     """docs/use/profiles.md has one row for each key, and states its default."""
     document = (Path(__file__).parents[2] / "docs" / "use" / "profiles.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip(" `"): line for line in document.splitlines() if line.startswith("| `")}
-    tables = {"files", "network", "limits", "python", "audit", "example", "limits.output", "limits.workspace"}
+    tables = {"files", "network", "limits", "python", "audit", "result", "example", "limits.output", "limits.workspace"}
     keys = {".".join(key) for key in valid_keys()} - tables
     assert keys <= set(rows)
     assert {key for key in rows if "." in key} <= keys

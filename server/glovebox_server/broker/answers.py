@@ -1,9 +1,11 @@
 """From what came of a call to what its caller gets: complete as text and as structured data. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.audit.chain import Head
 from glovebox_server.broker.collector import Delivered
@@ -38,6 +40,7 @@ def answered(
     head: Head,
     elapsed_ms: float,
     receipt: Receipt,
+    secrets: Mapping[str, int] | None = None,
 ) -> CallResult:
     """The result of a call that ran."""
     answer = tool.answer(outcome)
@@ -62,6 +65,9 @@ def answered(
         structured["notes"] = [*structured.get("notes", ()), *notes]
         content += [Text(text=f"[{note}]") for note in notes]
         content += _marks((*delivered.figures, *delivered.artifacts))
+    if secrets:
+        structured["redacted"] = dict(secrets)
+        content.append(Text(text=f"[secrets replaced in this output: {_counted(secrets)}]"))
     content += [*delivered.shown, *delivered.figures, *delivered.artifacts]
     if not content and tool.silent:
         content.append(Text(text=tool.silent))
@@ -71,6 +77,19 @@ def answered(
         failed=answer.failed,
         meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
     )
+
+
+def withholding(secrets: Mapping[str, int]) -> Refusal:
+    """Why nothing of a call that ran is given back."""
+    return Refusal(
+        rule="result.redact",
+        reason=f"The call ran, and its output holds what only a secret looks like ({_counted(secrets)}).",
+        hint="Have it put out less; the profile gives nothing back of such a call.",
+    )
+
+
+def _counted(secrets: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} × {number}" if number > 1 else kind for kind, number in secrets.items())
 
 
 def told(result: CallResult, notes: tuple[str, ...]) -> CallResult:

@@ -19,9 +19,9 @@ from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.broker.admission import Admission
-from glovebox_server.broker.answers import answered, refused, told
+from glovebox_server.broker.answers import answered, refused, told, withholding
 from glovebox_server.broker.arguments import tool_named, validated
-from glovebox_server.broker.collector import Collector
+from glovebox_server.broker.collector import NOTHING, Collector
 from glovebox_server.broker.inputs import Inputs, open_inputs
 from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
@@ -33,6 +33,7 @@ from glovebox_server.governance.governance import Governance, Proposal, Reservat
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
+from glovebox_server.secret_scan.redact import redacted, shown_live
 from glovebox_server.tools.base import Tool
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Broker:
                 decision = verdict
                 profile = lifting.reaching(profile, decision, escalation)
             recorder = self.receipts.recorder(call, profile)
-            await recorder.record(call_decided(call, decision, profile, inputs))
+            await recorder.record(call_decided(call, decision, profile, inputs, self.credentials.forms))
             await self.governance.decided(call, decision, rights.workspace)
             if profile is None or decision.effect != "allow":
                 return refused(call, decision, recorder.head)
@@ -190,6 +191,7 @@ class Broker:
         """Run, record and answer."""
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
         async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
+            redact, secrets = profile.result.redact, dict[str, int]()
             reveal = (*(each.path for each in profile.files.reveal), *self.governance.planted(rights.workspace))
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
@@ -219,24 +221,31 @@ class Broker:
                         file=collector.accept,
                         cut_file=partial(collector.accept, cut=True),
                         serve=serve_with(gate) if gate else None,
-                        printed=look.printed(listener.printed),
+                        printed=look.printed(shown_live(listener.printed, redact, self.credentials.forms)),
                     )
                     job = replace(allowed.tool.job(call.arguments, reveal), environment=environment)
                     outcome = await run(sandbox, job, inputs=files, hooks=hooks)
                 await self.governance.ended(call, outcome, look)
-                delivered = await collector.deliver(outcome, keep_pictures=profile.files.output)
+                if redact != "none":
+                    outcome, secrets = await redacted(outcome, self.credentials.forms)
+                withheld = redact == "refuse" and bool(secrets)
+                delivered = (
+                    NOTHING if withheld else await collector.deliver(outcome, keep_pictures=profile.files.output)
+                )
             # Digests of pictures take tens of milliseconds, in which nobody else would be served.
             finished = (
-                await anyio.to_thread.run_sync(call_finished, call, outcome, profile, gate)
+                await anyio.to_thread.run_sync(call_finished, call, outcome, profile, gate, secrets)
                 if outcome.blobs or outcome.shown
-                else call_finished(call, outcome, profile, gate)
+                else call_finished(call, outcome, profile, gate, secrets)
             )
             receipt = await recorder.finish(finished)
         # After the block: the call has its end, and must not get a second one.
         result = answered(
             allowed.tool, call, outcome, delivered, decision=allowed.decision, plan=sandbox.plan, head=recorder.head,
-            elapsed_ms=finished.elapsed_ms, receipt=receipt,
+            elapsed_ms=finished.elapsed_ms, receipt=receipt, secrets=secrets,
         )  # fmt: skip
+        if withheld:
+            result = refused(call, denied(allowed.decision, withholding(secrets)), recorder.head)
         if gate is not None and gate.unnamed:
             proposal = Proposal(
                 call=call, rights=rights, profile=profile, decision=allowed.decision, inputs=allowed.inputs

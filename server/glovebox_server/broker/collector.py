@@ -35,6 +35,10 @@ class Delivered:
     skipped: tuple[SkippedFile, ...]
 
 
+NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
+"""Of a call of which nothing is given back."""
+
+
 class Collector:
     """Collects the files of one call: ``async with Collector(…) as collector``; leaving drops what is not complete."""
 

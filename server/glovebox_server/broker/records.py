@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from glovebox_profiles.model import Profile
@@ -14,16 +15,23 @@ from glovebox_server.audit.chain import Draft
 from glovebox_server.audit.events import NOT_YET, CallDecided, CallFinished, Output, SandboxStarted, draft
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import Decision, ToolCall, elapsed_ms
+from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.egress.gate import EgressGate
+from glovebox_server.secret_scan.redact import value_redacted
 
 MAX_KEPT = 128 * 1024
 """Characters of one output that a profile has kept in the log: a record holds 1 MiB, escaped."""
 
 
-def call_decided(call: ToolCall, decision: Decision, profile: Profile | None, inputs: Inputs) -> CallDecided:
+def call_decided(
+    call: ToolCall, decision: Decision, profile: Profile | None, inputs: Inputs, values: Forms
+) -> CallDecided:
     """What was decided; with the arguments only where the profile keeps them."""
     keep = profile is not None and "arguments" in profile.audit.keep
-    return CallDecided.of(call, decision, keep_arguments=keep, inputs=inputs.listed)
+    event = CallDecided.of(call, decision, keep_arguments=keep, inputs=inputs.listed)
+    if profile is None or event.arguments is None or profile.result.redact == "none":
+        return event
+    return replace(event, arguments=value_redacted(event.arguments, values))
 
 
 def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
@@ -44,7 +52,9 @@ def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
     )
 
 
-def call_finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGate | None) -> CallFinished:
+def call_finished(
+    call: ToolCall, outcome: Outcome, profile: Profile, gate: EgressGate | None, redacted: Mapping[str, int]
+) -> CallFinished:
     """How a call ended that ran: what was used, and digests of what came out."""
     usage: dict[str, Any] = asdict(outcome.usage)
     if gate is not None:
@@ -74,6 +84,7 @@ def call_finished(call: ToolCall, outcome: Outcome, profile: Profile, gate: Egre
         usage=usage,
         outputs=tuple(outputs),
         kept=kept or None,
+        redacted=redacted or None,
     )
 
 

@@ -62,6 +62,7 @@ class Result(BaseModel):
     profile_digest: str = ""
     elapsed_ms: float = 0.0
     budget: tuple[BudgetLeft, ...] | None = None
+    redacted: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,6 +213,8 @@ class CallFinished(CallEvent):
     """``name``, ``digest`` and ``bytes`` of each output."""
     kept: Mapping[str, str] | None = None
     """Outputs by name, only where the profile keeps them; up to 128 Ki characters of each."""
+    redacted: Mapping[str, int] | None = None
+    """Secrets that were replaced in outputs, by kind; absent where there were none. Digests are of what is left."""
     published: tuple[str, ...] | None = None
     """Addresses of the files that the caller can read from now on; absent where there are none."""
 

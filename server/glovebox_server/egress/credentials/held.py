@@ -7,6 +7,7 @@ from typing import Final
 
 import anyio
 
+from glovebox_server.egress.credentials.redact import Forms, forms
 from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value, read
 
 EARLY: Final = timedelta(seconds=30)
@@ -25,6 +26,9 @@ class Held:
         self._values: dict[str, tuple[Value, datetime]] = {}
         self._failures: dict[str, tuple[CredentialUnavailable, datetime]] = {}
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._seen: dict[str, str] = {}
+        self.forms: Forms = {}
+        """The ways of writing the values that were handed out: what no result may hold."""
 
     async def value(self, source: str) -> Value:
         """Return the value that a source names, read anew where the one that is held is too old.
@@ -33,7 +37,7 @@ class Held:
             CredentialUnavailable: it cannot be had.
         """
         if source.startswith(("env:", "file:")):
-            return await read(source)  # as cheap as looking whether it has changed
+            return self._known(source, await read(source))  # as cheap as looking whether it has changed
         async with self._locks[source]:
             now = self._clock()
             held = self._values.get(source)
@@ -50,4 +54,12 @@ class Held:
             until = self._clock() + UNSAID if value.expires is None else value.expires - EARLY
             self._values[source] = value, until
             self._failures.pop(source, None)
-            return value
+            return self._known(source, value)
+
+    def _known(self, source: str, value: Value) -> Value:
+        if self._seen.get(source) != value.text:
+            self._seen[source] = value.text
+            self.forms = {
+                form: name for each in self._seen.values() for form, name in forms("of the server", each).items()
+            }
+        return value

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.governance.watch.markers import Needles, Scanner
-from glovebox_server.governance.watch.secrets import kind_of_secret
+from glovebox_server.secret_scan.patterns import kind_of_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
