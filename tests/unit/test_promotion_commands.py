@@ -2,6 +2,10 @@
 
 import asyncio
 import json
+import os
+import select
+import subprocess  # noqa: TID251 - a command at a terminal is a process of its own
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from click.testing import CliRunner
 from tests.fixtures.artifact_stores import Clock, a_store, keep
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.promoting import held
+from tests.fixtures.whole_commands import GLOVEBOX
 
 from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
@@ -172,3 +177,29 @@ def test_an_artifact_that_is_not_there(place: Path) -> None:
     status, text = run(place, "promote", addresses(place)[0], "artifact://" + "0" * 32, "--into", "reports")
     assert (status, "There is no artifact at" in text) == (REFUSED, True)
     assert held(place / "reports") == {}
+
+
+@pytest.mark.parametrize(("keys", "status"), [("y\n", OK), ("n\n", REFUSED), ("\n", REFUSED), ("\x04", REFUSED)])
+def test_a_person_at_a_terminal_is_asked(place: Path, keys: str, status: int) -> None:
+    """After what would change was shown there; anything but yes changes nothing."""
+    terminal, theirs = os.openpty()
+    options = ("--state-dir", str(place / "state"), "--profiles-dir", str(place / "config/profiles"))
+    command = [*GLOVEBOX, "artifact", "promote", *addresses(place), "--into", "reports", *options]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(place)}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        shown, end = "", time.monotonic() + 60
+        try:
+            while "[y/N]" not in shown and time.monotonic() < end:
+                if select.select([terminal], [], [], 0.2)[0]:
+                    shown += os.read(terminal, 65536).decode()
+            assert "│ +a,1" in shown
+            assert held(place / "reports") == {}
+            os.write(terminal, keys.encode())
+            assert process.wait(60) == status
+        finally:
+            process.kill()
+            os.close(terminal)
+    assert held(place / "reports") == (FILES if status == OK else {})

@@ -1,5 +1,6 @@
 """Promotions: all files or none, whatever happens midway; nobody's change is lost; every one can be put back."""
 
+import json
 import os
 import random
 import signal
@@ -8,13 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.promoting import AFTER, BEFORE, FILES, Place, a_place, folders, held
 
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_server import app as apps
 from glovebox_server.audit.events import Event, PromotionApplied, PromotionRolledBack
 from glovebox_server.errors import AuditUnavailable, Refused
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion.folder import Folder
 from glovebox_server.promotion.journal import Journal
+from glovebox_server.settings import Settings
+from glovebox_server.upkeep import promotions
 
 ROUNDS = 200
 _STEPS: tuple[tuple[type, str], ...] = (
@@ -342,6 +348,23 @@ def test_what_somebody_changed_after_a_crash_stays(place: Place, monkeypatch: py
     assert held(place.folder) == BEFORE | {"changed.txt": b"mine"}
     assert (place.state / "promotions" / found.id / "0").read_bytes() == BEFORE["changed.txt"]
     assert place.recover() == []
+
+
+async def test_a_server_puts_back_what_was_interrupted_before_it_serves(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On record, and before its own first record. The control: where a command is at it, it is left alone."""
+    killed_before_the_end(place, monkeypatch)
+    assert {**held(place.folder), **AFTER} == held(place.folder)
+    settings = Settings(state_dir=place.state, workspace=place.folder, profiles_dir=SHIPPED, data_dir=tmp_path / "data")
+    with journals.locked(place.state):
+        promotions.recover(settings)
+        assert [each.state for each in place.promotions] == ["moving"]
+    async with apps.opened(settings, "http", prewarm=False):
+        assert held(place.folder) == BEFORE
+    kinds = [json.loads(line)["kind"] for line in log_lines(place.state / "audit")]
+    assert kinds[:2] == ["promotion.rolled_back", "server.started"]
+    assert require_whole(place) == "before"
 
 
 def test_only_one_at_a_time(place: Place) -> None:

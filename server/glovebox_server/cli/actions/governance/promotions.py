@@ -57,7 +57,7 @@ def promote(
             if as_json:
                 print_json(out.file, {"promotion": None, "plan": _plan_fields(planned)})
             return OK
-        if expect is None and (as_json or not _agreed(err)):
+        if expect is None and (as_json or not _agreed(out, err)):
             if as_json:
                 print_json(out.file, {"promotion": None, "plan": _plan_fields(planned)})
             else:
@@ -179,8 +179,9 @@ def _show(out: Console, planned: Planned, into: Target, folder: Folder) -> None:
     out.print(Plain(f"Into {into.name}, {into.path}: {files}. Digest: {planned.promotion.digest}"))
 
 
-def _agreed(err: Console) -> bool:
-    if not (sys.stdin.isatty() and err.file.isatty()):
+def _agreed(out: Console, err: Console) -> bool:
+    """Whether somebody who saw what would change said yes."""
+    if not (sys.stdin.isatty() and out.file.isatty() and err.file.isatty()):
         return False
     termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
     err.print(Plain("Put them there? [y/N] "), end="")
