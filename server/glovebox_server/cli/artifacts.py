@@ -68,3 +68,19 @@ def artifact_save(settings: Settings, uri: str, output: Path | None, principal: 
 
     whose = principal or f"local:{os.getuid()}"
     sys.exit(commands.saved(settings, err, uri=uri, output=output, principal=whose))
+
+
+@artifact.command("scan")
+@click.argument("uris", metavar="URI…", nargs=-1, required=True)
+@click.option("--principal", callback=_principal, help="Whose they are, where they are not yours: token:NAME.")
+@json_option
+@directories
+def artifact_scan(settings: Settings, uris: tuple[str, ...], principal: str | None, as_json: bool) -> None:
+    """Look, in a sandbox, for what acts when files are opened.
+
+    And for secrets. Exit 1 where there is something.
+    """
+    from glovebox_server.cli.actions.governance import scans as commands  # noqa: PLC0415 - see the module's header
+
+    whose = principal or f"local:{os.getuid()}"
+    sys.exit(commands.scan(settings, out, uris=uris, principal=whose, as_json=as_json))

@@ -1,0 +1,127 @@
+"""What the scanner finds, what it leaves alone, and that its bounds hold whatever the bytes."""
+
+import io
+import json
+import tarfile
+import time
+import zipfile
+import zlib
+from collections.abc import Mapping
+
+import pytest
+
+from glovebox_server.cli.actions.governance import scans
+from glovebox_server.promotion import scanner
+from glovebox_server.secret_scan.patterns import PATTERNS
+from glovebox_server.tools.run_python import MAX_CODE
+
+SECRETS = [(each.kind, each.form.pattern.decode("latin-1")) for each in PATTERNS]
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """An archive."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def tarred(name: str, link: str = "") -> bytes:
+    """An archive with one entry."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        entry = tarfile.TarInfo(name)
+        if link:
+            entry.type, entry.linkname = tarfile.SYMTYPE, link
+        archive.addfile(entry)
+    return out.getvalue()
+
+
+def notebook(*cells: Mapping[str, object]) -> bytes:
+    """A notebook with these cells."""
+    return json.dumps({"nbformat": 4, "cells": cells}).encode()
+
+
+def streamed(text: bytes) -> bytes:
+    """A PDF whose objects are packed."""
+    return b"%PDF-1.7\n1 0 obj <<>> stream\n" + zlib.compress(text) + b"\nendstream\n"
+
+
+CODE = {"cell_type": "code", "source": "1", "outputs": [{"data": {"text/html": "<script>1</script>"}}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("a.html", b"<p><SCRIPT>1", "a script"),
+        ("a.html", b"<img src='x' onerror = go()>", "a handler"),
+        ("a.html", b"<a href='java\nscript:go()'>", "a javascript: address"),
+        ("a.html", b"<img src=//evil.example>", "loaded from elsewhere"),
+        ("a.svg", b"<svg><foreignObject/></svg>", "other markup inside"),
+        ("a.svg", b"<svg:script/>", "a script"),
+        ("a.pdf", b"%PDF-1.4 /OpenAction 1 0 R", "an action when it is opened"),
+        ("a.pdf", b"%PDF-1.4 /J#61vaScript", "PDF: a script"),
+        ("a.pdf", streamed(b"/Launch"), "a program to start"),
+        ("a.docm", zipped({"[Content_Types].xml": b"", "word/vbaProject.bin": b""}), "macros"),
+        ("a.docx", zipped({"[Content_Types].xml": b"", "word/d.xml": b"<w>DDEAUTO c:\\</w>"}), "starts programs (DDE)"),
+        ("a.docx", zipped({"[Content_Types].xml": b"", "w/a.rels": b'TargetMode="External"'}), "loaded from elsewhere"),
+        ("a.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + "_VBA_PROJECT".encode("utf-16-le"), "macros"),
+        ("a.ipynb", notebook(CODE), "a script"),
+        ("a.ipynb", notebook(CODE), "1 cells of code"),
+        ("a.zip", zipped({"../x": b""}), "unpacks outside"),
+        ("a.zip", zipped({"a/.git/config": b""}), "may be run or obeyed"),
+        ("a.zip", zipped({"b.zip": b""}), "which was not looked into"),
+        ("a.zip", zipped({"x": b"\0" * 20_000_000}), "unpacks to more than"),
+        ("a.tgz", tarred("/etc/x"), "unpacks outside"),
+        ("a.tgz", tarred("x", "/etc/passwd"), "is a link"),
+        ("a.txt", b"token ghp_" + b"aB3" * 12, "a secret: GitHub token"),
+        ("a.zip", b"PK\x03\x04 and then nothing of the kind", "cannot be looked into: BadZipFile"),
+        ("a.ipynb", b"[" * 100_000, "cannot be looked into"),
+    ],
+)
+def test_what_acts_is_found(name: str, data: bytes, told: str) -> None:
+    """One of each kind; what cannot be read says so."""
+    assert any(told in each for each in scanner.scan(data, name, SECRETS))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", b"a,b\n1,2\n"),
+        ("a.txt", b"if a < b and on = 1"),
+        ("a.html", b"<h1>On scripts</h1><p style='color: red'>description: x</p><img src='data:image/png;base64,AA'>"),
+        ("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><path d='m1 1'/></svg>"),
+        ("a.pdf", b"%PDF-1.4 /Type /Page /JSON"),
+        ("a.docx", zipped({"[Content_Types].xml": b"<Types/>", "word/document.xml": b"<w>ADDED</w>"})),
+        ("a.ipynb", notebook({"cell_type": "markdown", "source": ["# x < y"]})),
+        ("a.txt", b"ghp_example"),
+    ],
+)
+def test_what_does_not_act_is_left_alone(name: str, data: bytes) -> None:
+    """Near misses."""
+    assert scanner.scan(data, name, SECRETS) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<" * 1_000_000,
+        b"<a " * 300_000,
+        b"%PDF-" + b"stream\n" * 300_000,
+        streamed(b"\0" * 50_000_000),
+        b"j a v a s " * 100_000,
+        b"url(" * 300_000,
+    ],
+)
+def test_no_file_keeps_it_busy(data: bytes) -> None:
+    """Beside this a call's own limits end it."""
+    begun = time.process_time()
+    scanner.scan(data, "x", SECRETS)
+    assert time.process_time() - begun < 20
+
+
+def test_the_program_is_one_that_a_call_takes() -> None:
+    """It compiles, alone, and is as long as a call may be."""
+    assert len(scans._program()) < MAX_CODE
+    compile(scans._program(), "scanner", "exec")
