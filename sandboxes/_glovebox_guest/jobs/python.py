@@ -201,8 +201,12 @@ def _tell(problem: BaseException, code: str, namespace: dict[str, Any]) -> dict[
         # What the program holds leaves no room to say more than this; it is over, so it holds nothing any longer.
         namespace.clear()
         problem.__traceback__ = None
-        _print(type(problem).__name__)
-        return {"type": type(problem).__name__, "message": "", "line": None}
+        told = {"type": type(problem).__name__, "message": "", "line": None}
+        try:
+            os.write(2, f"{told['type']}\n".encode())  # what needs the least memory
+        except OSError:
+            return told  # the program has closed it
+        return told
 
 
 def _traceback(problem: BaseException, code: str) -> dict[str, Any]:
