@@ -4,6 +4,7 @@ No setting here can widen a profile; profiles are the only place where a tool is
 """
 
 import difflib
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -85,6 +86,18 @@ class Settings(BaseSettings):
         """Refuse the empty name, which would be that of the current directory: a variable in a script was not set."""
         if given == "":
             raise PydanticCustomError("directory_empty", "it is empty: name a directory, or leave it out")
+        return given
+
+    @field_validator("audit_anchor")
+    @classmethod
+    def _words(cls, given: str | None) -> str | None:
+        """Refuse a command that cannot be split into words: it would be found when the first anchor is kept."""
+        if given is not None and given.startswith("exec:"):
+            try:
+                shlex.split(given)
+            except ValueError as problem:
+                why = {"problem": str(problem)}
+                raise PydanticCustomError("command", "its command cannot be split into words: {problem}", why) from None
         return given
 
 

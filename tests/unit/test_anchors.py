@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -77,6 +79,53 @@ async def test_what_cannot_be_kept_is_said_and_tried_again(
             place.parent.mkdir()
             assert await until(place, 1) == [head]
             tasks.cancel_scope.cancel()
+
+
+def half_written(descriptor: int, content: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
+    """What ``os.write`` does on a disk that gets full."""
+    return write(descriptor, content[: len(content) // 2])
+
+
+async def test_a_line_that_a_full_disk_cut_short_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was not kept, which was said; the next goes on behind it, and both kept ones are read back."""
+    place, heads = tmp_path / "anchors", [Head(seq=seq, hash=f"{seq}a" * 32) for seq in (1, 2, 3)]
+    await anchors.keep(heads[0], f"file:{place}")
+    for _ in range(2):
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", half_written)
+            with pytest.raises(OSError, match="took a part of it"):
+                await anchors.keep(heads[1], f"file:{place}")
+    assert anchors.read(place.read_bytes()) == heads[:1]
+    assert "Line 2 of the anchors was cut short" in caplog.text
+    await anchors.keep(heads[2], f"file:{place}")
+    assert anchors.read(place.read_bytes()) == [heads[0], heads[2]]
+
+
+def test_an_anchor_may_be_cut_anywhere_and_nothing_else_may_stand_there() -> None:
+    """Each place of a line; what no server writes is refused by its line (the control)."""
+    first, second, third = (f"2026-11-22T10:00:0{seq}Z {seq}:{f'{seq}b' * 32}\n".encode() for seq in (1, 2, 3))
+    for cut in range(len(second) - 1):
+        assert [each.seq for each in anchors.read(first + second[:cut])] == [1], cut
+        assert [each.seq for each in anchors.read(first + second[:cut] + third)] == [1, 3], cut
+    assert [each.seq for each in anchors.read(first + second[:-1])] == [1, 2]
+    for wrong in (second[:30] + b"\n", second[:30] + b"x", second[:30] + b"x " + third, second[:30] + b"\n" + third):
+        with pytest.raises(ValueError, match="line 2 is no anchor"):
+            anchors.read(first + wrong)
+    with pytest.raises(ValueError, match="there is no anchor in it"):
+        anchors.read(second[:30])
+
+
+def test_a_command_that_is_no_words_is_refused_at_the_start(tmp_path: Path) -> None:
+    """By the name of the setting, not when the first anchor is kept; with its quote closed it is taken (control)."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    fill(tmp_path / "state" / "audit", 2)
+    words = ["audit", "head", "--state-dir", str(tmp_path / "state")]
+    for command, status in (("exec:sh -c 'cat", USAGE), ("exec:cat \\", USAGE), ("exec:sh -c 'cat'", OK)):
+        told = CliRunner(env={"GLOVEBOX_AUDIT_ANCHOR": command}).invoke(main, words)
+        assert told.exit_code == status, told.output
+        assert ("GLOVEBOX_AUDIT_ANCHOR: its command cannot be split" in told.output) == (status == USAGE)
 
 
 def test_a_log_that_was_put_back_is_found_by_the_anchors_alone(tmp_path: Path) -> None:

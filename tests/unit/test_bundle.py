@@ -14,7 +14,7 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_server.audit import chain
-from glovebox_server.audit.events import draft
+from glovebox_server.audit.events import CallDecided, draft
 from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.segments.counts import Counts, counted, name_of, shown
 from glovebox_server.audit.segments.proof import NotAProof, NotSealed
@@ -31,7 +31,8 @@ OURS, THEIRS = "r_" + "0" * 26, "r_" + "1" * 26
 
 def record(log: LogFile, event: Any, run: str, principal: str = "token:ours") -> None:
     """One record of a run."""
-    log.commit([draft(replace(event, run=run, principal=principal))])
+    governed = {"policy_digest": "sha256:" + "d" * 64} if isinstance(event, CallDecided) else {}
+    log.commit([draft(replace(event, run=run, principal=principal, **governed))])
 
 
 @pytest.fixture
@@ -122,6 +123,23 @@ def _with_a_changed_record(told: Any) -> None:
     each["record"] = each["record"].replace("allowed", "refused").replace("run_python", "fetch_urls")
 
 
+def _without_its_profile(told: Any) -> None:
+    told["profiles"] = {}
+
+
+def _with_another_profile(told: Any) -> None:
+    text = {"network": {"mode": "none"}}
+    told["profiles"][chain.digest(text)] = text
+
+
+def _without_its_policy(told: Any) -> None:
+    told["policies"] = {}
+
+
+def _with_another_policy(told: Any) -> None:
+    told["policies"]["sha256:" + "e" * 64] = None
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -135,6 +153,10 @@ def _with_a_changed_record(told: Any) -> None:
         (_with_a_record_twice, "not in the order of the log, each once"),
         (_of_another, "it is another call's"),
         (_with_a_changed_record, "its path does not lead to the root"),
+        (_without_its_profile, "the profile sha256:a{64} is named by its records, and left out"),
+        (_with_another_profile, "the profile sha256:[0-9a-f]{64} is named by none of its records"),
+        (_without_its_policy, "the policy sha256:d{64} is named by its records, and left out"),
+        (_with_another_policy, "the policy sha256:e{64} is named by none of its records"),
     ],
 )
 def test_a_bundle_that_says_less_or_something_else_does_not_hold(
@@ -167,6 +189,7 @@ def test_a_page_that_says_something_else_is_refused_and_what_was_said_is_text(di
     assert "&lt;script&gt;alert(1)" in page
     assert "\u202e" not in page
     assert "default-src 'none'" in page
+    assert page.count("Changed since, as whoever made this bundle says") == 2  # of profile and policy
     others[archive.REPORT] = page.replace("c_2", "c_3").encode()
     with pytest.raises(NotAProof, match=r"its report\.html is not what its evidence says"):
         verify(archive.written(told, others), segments.KEYS)

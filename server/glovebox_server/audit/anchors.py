@@ -28,7 +28,10 @@ PROGRAM_SECONDS: Final = 30.0
 MAX_BYTES: Final = 32 << 20
 """Longest file that is read back: an anchor a minute for eight months."""
 
-_LINE = re.compile(rb"(?:\S{1,40} )?([0-9]{1,16}:[0-9a-f]{64})")
+_LINE = re.compile(rb"(?:[0-9a-fTZ: -]*[0-9-]{10}T[0-9:]{8}Z |\S{1,40} )?([0-9]{1,16}:[0-9a-f]{64})")
+"""An anchor; before it may stand what a full disk took of others, which were then tried again."""
+
+_PART = re.compile(rb"[0-9a-fTZ: -]+")
 
 _log = logging.getLogger(__name__)
 
@@ -97,15 +100,21 @@ async def _give(argv: list[str], line: bytes) -> None:
 def read(content: bytes) -> list[Head]:
     """Read anchors back: each line ``SEQ:HASH``, with or without a word before it, such as the time.
 
+    A last line that was cut short is passed over with a warning: whoever wrote it said that it was not kept.
+
     Raises:
         ValueError: they are too many, none, or a line is something else; names it.
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"longer than {MAX_BYTES} bytes: give its end")
     found: list[Head] = []
-    for number, line in enumerate(content.splitlines(), 1):
+    lines = content.splitlines()
+    for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if match is None:
+            if number == len(lines) and not content.endswith(b"\n") and _PART.fullmatch(line):
+                _log.warning("Line %d of the anchors was cut short, as by a full disk: it is passed over.", number)
+                break
             raise ValueError(f"line {number} is no anchor: it is SEQ:HASH, as `glovebox audit head` prints it")
         found.append(chain.parse_anchor(match[1].decode()))
     if not found:

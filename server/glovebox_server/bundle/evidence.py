@@ -4,11 +4,13 @@ Rule 1  Each segment's seal is signed, and names the seal before it: from the fi
 Rule 2  A seal has the number of records of each call and run in its segment (``audit.segments.counts``). A bundle holds
         exactly as many: one that was left out is missed.
 Rule 3  Each record lies below the root that its seal signed, so that none was changed or put in.
+Rule 4  Profiles and policies are those that the records name, and each text has the digest it is named by. That one
+        is not there, since it changed, is the word of whoever made the bundle.
 """
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import NotARecord, Record
-from glovebox_server.audit.events import ReceiptSigned, SegmentSealed
+from glovebox_server.audit.events import CallDecided, ReceiptSigned, SegmentSealed
 from glovebox_server.audit.segments import counts, files, proof
 from glovebox_server.audit.segments.proof import NotAProof
 from glovebox_server.audit.segments.statements import NotAStatement, Seal, recorded
@@ -45,7 +47,7 @@ class Evidence:
     receipts: Mapping[str, bytes]
     """By call."""
     profiles: Mapping[str, Mapping[str, Any] | None]
-    """By digest; None where it is not what is in force any more."""
+    """By digest; None where whoever made it says that it is not what is in force any more."""
     policies: Mapping[str, Mapping[str, Any] | None]
     """Likewise."""
     keys: tuple[str, ...]
@@ -55,6 +57,16 @@ class Evidence:
 def is_of(of: str, identity: str, record: Record) -> bool:
     """Whether a record is one of the call or the run."""
     return record.call_id == identity if of == "call" else record.data.get("run") == identity
+
+
+def named(records: Iterable[Record]) -> tuple[set[str], set[str]]:
+    """Digests of the profiles and policies that calls were decided with."""
+    decided = [each.data for each in records if each.kind == CallDecided.kind]
+    profiles, policies = (
+        {digest for data in decided if isinstance(digest := data.get(name), str) and digest}
+        for name in ("profile_digest", "policy_digest")
+    )
+    return profiles, policies
 
 
 def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
@@ -84,6 +96,7 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
         raise NotAProof("its records are not in the order of the log, each once")
     if not records:
         raise NotAProof(f"it has no record of {of} {identity}")
+    profiles, policies = named(records)
     return Evidence(
         of=of,
         id=identity,
@@ -91,8 +104,8 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
         seals=tuple(seals),
         records=tuple(records),
         receipts=_receipts(records, keys),
-        profiles=_texts(fields["profiles"], "profile"),
-        policies=_texts(fields["policies"], "policy"),
+        profiles=_texts(fields["profiles"], profiles, "profile"),
+        policies=_texts(fields["policies"], policies, "policy"),
         keys=tuple(sorted(keys)),
     )
 
@@ -172,8 +185,11 @@ def _receipts(records: Sequence[Record], keys: Mapping[str, Ed25519PublicKey]) -
     return found
 
 
-def _texts(told: Mapping[str, Any], what: str) -> dict[str, Mapping[str, Any] | None]:
+def _texts(told: Mapping[str, Any], digests: set[str], what: str) -> dict[str, Mapping[str, Any] | None]:
     """Profiles and policies by their digests; each that is there has the one that it is named by."""
+    if wrong := sorted(told.keys() ^ digests):
+        whose = "is named by its records, and left out" if wrong[0] in digests else "is named by none of its records"
+        raise NotAProof(f"the {what} {wrong[0][:80]} {whose}")
     for digest, text in told.items():
         if text is not None and (not isinstance(text, dict) or chain.digest(text) != digest):
             raise NotAProof(f"the {what} {digest[:80]} has another digest")

@@ -1,6 +1,5 @@
 """Makes a bundle from a log: what is there of one call or one run, and that there is no more."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Any
 
 from glovebox_server.audit import chain
 from glovebox_server.audit import read as reading
-from glovebox_server.audit.events import CallDecided
 from glovebox_server.audit.read import Snapshot
 from glovebox_server.audit.segments import counts, proof
 from glovebox_server.audit.segments.proof import NotAProof, NotSealed
@@ -49,7 +47,8 @@ def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
         return None
     if of == "call":  # it begins and ends there
         segments = segments[holding[0] : holding[-1] + 1]
-    profiles, policies = _named(each["record"] for part in segments for each in part["records"])
+    lines = (each["record"].encode() + b"\n" for part in segments for each in part["records"])
+    profiles, policies = evidence.named(map(chain.parse, lines))
     now = texts()
     told = chain.canonical(
         {
@@ -85,15 +84,3 @@ def _segments(
                 raise NotAProof(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
             line = record.line.removesuffix(b"\n").decode()
             yield {"seal": line, "counts": counts.shown(leaves, name), "records": found["records"]}
-
-
-def _named(records: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Digests of the profiles and policies that calls were decided with."""
-    profiles: set[str] = set()
-    policies: set[str] = set()
-    for line in records:
-        record = json.loads(line)
-        if record["kind"] == CallDecided.kind:
-            profiles.add(record["data"]["profile_digest"])
-            policies.add(record["data"].get("policy_digest", ""))
-    return sorted(profiles - {""}), sorted(policies - {""})

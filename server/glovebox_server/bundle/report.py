@@ -139,7 +139,7 @@ def _others(records: Iterable[Record]) -> str:
 
 def _texts(what: str, texts: Mapping[str, Mapping[str, Any] | None]) -> Iterable[str]:
     for digest, text in texts.items():
-        words = "<p>Changed since: its text is not here.</p>"
+        words = "<p>Changed since, as whoever made this bundle says: its text is not here.</p>"
         if text is not None:
             words = f"<pre>{_text(json.dumps(text, indent=1, sort_keys=True))}</pre>"
         yield f"<h2>{what} <code>{_text(digest)}</code></h2>{words}"
