@@ -7,6 +7,7 @@ So a file that was cut short can only be narrower than the whole. Reading files 
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
@@ -278,6 +279,11 @@ class Credential(Table):
         kind, _, where = self.source.partition(":")
         if kind in {"file", "exec"} and not where.startswith("/"):
             raise ValueError(f"source takes an absolute path after {kind}:")
+        if kind == "exec":
+            try:
+                shlex.split(where)
+            except ValueError as error:
+                raise ValueError(f"source is no command line, as a shell splits one: {error}") from None
         if self.env is not None and _NOT_OURS.fullmatch(self.env):
             raise ValueError(f"env cannot be {self.env}, by which programs are set up")
         if "CONNECT" in self.methods:

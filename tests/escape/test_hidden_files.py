@@ -47,6 +47,7 @@ SECRETS: Mapping[str, str] = {
     ".git-credentials": MARK,
     ".npmrc": f"//registry.example.org/:_authToken={MARK}",
     ".pypirc": f"[pypi]\npassword = {MARK}",
+    "pip.conf": f"[global]\nindex-url = https://{MARK}0123@pypi.example.org/simple",
     ".git/config": f'[remote "origin"]\nurl = https://me:{MARK}@example.org/a.git',
     ".git/modules/a/config": f"url = https://{MARK}0123456789@example.org/a.git",
     "terraform.tfstate": MARK,
@@ -70,6 +71,8 @@ ORDINARY: Mapping[str, str] = {
     "keys.py": MARK,
     "monkey": MARK,
     "web/.npmrc": f"save-exact=true\n//registry.example.org/:_authToken=${{NPM_TOKEN}}\nalways-auth=true\n{MARK}",
+    "web/pip.conf": "[global]\nindex-url = https://${TOKEN_OF_THE_TEAM}@pypi.example.org/simple\n"
+    f"extra-index-url = https://reader@pypi.example.org/simple\n{MARK}",
     "sub/.git/config": f'[remote "origin"]\nurl = git@example.org:a.git\n{MARK}',
     "config": MARK,
     "credentials": MARK,
@@ -182,6 +185,19 @@ def test_a_revealed_path_shows_itself_and_what_is_in_it_and_nothing_beside(works
         ".ssh/config",
         "service/.env.production",
     }
+
+
+def test_beside_what_is_revealed_it_is_not_told_whether_there_is_such_a_file(workspace: Workspace) -> None:
+    """Reached by ``..`` through what is revealed; the controls are what is revealed, and an ordinary name."""
+    there, missing = (
+        workspace.run("read", path=path, reveal=["service"])["error"]
+        for path in ("service/../.env", "service/../.env.x")
+    )
+    assert there["rule"] == "path.hidden"
+    assert str(missing) == str(there).replace("/.env:", "/.env.x:")
+    assert MARK in workspace.run("read", path="service/.env.production", reveal=["service"])["text"]
+    assert workspace.rule("read", path="service/../env.x", reveal=["service"]) == "path.missing"
+    assert MARK in workspace.run("read", path="service/../config", reveal=["service"])["text"]
 
 
 def test_what_is_no_file_does_not_make_a_look_wait(workspace: Workspace) -> None:

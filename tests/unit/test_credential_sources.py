@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -115,6 +116,33 @@ async def test_a_program_that_hangs_is_ended_with_what_it_started(
         await anyio.sleep(0.01)
 
 
+async def test_nobody_waits_for_a_program_that_cannot_be_ended(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that sudo started as another user: it is said to be too slow, at its time. The control ended in time."""
+
+    def refused(*_: int) -> None:
+        raise PermissionError("Operation not permitted")
+
+    source = program(f"echo $$ > {tmp_path}/itself\nexec sleep 30")
+    with monkeypatch.context() as patched:
+        patched.setattr(sources, "SECONDS", 0.3)
+        patched.setattr(os, "killpg", refused)
+        patched.setattr(os, "kill", refused)
+        with anyio.fail_after(10):
+            with pytest.raises(CredentialUnavailable, match=r"within 0\.3 seconds"):
+                await read(source)
+    itself = int((tmp_path / "itself").read_text())
+    os.kill(itself, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{itself}").exists():
+        assert time.monotonic() < deadline
+        await anyio.sleep(0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", refused)
+        assert (await read(program(f"echo '{json.dumps({'value': KEY})}'"))).text == KEY
+
+
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     """With the reason of the system."""
     with pytest.raises(CredentialUnavailable, match="cannot be started: No such file"):
@@ -180,6 +208,7 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
         ({"source": "literal:abc"}, "match pattern"),
         ({"source": "file:key"}, "absolute"),
         ({"source": "exec:helper"}, "absolute"),
+        ({"source": "exec:/opt/helper --for 'the tracker"}, "no command line.*closing quotation"),
     ],
 )
 def test_a_credential_that_could_not_be_kept_is_no_part_of_a_profile(changed: dict[str, Any], reason: str) -> None:

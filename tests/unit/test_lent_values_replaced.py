@@ -13,7 +13,8 @@ from glovebox_server.governance.watch.markers import squeezed
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 GITHUB = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
-KEYS = (KEY, GITHUB, "abcdefghijklmnop", "7" * 16, "--a-b-c-d-e-f-g-h-i-j-k-l-m-n-o-p--")
+SIGNS = "p+9/Q=r&2<S>t'7\"u`W+4/x=8&Yz6Ab3Cd5"
+KEYS = (KEY, GITHUB, "abcdefghijklmnop", "7" * 16, "--a-b-c-d-e-f-g-h-i-j-k-l-m-n-o-p--", SIGNS)
 ALL = (*forms("t", KEY), *forms("t", GITHUB))
 
 
@@ -62,16 +63,52 @@ def test_a_guess_of_a_beginning_does_not_show(value: str) -> None:
 
     The control: from ``least`` on, which is twelve characters that nobody knows, they do not.
     """
-    for form, its in forms("tracker", value).items():
+    wanted = forms("tracker", value)
+    for form, its in wanted.items():
         for size in range(1, its.least):
             guess = form[:size]
             wrong = guess[:-1] + (b"0" if guess[-1:] != b"0" else b"1")
             for each in (guess, wrong):
-                redactor = Redactor(forms("tracker", value))
+                redactor = Redactor(wanted)
                 assert redactor.feed(b"you said " + each) == b"you said " + each
                 assert redactor.feed(b" " * (MAX_HELD + 1)) == b" " * (MAX_HELD + 1)
-        redactor = Redactor(forms("tracker", value))
+        redactor = Redactor(wanted)
         assert redactor.feed(b"you said " + form[: its.least]).endswith(b"you said ")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("Zq8+fk2/Lw7Rt5Xv9Bn3Mp6Hs1==", written)
+        for written in (
+            r"Zq8\u002Bfk2/Lw7Rt5Xv9Bn3Mp6Hs1==",  # JSON that is safe in a page
+            r"Zq8\x2Bfk2\x2FLw7Rt5Xv9Bn3Mp6Hs1\x3D\x3D",  # a script
+            "Zq8&#43;fk2/Lw7Rt5Xv9Bn3Mp6Hs1==",  # templates, each with a list of its own
+            "Zq8+fk2&#x2F;Lw7Rt5Xv9Bn3Mp6Hs1==",
+            "Zq8+fk2&#x2F;Lw7Rt5Xv9Bn3Mp6Hs1&#x3D;&#x3D;",
+            "Zq8%2Bfk2/Lw7Rt5Xv9Bn3Mp6Hs1%3D%3D",  # a path
+        )
+    ]
+    + [
+        ("Zq8&fk2<Lw7\"Rt5'Xv9+Bn3Mp6Hs1", written)
+        for written in (
+            r"Zq8\u0026fk2\u003CLw7\"Rt5'Xv9+Bn3Mp6Hs1",
+            r"Zq8\u0026fk2\u003CLw7\u0022Rt5\u0027Xv9\u002BBn3Mp6Hs1",
+            "Zq8&amp;fk2&lt;Lw7&#34;Rt5&#39;Xv9&#43;Bn3Mp6Hs1",
+            "Zq8&amp;fk2&lt;Lw7&#34;Rt5&#39;Xv9+Bn3Mp6Hs1",
+            "Zq8&amp;fk2&lt;Lw7&quot;Rt5&#39;Xv9+Bn3Mp6Hs1",
+            "Zq8&#38;fk2&#60;Lw7&#34;Rt5&#39;Xv9+Bn3Mp6Hs1",
+        )
+    ],
+)
+def test_a_value_of_which_an_encoder_escapes_some_signs_is_replaced(value: str, text: str) -> None:
+    """Whole and cut anywhere; the control is one letter different."""
+    for cut in range(len(text)):
+        came = passed([text[:cut].encode(), text[cut:].encode()], value)
+        assert b"[credential tracker]" in came, (cut, came)
+        assert b"p6hs1" not in squeezed(came), (cut, came)
+    alike = text.replace("Hs1", "Hx1").encode()
+    assert passed([alike], value) == alike
 
 
 def test_what_is_public_of_a_key_is_no_part_of_what_has_to_be_guessed() -> None:

@@ -20,7 +20,7 @@ MAX_LOOKED = 256 * 1024
 """Bytes of a file whose content decides; a larger one of these names is hidden unseen."""
 
 _PRIVATE_KEY = rb"PRIVATE KEY"
-_LOGIN = rb"(?i)://[^/\s:@]*:[^/\s@]+@|(?:auth|authtoken|password|passwd|token|secret)\b[\"']?\s*[=:>]\s*[\"']?(?!true|false)[^\s\"'$<]"
+_LOGIN = rb"(?i)://[^/\s:@]*:[^/\s@]+@|(?:auth|authtoken|password|passwd|token|secret)\b[\"']?\s*[=:>]\s*[\"']?(?!true|false)[^\s\"'$<]|://[^/\s:@$]{16,}@"
 _LOGIN_OF_GIT = rb"(?i)://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@|extraheader|(?:password|token)\s*="
 
 KINDS: tuple[tuple[str, str, bytes], ...] = (

@@ -122,8 +122,10 @@ def find(path: str, hidden: Hidden = EVERYTHING) -> Place:
     Raises:
         Refused: ``path.outside``, ``path.hidden``, ``path.missing`` or ``path.unreadable``.
     """
-    # Before it is looked up: whether there is such a file is not told either.
-    _require_shown(path, [part for part in parts(path) if part != ".."], hidden)
+    # Before it is looked up: whether there is such a file is not told either. With ``..`` it may lie beside what is
+    # revealed; one that is revealed has a path without.
+    named = parts(path)
+    _require_shown(path, [part for part in named if part != ".."], EVERYTHING if ".." in named else hidden)
     place = _found(path)
     try:
         for names in (place.names, *place.links):

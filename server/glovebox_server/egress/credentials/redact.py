@@ -11,9 +11,9 @@ Rule 2  A server chooses the text: each byte is looked at once, however much is 
 
 import html
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, product
 from typing import Final
 from urllib.parse import quote
 
@@ -28,6 +28,14 @@ _GRAM: Final = 8
 _START: Final = 2 * _GRAM - 1
 """Every form is longer (``sources.SHORTEST``). Of so many letters in a row, one aligned gram is whole."""
 _LETTERS: Final = bytes(bytes((byte,)).isalnum() for byte in range(256))
+_SIGNS: Final = (
+    *("+", "/", "=", "+/", "+=", "/=", "+/="),
+    *("&<>", "&<>'\"", "&<>'\"+", "&<>'\"+`", "&<>'\"`=", "&<>'\"`=/"),
+)
+"""What encoders of JSON, scripts, markup and addresses escape of a value whose other signs they leave."""
+_STYLES: Final = ("u{:04x}", "x{:x}", "{:d}", "{:x}")
+"""How they write it: of ``\\u002B``, ``&#x2B;``, ``&#43;`` and ``%2B`` the letters and digits."""
+_NAMES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot"}
 
 
 class ValueSpread(Exception):  # noqa: N818 - what was found, not what failed
@@ -53,7 +61,8 @@ def forms(name: str, value: str) -> Forms:
     letters = [at for at, character in enumerate(value) if character.isalnum()]
     known = sum(map(str.isalnum, value[: known_prefix(value)]))
     least = letters[min(known + UNKNOWN, len(letters) // 2) - 1] + 1
-    pairs = zip(_written(value), _written(value[:least]), strict=True)
+    escapes = _escapes(value)
+    pairs = zip(_written(value, escapes), _written(value[:least], escapes), strict=True)
     return {squeezed(form): Form(name=name, least=max(1, len(squeezed(first)))) for form, first in pairs}
 
 
@@ -166,8 +175,24 @@ class Redactor:
         return b"".join(pieces)
 
 
-def _written(value: str) -> Iterator[bytes]:
+def _escapes(value: str) -> Sequence[Mapping[int, str]]:
+    """Return what some encoder puts in the place of signs that a value has: the letters in it would count as its own.
+
+    Returns:
+        For ``str.translate``, each once.
+    """
+    found: dict[tuple[tuple[str, str], ...], Mapping[int, str]] = {}
+    for style, signs, named in product(_STYLES, _SIGNS, ("", "&<>", '&<>"')):
+        table = {sign: _NAMES[sign] if sign in named else style.format(ord(sign)) for sign in signs if sign in value}
+        if table:
+            found[tuple(table.items())] = str.maketrans(table)
+    return tuple(found.values())
+
+
+def _written(value: str, escapes: Sequence[Mapping[int, str]]) -> Iterator[bytes]:
     yield from encodings(value)
+    for escape in escapes:
+        yield value.translate(escape).encode()
     for escaped in (quote(value, safe=""), html.escape(value), json.dumps(value)[1:-1]):
         yield escaped.encode()
         yield quote(escaped, safe="").encode()

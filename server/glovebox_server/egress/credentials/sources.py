@@ -11,7 +11,6 @@ import shlex
 import signal
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -139,10 +138,20 @@ async def _of_program(command: str) -> Value:
             return _of_json(data)
         raise CredentialUnavailable(f"its program did not end within {SECONDS:g} seconds", fix)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with anyio.CancelScope(shield=True):
-            await process.aclose()
+        await _end(process)
+
+
+async def _end(process: Process) -> None:
+    """End a program with what it started. One that runs as another user, by sudo, cannot be: nobody waits for it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # all of it has ended
+    except PermissionError:
+        if process.returncode is None:
+            return
+    with anyio.CancelScope(shield=True):
+        await process.aclose()
 
 
 async def _read(process: Process) -> bytes:
