@@ -31,6 +31,8 @@ class Principal:
     """The person behind it, as the token's claims name them; for the record only."""
     roles: tuple[str, ...] = ()
     """Roles that the token carries; else ``policy.toml`` says which one the principal has."""
+    scopes: tuple[str, ...] = ()
+    """Of an access token: what they stand for is said by the policy in force when a call is decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,3 +292,23 @@ start = "{start}"
     assert [KEY.encode() in each for each in requests] == [True, True]
     kept = [each.read_bytes() for each in (tmp_path / "state").rglob("*") if each.is_file()]
     assert not any(KEY.encode() in each for each in kept)
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_helper_is_started_for_a_decision_that_is_on_disk(
+    wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes a program's placeholder may start a program of the host's: the log says why before."""
+    seen = tmp_path / "seen"
+    helper = tmp_path / "helper"
+    helper.write_text(
+        f"#!/bin/sh\ngrep -c call.decided {tmp_path}/state/audit/audit.jsonl > {seen}\n"
+        f"echo '{json.dumps({'value': KEY})}'\n"
+    )
+    helper.chmod(0o700)
+    lent = LENT.replace("env:TRACKER_SOURCE", f"exec:{helper}")
+    text = profile("run_python", "bubblewrap", f'{{ host = "{API}" }}') + lent
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        called = await box.call("run_python", code="import os\nos.environ['TRACKER_TOKEN'][:4]")
+    assert called.fields["value"] == "'ghp_'"
+    assert seen.read_text() == "1\n"

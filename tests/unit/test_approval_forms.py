@@ -135,3 +135,38 @@ async def test_whoever_closed_the_form_or_lost_it_is_asked_again(how: str, tmp_p
             await anyio.wait_all_tasks_blocked()
         assert await _state(desk, question) == "pending"
         assert await desk.approvals.settle(await desk.asked(again(made)), Person(says=True)) == "allowed"
+
+
+class Failing(Slow):
+    """Their client breaks while the form is open."""
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Fail once the test says so."""
+        await super().ask(question)
+        raise OSError("the client broke")
+
+
+async def test_what_goes_wrong_with_a_form_is_told_and_ends_no_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the person's answer as of the store; the next question is asked as ever."""
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(proposal())
+        person = Failing(None)
+        assert await desk.approvals.settle(question, person) == "pending"
+        person.may_answer.set()
+        with anyio.fail_after(5):
+            while "the client broke" not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
+                await anyio.sleep(0.01)
+        assert question.id in caplog.text
+
+        async def mistaken(_identifier: str) -> None:
+            raise ValueError("a mistake of ours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(desk.approvals, "_until_decided", mistaken)
+            with pytest.raises(ExceptionGroup) as caught:
+                await desk.approvals.settle(await desk.asked(proposal("print(2)")), Person(True))
+            assert "a mistake of ours" in repr(caught.value)
+        other = await desk.asked(proposal("print(3)"))
+        assert await desk.approvals.settle(other, Person(True)) == "allowed"

@@ -354,3 +354,29 @@ def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
         offered(replace(_rights(QUIET), profiles=ProfileSet({}, {}), denial=Refusal(rule="x", reason="", hint="")))
         == ()
     )
+
+
+async def test_what_was_allowed_under_one_policy_is_new_under_another(tmp_path: Path) -> None:
+    """Hosts that somebody knew of are asked about once a policy wants it; the control is the policy of their yes."""
+    new = (Approval(name="host", when="new_host", reach="run"),)
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=ONLINE, rules=new, policy="sha256:a")
+        await desk.answer(await desk.asked(made))
+        assert (await desk.decided(again(made))).effect == "allow"
+        later = proposal("print(2)", profile=ONLINE, rules=new, policy="sha256:a")
+        assert (await desk.decided(later)).effect == "allow"
+        await desk.asked(proposal("print(2)", profile=ONLINE, rules=new, policy="sha256:b"))
+
+
+async def test_a_yes_that_says_nothing_of_hosts_teaches_none(tmp_path: Path) -> None:
+    """Somebody let a long call run; a rule about new hosts asks all the same, under the same policy."""
+    long = Approval(name="long", when="longer_than", seconds=5)
+    both = (long, Approval(name="host", when="new_host"))
+    async with a_desk(tmp_path / "s") as desk:
+        made = proposal(profile=ONLINE, rules=(long,), policy="sha256:a", timeout_seconds=6)
+        await desk.answer(await desk.asked(made))
+        assert (await desk.decided(again(made))).effect == "allow"
+        question = await desk.asked(
+            proposal("print(2)", profile=ONLINE, rules=both, policy="sha256:a", timeout_seconds=4)
+        )
+        assert question.subject.rules == ("approval.host",)

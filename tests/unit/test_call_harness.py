@@ -14,11 +14,11 @@ from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.call import CallCase, ControlCall, load
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.read import records_of
-from glovebox_server.calls import Text
+from glovebox_server.calls import CallResult, Text
 from glovebox_server.prove import harness
 from glovebox_server.prove.governed import CaseGovernance
 from glovebox_server.prove.harness import CallHarness
-from glovebox_server.prove.seen import Seen, differences, incomplete
+from glovebox_server.prove.seen import Seen, differences, incomplete, of_all
 from glovebox_server.settings import Settings
 
 CASES = load()
@@ -176,3 +176,15 @@ def test_there_are_enough_cases_and_each_is_a_sentence() -> None:
         "call-program-denied-host", "call-secrets",
         "call-read-parent", "call-read-link-out",
     }  # fmt: skip
+
+
+def test_of_calls_at_once_one_that_never_began_did_not_get_through() -> None:
+    """Nor one that was busy; the control is a result."""
+    case = a_case(control=ControlCall(), refused="budget.calls", times=2, through=1)
+    ran = Seen(result=CallResult(structured={}, content=(), failed=False, meta={}))
+    refused = Seen(
+        result=CallResult(structured={"refused": {"rule": "budget.calls"}}, content=(), failed=True, meta={})
+    )
+    assert of_all(case, [ran, refused]) == []
+    for how in ("unavailable", "refused", "503"):
+        assert of_all(case, [Seen(how=how, told="no sandbox"), refused]) != []

@@ -122,6 +122,17 @@ async def test_what_widens_and_what_narrows_is_in_force_for_the_next_call(scene:
     assert scene.in_force.problem is None
 
 
+async def test_scopes_stand_for_what_the_policy_in_force_says(scene: Scene) -> None:
+    """A call that waited since it came in is decided by the scopes of its token, not by the roles they gave then."""
+    text = TEXT.replace('default = "one"\n', "").replace("[scopes]", '[roles.two]\ntools = ["run_python"]\n[scopes]')
+    waiting = Principal(id="oauth:https://i.org#a", transport="http", roles=("two",), scopes=("more",))
+    for scopes, tools in (('"more" = "two"', ["run_python"]), ('"read" = "two"', [])):
+        scene.rename(text.replace('"read" = "one"', scopes))
+        await scene.look()
+        assert scene.in_force.problem is None
+        assert list(scene.in_force.rights_of(waiting).profiles) == tools
+
+
 @pytest.mark.parametrize(
     ("broken", "where", "reason"),
     [

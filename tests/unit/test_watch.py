@@ -1,6 +1,7 @@
 """Every watch rule fires on what it looks for and not on its control; each action does what it says."""
 
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -85,6 +86,35 @@ async def test_denials_in_a_row_are_told_and_others_are_not(tmp_path: Path) -> N
         assert seen.alarms() == []
         await seen.watch.decided(a_call(), decision("deny"), None)
         assert seen.alarms() == [("denials", "record", "calls", "10 in a row")]
+
+
+async def test_what_lies_where_a_canary_was_is_no_canary(tmp_path: Path) -> None:
+    """Another file, a link to it or a FIFO in its place is hidden as any secret is; the control is the canary."""
+    async with watching(tmp_path) as seen:
+        canary = planted(tmp_path)
+        workspace = Path(canary.workspace)
+        await seen.watch.decided(a_call(), decision("allow"), workspace)
+        assert await seen.watch.planted(workspace) == (canary.path,)
+        moved = canary.file.rename(tmp_path / "moved")
+        canary.file.symlink_to(moved)
+        assert await seen.watch.planted(workspace) == ()
+        canary.file.unlink()
+        os.mkfifo(canary.file)
+        assert await seen.watch.planted(workspace) == ()
+        canary.file.unlink()
+        canary.file.write_text(f"{canary.text}TOKEN=real\n")
+        assert await seen.watch.planted(workspace) == ()
+
+
+async def test_a_rule_that_is_switched_off_looks_for_nothing_any_more(tmp_path: Path) -> None:
+    """As in a server that starts so; switched on again it does."""
+    async with watching(tmp_path) as seen:
+        canary = planted(tmp_path)
+        for actions, looks in (({}, True), ({"canary": "off"}, False), ({}, True)):
+            seen.watch.act(actions)  # type: ignore[arg-type]  # a Literal
+            await seen.watch.decided(a_call(), decision("allow"), Path(canary.workspace))
+            assert (seen.watch.look().file() is not None) is looks
+            assert bool(await seen.watch.planted(Path(canary.workspace))) is looks
 
 
 async def test_a_rule_that_is_off_does_nothing(tmp_path: Path) -> None:

@@ -192,11 +192,13 @@ class Broker:
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
         async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
             redact, secrets = profile.result.redact, dict[str, int]()
-            reveal = (*(each.path for each in profile.files.reveal), *self.governance.planted(rights.workspace))
+            reveal = (*(each.path for each in profile.files.reveal), *await self.governance.planted(rights.workspace))
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
             gate = gate_for(profile, recorder, call, connecting, reservation, read_value=self.credentials.value)
             lender = gate.lender if gate is not None else None
+            if lender is not None and any(each.env for each in lender.credentials):
+                await recorder.flush()  # a helper may be started for what the program finds in its place
             environment = await lender.environment() if lender is not None else {}
             look = self.governance.look(lender)
             wanted = Wanted(

@@ -211,9 +211,9 @@ class Governance:
         """What looks through what a call gives back, which was lent this."""
         return NOTHING if self.watch is None else self.watch.look(lender.placeholders if lender else {})
 
-    def planted(self, workspace: Path | None) -> tuple[str, ...]:
+    async def planted(self, workspace: Path | None) -> tuple[str, ...]:
         """Paths of the canaries in a workspace, which are to be read though they are named as secrets are."""
-        return () if self.watch is None or workspace is None else self.watch.planted(workspace)
+        return () if self.watch is None or workspace is None else await self.watch.planted(workspace)
 
     async def connecting(self, call: ToolCall, attempt: EgressAttempt) -> None:
         """Have the watch rules look at an attempt to connect that is recorded."""

@@ -10,6 +10,7 @@ Rule 4  A call goes on with the rights it was decided with; the next one has wha
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +69,9 @@ class InForce:
 
     def rights_of(self, principal: Principal) -> Rights:
         """What a caller may do."""
+        if principal.scopes:  # it may have waited since it came in, and the policy may be another
+            roles = (self.scopes[scope] for scope in self.scopes if scope in principal.scopes)
+            principal = replace(principal, roles=tuple(dict.fromkeys(roles)))
         return self.now.rights_of(principal)
 
     def require(self, workflow: str | None) -> None:

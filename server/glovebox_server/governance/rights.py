@@ -20,6 +20,8 @@ from glovebox_server.calls import Principal
 
 MAX_CALLERS: Final = 4096
 """Callers whose rights are remembered; another's are worked out anew. Over OAuth there may be any number."""
+MAX_KEYS: Final = 256
+"""Keys for which what callers are told is remembered: more than a policy has roles; those of earlier ones go."""
 MIB: Final = 1 << 20
 
 
@@ -53,9 +55,9 @@ class Rights:
     """Why it may call nothing at all; None where it has a role."""
 
     @property
-    def key(self) -> tuple[str | None, str]:
-        """The same for all callers who may do the same; there are as many as roles, and those of workflows."""
-        return self.role, self.profiles.digest
+    def key(self) -> tuple[object, ...]:
+        """The same for all callers who may do the same under one policy."""
+        return self.role, self.profiles.digest, self.policy_digest, self.workspace
 
     def refusal(self, tool: str) -> Refusal | None:
         """Why the role does not have this tool; None where it has."""

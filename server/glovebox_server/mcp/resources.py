@@ -34,7 +34,7 @@ from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
 from glovebox_server.governance.budgets.spending import Left
-from glovebox_server.governance.rights import Rights
+from glovebox_server.governance.rights import MAX_KEYS, Rights
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
@@ -171,7 +171,7 @@ class Resources:
         self._readers = FairLimiter(READERS, shared=True)
         self._artifacts = FairLimiter(ARTIFACT_READERS, shared=True)
         self._making = anyio.Lock()
-        self._manifests: dict[tuple[str | None, str], tuple[str, float]] = {}
+        self._manifests: OrderedDict[tuple[object, ...], tuple[str, float]] = OrderedDict()
         self._listeners: dict[str, int] = {}
 
     async def read(self, principal: Principal, uri: str, run: str | None = None) -> types.ReadResourceResult:
@@ -220,6 +220,8 @@ class Resources:
             if not text or anyio.current_time() >= made_anew_at:
                 text = json.dumps((await self._stores.manifest(rights)).as_json())
                 self._manifests[rights.key] = text, anyio.current_time() + MANIFEST_SECONDS
+                if len(self._manifests) > MAX_KEYS:
+                    self._manifests.popitem(last=False)
             return text
 
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:

@@ -25,6 +25,7 @@ from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_ca
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
 from glovebox_server.governance.refusals import Refusals
+from glovebox_server.governance.rights import MAX_KEYS
 from glovebox_server.governance.runs import Runs
 from glovebox_server.governance.trace import trace_of
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
@@ -132,7 +133,7 @@ class McpServer:
         self._levels: defaultdict[str, OrderedDict[str | None, types.LoggingLevel]] = defaultdict(OrderedDict)
         self._connection = app.runs.new()
         """The run of whoever calls over stdio: this server has one connection then."""
-        self._offers: dict[tuple[str | None, str], tuple[list[types.Tool], str]] = {}
+        self._offers: OrderedDict[tuple[object, ...], tuple[list[types.Tool], str]] = OrderedDict()
         self.server: Server[Any] = Server(
             "glovebox",
             version=app.version,
@@ -170,6 +171,8 @@ class McpServer:
             environments = catalogue.of_profiles(rights.profiles, self._app.environments)
             listed = catalogue.listed(tools, rights.profiles, environments)
             self._offers[rights.key] = listed, catalogue.digest(listed)
+            if len(self._offers) > MAX_KEYS:
+                self._offers.popitem(last=False)
         listed, digest = self._offers[rights.key]
         return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
 

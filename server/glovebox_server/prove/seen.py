@@ -105,8 +105,9 @@ def of_all(wanted: Call, seen: Sequence[Seen]) -> list[str]:
     if wanted.through is None:
         return [problem for each in seen for problem in differences(wanted, each)]
     refused = [each for each in seen if each.refusal]
-    through = len(seen) - len(refused)
+    through = sum(each.result is not None and not each.refusal and not each.how for each in seen)
     found = [] if through == wanted.through else [f"{through} of {len(seen)} got through instead of {wanted.through}"]
+    found += [f"it was told {each.how}: {each.told[:500]!r}" for each in seen if each.how and not each.refusal]
     return found + [problem for each in refused for problem in differences(wanted, each)]
 
 

@@ -166,6 +166,7 @@ class AuthMiddleware:
             workflow=grant.workflow,
             user=grant.user,
             roles=grant.roles,
+            scopes=grant.scopes,
         )
         # The SDK binds a session to the client that opened it through this; it never needs the token itself.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=grant.principal, scopes=[]))

@@ -66,7 +66,7 @@ if (link) {
 }
 seen.prompts = (await client.listPrompts()).prompts;
 seen.completed = (
-  await client.complete({ ref: { type: "ref/prompt", name: "analyse_file" }, argument: { name: "path", value: "da" } })
+  await client.complete({ ref: { type: "ref/prompt", name: "compare_files" }, argument: { name: "path", value: "da" } })
 ).completion;
 seen.invalid = await call("run_python", { code, sandbox_config: { network: true } });
 try {

@@ -3,6 +3,7 @@
 A yes is used up in the same transaction that finds it, before the call runs: of many that race for it, one gets it.
 """
 
+import logging
 import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -70,6 +71,8 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "approval.used": ("the yes was for one call, and another call has used it", "Call again to have it asked anew."),
 }
 """By rule: how it ended, and what to do."""
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -218,6 +221,20 @@ class Approvals:
         return found.state if found else "expired"
 
     async def _asked(self, form: "_Form", question: Question, listener: Listener) -> None:
+        """Ask until somebody has decided; what goes wrong is its caller's to hear, or the log's once that one left."""
+        try:
+            with form.scope:
+                await self._ask(form, question, listener)
+        except Exception as raised:  # noqa: BLE001 - a mistake of ours ends no server
+            form.problem = raised
+        finally:
+            form.over.set()
+            if form.left_open:
+                del self._left_open[question.id]
+                if form.problem is not None:
+                    _log.error("What was said to %s was not taken: %s", question.id, form.problem)
+
+    async def _ask(self, form: "_Form", question: Question, listener: Listener) -> None:
         """Ask the person at the client, if their answer counts, until they or somebody else has decided."""
 
         async def ask() -> None:
@@ -236,18 +253,14 @@ class Approvals:
             finally:
                 form.shown = False
 
-        with form.scope:
-            async with anyio.create_task_group() as tasks:
-                if question.asked.by != "operator" and not question.asked.another_principal:
-                    tasks.start_soon(ask)
-                elif not listener.waits():
-                    form.scope.cancel()
-                unreadable = await self._until_decided(question.id)
-                form.problem = form.problem or unreadable
-                tasks.cancel_scope.cancel()
-        form.over.set()
-        if form.left_open:
-            del self._left_open[question.id]
+        async with anyio.create_task_group() as tasks:
+            if question.asked.by != "operator" and not question.asked.another_principal:
+                tasks.start_soon(ask)
+            elif not listener.waits():
+                form.scope.cancel()
+            unreadable = await self._until_decided(question.id)
+            form.problem = form.problem or unreadable
+            tasks.cancel_scope.cancel()
 
     async def answer(self, identifier: str, given: Answer) -> Standing:
         """Take an answer; returns where the question stands then.
@@ -315,8 +328,9 @@ class Approvals:
         found = store.same(db, self._subject(proposal, asks).digest, at)
         if found is None or not store.use(db, found, proposal.call.id, at):
             return None
-        for each in remembered(proposal, self._tools[proposal.call.tool]):
-            store.learn(db, each.kind, each.owner, each.values, at)
+        if asks.asked.teaches:  # as whoever said it was told
+            for each in remembered(proposal, self._tools[proposal.call.tool]):
+                store.learn(db, each.kind, each.owner, each.values, at)
         return found
 
     def _reaches(self, proposal: Proposal) -> bool:

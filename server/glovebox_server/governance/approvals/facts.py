@@ -60,7 +60,7 @@ def remembered(proposal: Proposal, tool: Tool) -> tuple[Remembered, ...]:
     rules = f"{proposal.decision.profile_digest}\n{rights.policy_digest or ''}"
     return (
         Remembered(kind="program", owner=f"{whose}\n{rules}", values=(hashlib.sha256(program.encode()).hexdigest(),)),
-        Remembered(kind="host", owner=f"{whose}\n{call.run}", values=hosts(proposal, tool)),
+        Remembered(kind="host", owner=f"{whose}\n{call.run}\n{rules}", values=hosts(proposal, tool)),
     )
 
 

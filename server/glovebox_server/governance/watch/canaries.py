@@ -70,7 +70,12 @@ class Canary(BaseModel):
     def stands(self) -> bool:
         """Whether its file is there, as it was made."""
         try:
-            return self.file.read_bytes()[:MAX_BYTES] == self.text.encode()
+            # Whoever may write there may have put a link or a FIFO in its place.
+            with os.fdopen(
+                os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
+            ) as file:
+                whole = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                return whole and file.read(MAX_BYTES + 1) == self.text.encode()
         except OSError:
             return False
 

@@ -114,6 +114,8 @@ class Watch:
     def act(self, actions: Mapping[str, WatchAction]) -> None:
         """Have rules do from now on what another policy says."""
         self._actions = rules.actions(actions)
+        if self._actions["canary"] == "off":
+            self._found, self._needles, self._paths = None, Needles.of({}), {}
 
     def pause(self, call: ToolCall) -> float:
         """Seconds that the call waits before anything, holding nothing."""
@@ -136,11 +138,14 @@ class Watch:
         # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
         return Look(needles, secrets=secrets != "off", live=secrets != "stop")
 
-    def planted(self, workspace: Path) -> tuple[str, ...]:
-        """Paths of the canaries in a workspace, of those that are looked for."""
+    async def planted(self, workspace: Path) -> tuple[str, ...]:
+        """Paths of the canaries in a workspace, of those that are looked for and lie there as they were planted."""
         if self._found is None or not self._needles:
             return ()
-        return tuple(each.path for each in self._found.items if each.workspace == str(workspace))
+        there = [each for each in self._found.items if each.workspace == str(workspace)]
+        if not there:
+            return ()
+        return await anyio.to_thread.run_sync(lambda: tuple(each.path for each in there if each.stands))
 
     async def decided(self, call: ToolCall, decision: Decision, workspace: Path | None) -> None:
         """Look at a decision that is recorded, of a call that reads this workspace."""
