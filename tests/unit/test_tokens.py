@@ -198,7 +198,7 @@ def test_a_token_whose_time_ends_between_two_looks_lets_nobody_in(monkeypatch: p
         {"sha256": tokens.digest_of("b" * 40)}, {"role": "reader"}, {"role": None}, {"workflow": "nightly"},
         {"expires": datetime.now(UTC) + timedelta(days=1)},
     ],
-    ids=str,
+    ids=["secret", "another role", "no role", "workflow", "expiry"],
 )  # fmt: skip
 def test_a_token_that_became_another_ends_what_was_begun_with_it(change: dict[str, Any]) -> None:
     """Whatever it is bound to; when it was made, and how its file holds it, changes nothing (the control)."""
