@@ -79,6 +79,7 @@ CODE = {"cell_type": "code", "source": "1", "outputs": [{"data": {"text/html": "
         ("a.zip", b"PK\x03\x04 and then nothing of the kind", "cannot be looked into: BadZipFile"),
         ("a.ipynb", b"[" * 100_000, "cannot be looked into"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_acts_is_found(name: str, data: bytes, told: str) -> None:
     """One of each kind; what cannot be read says so."""
@@ -97,6 +98,7 @@ def test_what_acts_is_found(name: str, data: bytes, told: str) -> None:
         ("a.ipynb", notebook({"cell_type": "markdown", "source": ["# x < y"]})),
         ("a.txt", b"ghp_example"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_does_not_act_is_left_alone(name: str, data: bytes) -> None:
     """Near misses."""
@@ -113,6 +115,7 @@ def test_what_does_not_act_is_left_alone(name: str, data: bytes) -> None:
         b"j a v a s " * 100_000,
         b"url(" * 300_000,
     ],
+    ids=range(6),
 )
 def test_no_file_keeps_it_busy(data: bytes) -> None:
     """Beside this a call's own limits end it."""

@@ -61,7 +61,7 @@ class Scopes:
         return next((scope for scope in others if not self.refuses(self._with(principal, scopes, scope), tool)), None)
 
     def _with(self, principal: Principal, scopes: Collection[str], scope: str) -> Principal:
-        return replace(principal, scopes=(*scopes, scope))
+        return replace(principal, roles=self.of((*scopes, scope)), scopes=(*scopes, scope))
 
 
 class TokenRefused(Response):
