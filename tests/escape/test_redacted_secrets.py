@@ -1,5 +1,6 @@
 """What only a secret looks like leaves no call: by no stream, value or page, live or at the end, or record."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tests.fixtures.brokered import DRIVERS, Heard, profile, submitted
 from tests.unit.test_secret_corpus import POSITIVES
 
 from glovebox_server import app as apps
+from glovebox_server.audit.chain import digest
 from glovebox_server.calls import CallResult
 from glovebox_server.settings import Settings
 
@@ -93,10 +95,13 @@ async def test_a_profile_can_have_such_a_result_refused(tmp_path: Path) -> None:
 
 @pytest.mark.driver("bubblewrap")
 async def test_arguments_that_are_kept_hold_none_either(tmp_path: Path) -> None:
-    """The program that was sent with it is recorded without, with the digest of what ran."""
+    """The program that was sent with it is recorded without, with the digest of what ran, and that it was replaced."""
     _, _, log = await called(tmp_path, "bubblewrap", "", f"token = {TOKEN!r}\n")
     assert TOKEN not in log
     assert "token = '[secret: GitHub token]'" in log
+    (decided,) = [json.loads(line)["data"] for line in log.splitlines() if '"kind":"call.decided"' in line]
+    assert decided["redacted"] == {"GitHub token": 1}
+    assert decided["arguments_digest"] != digest(decided["arguments"])
 
 
 @pytest.mark.driver("bubblewrap")

@@ -7,14 +7,20 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from glovebox_profiles.model import Credential
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_profiles.model import Credential, Network
+from glovebox_server.broker.network import gate_for
 from glovebox_server.egress.credentials import held, sources
 from glovebox_server.egress.credentials.held import Held
+from glovebox_server.egress.credentials.redact import forms
 from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
@@ -190,6 +196,53 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
     with pytest.raises(CredentialUnavailable):
         await keys.value("exec:/helper")
     assert len(readings) == 2
+
+
+async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last few of each source: an old one may still be valid, in results and in what servers answer."""
+    values = [f"{KEY}{n}" for n in range(held.KEPT + 1)]
+    keys = Held()
+    lent = [
+        Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source="env:TRACKER_TOKEN"),
+        Credential(name="unused", host="b.example.org", paths=("/*",), header="Key", source="env:OTHER_TOKEN"),
+    ]
+    assert keys.used(lent) == {}
+    for value in values:
+        monkeypatch.setenv("TRACKER_TOKEN", value)
+        await keys.value("env:TRACKER_TOKEN")
+        assert forms("", value).keys() <= keys.forms.keys()
+    found = [value for value in values if forms("", value).keys() <= keys.forms.keys()]
+    assert found == values[1:]
+    assert keys.used(lent).keys() == keys.forms.keys()
+    assert {form.name for form in keys.used(lent).values()} == {"tracker"}
+    assert keys.used(lent[1:]) == {}
+    rule, nobody = EgressRule(host="a.example.org"), SimpleNamespace(principal=SimpleNamespace(id="local:1"))
+    network = Network(mode="egress", allow=(rule,), credential=(lent[0],))
+    profile = load([SHIPPED], check_example=None)["fetch_url"].model_copy(update={"network": network})
+    gate = gate_for(profile, cast("Any", nobody), cast("Any", nobody), credentials=keys)
+    assert gate is not None
+    assert gate.lender is not None
+    assert gate.lender.used == keys.used(lent)
+
+
+async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is cancelled while its forms are made leaves nothing behind that the next could get without them."""
+
+    async def reading(_source: str) -> sources.Value:
+        return sources.Value(text=KEY)
+
+    async def cancelled(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(held, "read", reading)
+    keys = Held()
+    with monkeypatch.context() as patch:
+        patch.setattr(anyio.to_thread, "run_sync", cancelled)
+        with pytest.raises(TimeoutError):
+            await keys.value("exec:/helper")
+    assert keys.forms == {}
+    await keys.value("exec:/helper")
+    assert forms("", KEY).keys() == keys.forms.keys()
 
 
 @pytest.mark.parametrize(

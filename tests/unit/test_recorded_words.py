@@ -14,7 +14,7 @@ from glovebox_server.audit.events import CallDecided, CallEvent, draft
 from glovebox_server.broker.network import gate_for
 from glovebox_server.broker.policy import decide
 from glovebox_server.calls import Principal, ToolCall
-from glovebox_server.egress.credentials.sources import read
+from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.events import RequestEvent, TunnelEvent
 from glovebox_server.egress.exchange import request
 from glovebox_server.egress.tunnel import connect
@@ -96,7 +96,7 @@ class Recorder:
 async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     """The record of one attempt of a program's, which is refused."""
     recorder: Any = Recorder()
-    gate = gate_for(narrow(), recorder, call_of(""), read_value=read)
+    gate = gate_for(narrow(), recorder, call_of(""), credentials=Held())
     assert gate is not None
 
     async def ended(_: RequestEvent | TunnelEvent) -> None:

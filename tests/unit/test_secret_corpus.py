@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+import anyio.to_thread
 import pytest
 
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
-from glovebox_server.egress.credentials.redact import forms
+from glovebox_server.egress.credentials.redact import MAX_HELD, Forms, Redactor, forms
+from glovebox_server.secret_scan import redact
 from glovebox_server.secret_scan.patterns import MAX_PLACES, PATTERNS
-from glovebox_server.secret_scan.redact import LOOP_BYTES, redacted, shown_live, text_redacted
+from glovebox_server.secret_scan.redact import LOOP_BYTES, redacted, shown_live, text_redacted, value_redacted
 
 ROOT = Path(__file__).parents[2]
 _LETTERS = {
@@ -141,6 +143,19 @@ async def test_values_that_the_server_holds_are_replaced_however_they_are_writte
     assert (same.stdout.text, count) == (other, {})
 
 
+async def test_one_text_in_which_a_value_is_spread_leaves_nothing_to_the_next() -> None:
+    """What was held of it is gone; the next text comes as it is, and a value in it is replaced."""
+    value = "q7Zk2mX9vB4tR8wLp3Ns"
+    spread = value[:15] + " " * (MAX_HELD + 1)
+    known = forms("of the server", value)
+    clean, _ = await redacted(_outcome("", [spread, value[15:] + " and so on further", value]), known)
+    assert clean.value == [
+        "[credential that may be spread over this text]",
+        value[15:] + " and so on further",
+        "[credential of the server]",
+    ]
+
+
 def test_a_flood_of_words_is_bounded_and_hides_nothing() -> None:
     """After so many places that must be looked around, the rest is withheld."""
     flood = "PRIVATE KEY " * (MAX_PLACES + 10) + POSITIVES[20]
@@ -159,7 +174,7 @@ def test_what_is_shown_live_holds_no_secret_wherever_writes_are_cut(size: int) -
     """Each of the corpus that is found, in pieces; the control is that ordinary lines are shown."""
     for text in filter(_finds, POSITIVES):
         shown: list[str] = []
-        show = shown_live(shown.append, "mask", {})
+        show = shown_live(shown.append, "mask", dict)
         whole = f"begin\n{text}\nend\n"
         for at in range(0, len(whole), size):
             show(whole[at : at + size])
@@ -168,16 +183,93 @@ def test_what_is_shown_live_holds_no_secret_wherever_writes_are_cut(size: int) -
         assert not _finds(live), text
         assert live.startswith("begin\n") or size == 10_000
     plain: list[str] = []
-    show = shown_live(plain.append, "mask", {})
+    show = shown_live(plain.append, "mask", dict)
     for piece in ("step 1", " of 2\n", "50%\r"):
         show(piece)
     assert "".join(plain) == "step 1 of 2\n50%\r"
     nothing: list[str] = []
-    shown_live(nothing.append, "refuse", {})("text\n")
+    shown_live(nothing.append, "refuse", dict)("text\n")
     assert nothing == []
     everything: list[str] = []
-    shown_live(everything.append, "none", {})(POSITIVES[0])
+    shown_live(everything.append, "none", dict)(POSITIVES[0])
     assert everything == [POSITIVES[0]]
+
+
+@pytest.mark.parametrize("size", [1, 5, 10_000])
+def test_live_output_ends_at_a_key_and_says_so_and_not_at_words_like_it(size: int) -> None:
+    """Where a key of several lines begins; continents and prose about keys are shown."""
+    harmless = _filled("ASIA/Tokyo EURASIA AKIAH ASIA\nNo PRIVATE KEY was found.\nXAK{}IA{C16}\n" + "! " * 20 + "\n")
+    key = next(text for text in POSITIVES if "RSA PRIV" in text)
+    for ending, secret in (("", "\0"), (key, key.split("\n")[1]), (_filled("id AK{}IA{C16}\n"), " AKIA")):
+        shown: list[str] = []
+        show = shown_live(shown.append, "mask", dict)
+        for at in range(0, len(harmless), size):
+            show(harmless[at : at + size])
+        for at in range(0, len(ending), size):
+            show(ending[at : at + size])
+        live = "".join(shown)
+        assert live.startswith(harmless)
+        assert live.endswith("[the rest is shown when the program ends]\n") is bool(ending)
+        assert secret not in live.removeprefix(harmless)
+
+
+def test_a_value_that_is_lent_while_a_program_runs_is_shown_by_it_no_more() -> None:
+    """From then on, also where some of the line was held back before; the control is what came before it."""
+    value, lent = "q7Zk2mX9vB4tR8wLp3Ns", list[str]()
+    known = [forms("of the server", value)]
+    shown: list[str] = []
+    show = shown_live(shown.append, "mask", lambda: known[0] if lent else {})
+    show(f"{value} \n{value}")
+    lent.append(value)
+    show(f" \n{value}\n")
+    assert "".join(shown) == f"{value} \n[credential of the server] \n[credential of the server]\n"
+
+
+async def test_a_private_key_with_a_text_for_each_line_is_replaced() -> None:
+    """As searching with context gives it, numbered, and as a program's list; what is no line of it stays."""
+    lines = next(text for text in POSITIVES if "RSA PRIV" in text).split("\n")
+    body = [line for line in lines if re.fullmatch(r"[A-Za-z0-9+/=]{16,}", line)]
+    assert len(body) == 3
+    others = ["src/keys/deployment", "Makefile", "a sentence of Several words", "short"]
+    numbered = [f"{n}: {line}" for n, line in enumerate(lines)]
+    for value in (
+        {"matches": [{"path": others[0], "text": lines[0], "before": others, "after": lines[1:]}]},
+        [*others, *lines],
+        [*others, *numbered],
+    ):
+        clean, count = await redacted(_outcome("", value), {})
+        assert [line for line in body if line in json.dumps(clean.value)] == []
+        assert count == {"private key": len(body)}
+        assert [each for each in others if json.dumps(each) not in json.dumps(clean.value)] == []
+    without = [line for line in lines if "PRIVATE" not in line]
+    assert (await redacted(_outcome("", without), {}))[0].value == without
+
+
+async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many empty texts, numbers, keys: told without going through them all; and the table is made once."""
+    known, made, threads = forms("of the server", "q7Zk2mX9vB4tR8wLp3Ns"), list[object](), list[object]()
+
+    class Counted(Redactor):
+        def __init__(self, wanted: Forms) -> None:
+            made.append(wanted)
+            super().__init__(wanted)
+
+    async def run_sync(work: Callable[..., object], *given: object) -> object:
+        threads.append(work)
+        return work(*given)
+
+    monkeypatch.setattr(redact, "Redactor", Counted)
+    monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
+    large: list[object] = [[""] * 32_000, [0] * 32_000, [[]] * 32_000, {str(n): 0 for n in range(32_000)}]
+    for value in large:
+        plain = _outcome("", value)
+        assert (await redacted(plain, known))[0] is plain
+        assert (await value_redacted(value, known))[1] == {}
+    assert len(threads) == len(made) == 2 * len(large)
+    assert not redact._takes_long(iter(["", "", *redact._strings(["text"] * 100)]), known)
+    assert (await value_redacted({"text": "q7Zk2mX9vB4tR8wLp3Ns"}, known))[1] == {"credential of the server": 1}
+    assert len(threads) == 2 * len(large)
+    assert len(made) == 2 * len(large) + 1
 
 
 def test_each_kind_has_a_positive() -> None:

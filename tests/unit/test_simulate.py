@@ -56,7 +56,7 @@ def test_calls_that_would_be_decided_otherwise_are_named(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_known_is_counted_and_not_guessed(tmp_path: Path) -> None:
-    """Without arguments, unless the very same profile decided; what a role refused or somebody lifted stays."""
+    """Without arguments as they were, unless that profile decided; what a role refused or somebody lifted stays."""
     text = (SHIPPED / "run_python.toml").read_text()
     call = decided("c_1")
     code, found = simulated(
@@ -66,8 +66,9 @@ def test_what_cannot_be_known_is_counted_and_not_guessed(tmp_path: Path) -> None
         replace(call, call_id="c_2", profile_digest=digest(PROFILE)),
         replace(call, call_id="c_3", effect="deny", rule="role.tools", arguments=CODE),
         replace(call, call_id="c_4", grants=("host:a.org:443 (a_1)",), arguments=CODE),
+        replace(call, call_id="c_5", arguments=CODE, redacted={"GitHub token": 1}),
     )
-    assert (code, found["same"], found["unknown"], found["elsewhere"]) == (OK, 1, {"run_python": 1}, 2)
+    assert (code, found["same"], found["unknown"], found["elsewhere"]) == (OK, 1, {"run_python": 2}, 2)
 
 
 def test_calls_before_the_time_are_left_out_and_a_missing_candidate_is_named(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ class Broker:
                 decision = verdict
                 profile = lifting.reaching(profile, decision, escalation)
             recorder = self.receipts.recorder(call, profile)
-            await recorder.record(call_decided(call, decision, profile, inputs, self.credentials.forms))
+            await recorder.record(await call_decided(call, decision, profile, inputs, self.credentials.forms))
             await self.governance.decided(call, decision, rights.workspace)
             if profile is None or decision.effect != "allow":
                 return refused(call, decision, recorder.head)
@@ -195,7 +195,7 @@ class Broker:
             reveal = (*(each.path for each in profile.files.reveal), *await self.governance.planted(rights.workspace))
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
-            gate = gate_for(profile, recorder, call, connecting, reservation, read_value=self.credentials.value)
+            gate = gate_for(profile, recorder, call, connecting, reservation, credentials=self.credentials)
             lender = gate.lender if gate is not None else None
             if lender is not None and any(each.env for each in lender.credentials):
                 await recorder.flush()  # a helper may be started for what the program finds in its place
@@ -223,7 +223,7 @@ class Broker:
                         file=collector.accept,
                         cut_file=partial(collector.accept, cut=True),
                         serve=serve_with(gate) if gate else None,
-                        printed=look.printed(shown_live(listener.printed, redact, self.credentials.forms)),
+                        printed=look.printed(shown_live(listener.printed, redact, lambda: self.credentials.forms)),
                     )
                     job = replace(allowed.tool.job(call.arguments, reveal), environment=environment)
                     outcome = await run(sandbox, job, inputs=files, hooks=hooks)

@@ -6,7 +6,8 @@ from glovebox_profiles.model import Profile
 from glovebox_sandboxes.session.connection import Duplex, Serve
 from glovebox_server.audit.events import EgressDecided
 from glovebox_server.calls import ToolCall
-from glovebox_server.egress.credentials.lent import Lender, ReadValue
+from glovebox_server.egress.credentials.held import Held
+from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.events import EgressAttempt, OnDecision
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
@@ -23,7 +24,7 @@ def gate_for(
     connecting: OnDecision | None = None,
     reservation: Reservation | None = None,
     *,
-    read_value: ReadValue,
+    credentials: Held,
 ) -> EgressGate | None:
     """The gate for one call, within what is reserved for it; None where its profile grants no network.
 
@@ -33,7 +34,7 @@ def gate_for(
         call: the call.
         connecting: looks at each attempt that is recorded, before anything is dialled; None where nobody does.
         reservation: what the call may spend.
-        read_value: where the values of the profile's credentials come from.
+        credentials: where the values of those come from that the profile lends.
     """
     if profile.network.mode == "none":
         return None
@@ -64,6 +65,7 @@ def gate_for(
         body_bytes=profile.network.max_bytes,
         tunnel_received_bytes=profile.network.max_bytes,
     )
+    lent = profile.network.credential
     gate = EgressGate(
         rules=profile.network.allow,
         on_decision=record,
@@ -71,7 +73,7 @@ def gate_for(
         principal=call.principal.id,
         limits=limits,
         authority=Authority(profile.network.allow) if profile.network.tls == "inspect" else None,
-        lender=Lender(credentials=profile.network.credential, read=read_value) if profile.network.credential else None,
+        lender=Lender(credentials=lent, read=credentials.value, used=credentials.used(lent)) if lent else None,
     )
     if reservation:
         reservation.counts(gate.traffic)

@@ -1,4 +1,4 @@
-"""Makes the audit events of a call from what the broker has in hand. Pure; the recorder writes them."""
+"""Makes the audit events of a call from what the broker has in hand; the recorder writes them."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ MAX_KEPT = 128 * 1024
 """Characters of one output that a profile has kept in the log: a record holds 1 MiB, escaped."""
 
 
-def call_decided(
+async def call_decided(
     call: ToolCall, decision: Decision, profile: Profile | None, inputs: Inputs, values: Forms
 ) -> CallDecided:
     """What was decided; with the arguments only where the profile keeps them."""
@@ -31,7 +31,8 @@ def call_decided(
     event = CallDecided.of(call, decision, keep_arguments=keep, inputs=inputs.listed)
     if profile is None or event.arguments is None or profile.result.redact == "none":
         return event
-    return replace(event, arguments=value_redacted(event.arguments, values))
+    arguments, secrets = await value_redacted(event.arguments, values)
+    return replace(event, arguments=arguments, redacted=secrets) if secrets else event
 
 
 def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:

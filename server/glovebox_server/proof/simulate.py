@@ -47,7 +47,7 @@ class Simulated:
     otherwise: list[Otherwise] = field(default_factory=list)
     """Newest last."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Calls whose arguments were not kept, by tool."""
+    """Calls whose arguments were not kept, or not as they were, by tool."""
     elsewhere: int = 0
     """Calls that something else than a profile refused or lifted."""
 
@@ -72,7 +72,7 @@ def simulate(records: Iterable[Record], profiles: Mapping[str, Profile], tools: 
             found.elsewhere += 1
         elif data.get("profile_digest") == digests[tool]:
             found.same += 1
-        elif not isinstance(data.get("arguments"), dict):
+        elif not isinstance(data.get("arguments"), dict) or data.get("redacted"):
             found.unknown[tool] = found.unknown.get(tool, 0) + 1
         else:
             now = decide(tools[tool], data["arguments"], profiles[tool], digests[tool])

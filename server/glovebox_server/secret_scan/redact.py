@@ -1,4 +1,4 @@
-"""Puts a word in the place of each secret in what a call gives back. Pure but for a thread for long outputs.
+"""Puts a word in the place of each secret in what a call gives back. Pure but for a thread for what takes long.
 
 ``patterns`` says what a secret looks like; of the values that the server itself holds every way of writing them is
 looked for (``egress.credentials.redact``).
@@ -14,11 +14,15 @@ from typing import Any, Final
 import anyio.to_thread
 
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.egress.credentials.redact import Forms, Redactor, ValueSpread
+from glovebox_server.egress.credentials.redact import Form, Forms, Redactor, ValueSpread
 from glovebox_server.secret_scan.patterns import PATTERNS, found
 
 LOOP_BYTES: Final = 16 * 1024
 """What is looked through on the event loop; more is in a thread."""
+_PER_TEXT: Final = 64
+"""What each text counts for besides its length: to begin with one takes some microseconds."""
+_PER_FORM: Final = 16
+"""What each form counts for that is looked for: a table of them is made for each answer."""
 MAX_HELD: Final = 64 * 1024
 """Characters of live output that are held back: after more without an end nothing is shown live any more."""
 
@@ -29,50 +33,88 @@ _SHOWN: Final = 32
 """Characters that were shown and are looked at again with what follows: a word may lie across."""
 _LONG: Final = ("PRIVATE KEY", "AKIA", "ASIA", "aws_secret", "AWS_SECRET", "ecretAccessKey")
 """Words of secrets that go on behind a blank or the end of a line."""
+_FIRST_LINE: Final = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
+_GOES_ON: Final = re.compile(
+    rf"{_FIRST_LINE.pattern}|(?<![A-Z0-9])A(?:KIA|SIA)[A-Z2-7]{{16}}(?![A-Z0-9])|aws_secret|AWS_SECRET|ecretAccessKey"
+)
+"""How these begin: ASIA/Tokyo and EURASIA are none."""
+_KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-z0-9+/=]{16,}\s*")
+"""A line of a private key, as a text of its own; small letters alone are a path or a name."""
 
 
 async def redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
     """Return the same outcome without secrets in its texts and its value, and how many of each kind there were."""
-    if sum(map(len, _texts_of(outcome))) > LOOP_BYTES:
+    if _takes_long(_texts_of(outcome), values):
         return await anyio.to_thread.run_sync(_redacted, outcome, values)
     return _redacted(outcome, values)
 
 
+async def value_redacted(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
+    """Return a JSON value without secrets in its texts, and how many of each kind there were."""
+    if _takes_long(_strings(value), values):
+        return await anyio.to_thread.run_sync(_value_redacted, value, values)
+    return _value_redacted(value, values)
+
+
 def text_redacted(text: str, values: Forms, count: Counter[str]) -> str:
     """Return a text with ``[secret: …]`` in the place of each secret, which are counted by kind."""
-    if values:
-        text = _without(text, values, count)
-    data = _as_bytes(text)
-    spans = sorted(found(data))
-    if not spans:
+    return _Mask(values, count).text(text)
+
+
+class _Mask:
+    """Puts a word in the place of each secret in the texts of one answer; what it compares is made once for all."""
+
+    def __init__(self, values: Forms, count: Counter[str]) -> None:
+        self._redactor = Redactor(values) if values else None
+        self._shortest = min(map(len, values), default=0)
+        self._count = count
+
+    def text(self, text: str) -> str:
+        """Return a text with a word in the place of each secret."""
+        if self._redactor is not None and len(text) >= self._shortest:
+            text = self._without(self._redactor, text)
+        data = _as_bytes(text)
+        spans = sorted(found(data))
+        if not spans:
+            return text
+        pieces, done = list[bytes](), 0
+        for start, end, kind in spans:
+            if start >= done:
+                pieces += [data[done:start], f"[secret: {kind}]".encode()]
+                self._count[kind] += 1
+            done = max(done, end)
+        return _as_text(b"".join((*pieces, data[done:])))
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value with a word in the place of each secret; a private key may have a text for each line."""
+        in_lines = any(_FIRST_LINE.search(text) for text in _strings(value))
+        return _mapped(value, self._line if in_lines else self.text)
+
+    def _line(self, text: str) -> str:
+        if _KEY_LINE.fullmatch(text) is None:
+            return self.text(text)
+        self._count["private key"] += 1
+        return "[secret: private key]"
+
+    def _without(self, redactor: Redactor, text: str) -> str:
+        before = len(_VALUE.findall(text))
+        try:
+            text = _as_text(redactor.feed(_as_bytes(text)) + redactor.finish())
+        except ValueSpread:  # what may be a value stands in more than is looked at together
+            redactor.finish()
+            text = "[credential that may be spread over this text]"
+        if (more := len(_VALUE.findall(text)) - before) > 0:
+            self._count["credential of the server"] += more
         return text
-    pieces, done = list[bytes](), 0
-    for start, end, kind in spans:
-        if start >= done:
-            pieces += [data[done:start], f"[secret: {kind}]".encode()]
-            count[kind] += 1
-        done = max(done, end)
-    return _as_text(b"".join((*pieces, data[done:])))
 
 
-def _without(text: str, values: Forms, count: Counter[str]) -> str:
-    redactor, before = Redactor(values), len(_VALUE.findall(text))
-    try:
-        text = _as_text(redactor.feed(_as_bytes(text)) + redactor.finish())
-    except ValueSpread:  # what may be a value stands in more than is looked at together
-        text = "[credential that may be spread over this text]"
-    if (more := len(_VALUE.findall(text)) - before) > 0:
-        count["credential of the server"] += more
-    return text
-
-
-def shown_live(show: Callable[[str], None], redact: str, values: Forms) -> Callable[[str], None]:
+def shown_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
     """Stands before whoever shows what a program prints while it runs; what it holds back is in the result.
 
     Args:
         show: shows it.
         redact: the profile's choice.
-        values: what the server holds.
+        values: tells what the server holds by now: the first value may be lent while the program runs.
     """
     if redact == "none":
         return show
@@ -82,9 +124,11 @@ def shown_live(show: Callable[[str], None], redact: str, values: Forms) -> Calla
 class _Live:
     """Shows what no secret may begin in; from a word on that a secret of several lines has, nothing more."""
 
-    def __init__(self, show: Callable[[str], None], values: Forms) -> None:
-        self._show = show
-        self._redactor = Redactor(values) if values else None
+    def __init__(self, show: Callable[[str], None], values: Callable[[], Forms]) -> None:
+        self._show, self._values = show, values
+        self._known: Forms = {}
+        self._wanted: dict[bytes, Form] = {}  # only grows: what has begun of a value goes on to be followed
+        self._redactor = Redactor(self._wanted)
         self._held = self._last = ""
         self._over = False
 
@@ -92,38 +136,49 @@ class _Live:
         """Take what was printed."""
         if self._over:
             return
-        if self._redactor is not None:
+        if (values := self._values()) is not self._known:
+            self._known = values
+            self._wanted.update(values)
+            self._held = text_redacted(self._held, values, Counter())
+        if self._wanted:
             try:
                 text = self._redactor.feed(text.encode("utf-8", "replace")).decode("utf-8", "replace")
             except ValueSpread:
-                self._over = True
+                self._end()
                 return
         held = self._held + text
         cut = len(held.rstrip(_OF_TOKENS))
-        self._over = len(held) - cut > MAX_HELD or any(word in self._last + held for word in _LONG)
-        if self._over:
+        if len(held) - cut > MAX_HELD or _goes_on(self._last, held):
+            self._end()
             return
         shown, self._held = held[:cut], held[cut:]
         self._last = (self._last + shown)[-_SHOWN:]
         if shown:
             self._show(text_redacted(shown, {}, Counter()))
 
+    def _end(self) -> None:
+        self._over = True
+        self._show("\n[the rest is shown when the program ends]\n")
 
-def value_redacted(value: Any, values: Forms) -> Any:
-    """Return a JSON value without secrets in its texts."""
-    return _mapped(value, lambda text: text_redacted(text, values, Counter()))
+
+def _goes_on(last: str, text: str) -> bool:
+    """Whether a secret begins in a text that may have several lines; the words alone are looked for faster."""
+    both = last + text
+    return any(word in both for word in _LONG) and any(each.end() > len(last) for each in _GOES_ON.finditer(both))
+
+
+def _value_redacted(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
+    count: Counter[str] = Counter()
+    return _Mask(values, count).value(value), dict(sorted(count.items()))
 
 
 def _redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
     if not values and not _suspicious("\0".join(_texts_of(outcome))):
         return outcome, {}
     count: Counter[str] = Counter()
-
-    def clean(text: str) -> str:
-        return text_redacted(text, values, count)
-
-    stdout, stderr = clean(outcome.stdout.text), clean(outcome.stderr.text)
-    value = _mapped(outcome.value, clean)
+    mask = _Mask(values, count)
+    stdout, stderr = mask.text(outcome.stdout.text), mask.text(outcome.stderr.text)
+    value = mask.value(outcome.value)
     if not count:
         return outcome, {}
     outcome = replace(
@@ -143,15 +198,29 @@ def _suspicious(text: str) -> bool:
     return any(word in text for word in _WORDS)
 
 
-def _texts_of(outcome: Outcome) -> list[str]:
-    return [outcome.stdout.text, outcome.stderr.text, *_strings(outcome.value)]
+def _takes_long(texts: Iterator[str], values: Forms) -> bool:
+    """Whether this is for a thread; no more is counted than it takes to know."""
+    left = LOOP_BYTES - _PER_FORM * len(values)
+    for text in texts:
+        left -= len(text) + _PER_TEXT
+        if left < 0:
+            return True
+    return left < 0
+
+
+def _texts_of(outcome: Outcome) -> Iterator[str]:
+    yield outcome.stdout.text
+    yield outcome.stderr.text
+    yield from _strings(outcome.value)
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in a value, and every key."""
+    """Every text in a value, and every key; an empty one for all else, which takes its time too."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
+        return
+    yield ""
+    if isinstance(value, Mapping):
         for key, each in value.items():
             yield key
             yield from _strings(each)

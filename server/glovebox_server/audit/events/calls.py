@@ -45,6 +45,8 @@ class CallDecided(CallEvent):
     """Length of that JSON in bytes."""
     arguments: Mapping[str, Any] | None = None
     """The arguments themselves, only where the profile keeps them."""
+    redacted: Mapping[str, int] | None = None
+    """Secrets that were replaced in them, by kind; absent where there were none. The digest is of what was asked."""
     inputs: tuple[Input, ...] | None = None
     """``name``, ``uri``, ``sha256`` and ``bytes`` of each artifact that goes in."""
     role: str | None = None

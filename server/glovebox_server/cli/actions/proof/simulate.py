@@ -37,7 +37,7 @@ def simulate(directory: Path, candidate: Path, since: datetime, console: Console
         words = f"{each.time[:19]}  {each.call_id}  {each.tool}  {each.was} -> {each.now}  ({each.rule})"
         say(console, printable(words), _STYLES.get(each.now, ""))
     for tool, many in sorted(found.unknown.items()):
-        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept (audit.keep)."
+        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were (audit.keep)."
         say(console, words, "yellow")
     unknown = sum(found.unknown.values())
     told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same, {unknown} unknown"
