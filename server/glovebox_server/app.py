@@ -299,6 +299,17 @@ def _lock(settings: Settings) -> "Lock | None":
     return found
 
 
+def require_locked(settings: Settings, policy: Policy | None, path: Path | None) -> None:
+    """Refuse a policy that is not the one of the lock, where one was asked for; for what reads it without a server.
+
+    Raises:
+        ProfileError: the first difference; or the lock is none, or is not signed as was asked.
+    """
+    lock = _lock(settings)
+    if lock is not None:
+        lock.require_policy(policy, path)
+
+
 def _governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock: "Lock | None") -> Governed:
     found = governed(settings, profiles, served, TOOLS)
     if lock is not None:

@@ -18,7 +18,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server.app import opened
 from glovebox_server.cli.main import main
-from glovebox_server.exits import OK, USAGE
+from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.proof.lock import Lock
 from glovebox_server.receipts.keys import public_pem
 from glovebox_server.settings import Settings
@@ -222,6 +222,27 @@ def test_only_the_lock_that_its_operator_signed_is_taken(scene: Scene) -> None:
         scene.start(locked=scene.lock, require_signed=public)
     with pytest.raises(ProfileError, match="there is none"):
         scene.start(require_signed=public)
+
+
+def test_nothing_is_promoted_by_a_policy_that_was_not_locked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was added since is none; nor is one of an unsigned lock. The control is the policy as it was."""
+    _, public = scene.key("operator")
+    scene.locked()
+    words = ("artifact", "promote", "artifact://" + "0" * 32, "--into", "reports")
+    monkeypatch.setenv("GLOVEBOX_LOCKED", str(scene.lock))
+    asked = scene.run(*words)
+    assert (asked.exit_code, "names no folder" in asked.stderr) == (REFUSED, True)
+    (scene.place / "reports").mkdir()
+    named = f'[promote]\ninto = {{ reports = "{scene.place / "reports"}" }}\n'
+    scene.put(scene.policy, POLICY.replace("[[example]]", f"{named}[[example]]", 1))
+    asked = scene.run(*words)
+    assert (asked.exit_code, "promote" in asked.stderr, "glovebox.lock" in asked.stderr) == (USAGE, True, True)
+    monkeypatch.delenv("GLOVEBOX_LOCKED")
+    asked = scene.run(*words)
+    assert (asked.exit_code, "There is no artifact" in asked.stderr) == (REFUSED, True)
+    monkeypatch.setenv("GLOVEBOX_REQUIRE_SIGNED", str(public))
+    asked = scene.run(*words)
+    assert (asked.exit_code, "there is none" in asked.stderr) == (USAGE, True)
 
 
 def test_a_key_that_others_could_read_signs_nothing(scene: Scene) -> None:

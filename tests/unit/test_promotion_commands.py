@@ -1,6 +1,7 @@
 """``glovebox artifact promote``, ``promotions`` and ``rollback``: what is shown, asked, refused, recorded, put back."""
 
 import asyncio
+import errno
 import json
 import os
 import select
@@ -19,6 +20,7 @@ from tests.fixtures.whole_commands import GLOVEBOX
 from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, REFUSED
+from glovebox_server.promotion.folder import Folder
 
 POLICY = """\
 version = 1
@@ -88,6 +90,58 @@ def test_without_a_terminal_it_shows_and_changes_nothing(place: Path) -> None:
     assert "It is no text" in text
     assert "--expect sha256:" in text
     assert held(place / "reports") == {"a.csv": b"a,0\n"}
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"),
+    [
+        (b"a,1", ["-a,1", "\\ No newline at end of file", "+a,1"]),
+        (b"a,1\r\n", [r"-a,1\r", "+a,1"]),
+        (b"a,1\x0c", [r"-a,1\x0c", "\\ No newline at end of file", "+a,1"]),
+        (b"a,1\x0b\n", [r"-a,1\x0b", "+a,1"]),
+        (b"a\r1\n", [r"-a\r1", "+a,1"]),
+        ("a,1\u2028\n".encode(), [r"-a,1\u2028", "+a,1"]),
+    ],
+)
+def test_a_difference_that_few_programs_show_is_shown(place: Path, before: bytes, shown: list[str]) -> None:
+    """Only a line feed ends a line; whatever else some readers end one at is in it, as an escape."""
+    (place / "reports/a.csv").write_bytes(before)
+    _, text = run(place, "promote", *addresses(place), "--into", "reports")
+    lines = [line.removeprefix("  │ ") for line in text.split("\n") if line.startswith("  │ ")]
+    assert lines[lines.index("+++ a.csv") + 2 :][: len(shown)] == shown
+
+
+def test_what_cannot_be_cleared_away_is_said_and_in_force(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are where they belong, so it is a warning; the next command says why, and clears once it can."""
+
+    def clear(_: Folder, __: str) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    words = ("promote", *addresses(place), "--into", "reports")
+    digest = json.loads(run(place, *words, "--json")[1])["plan"]["digest"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "clear", clear)
+        status, text = run(place, *words, "--expect", digest)
+        assert (status, "is in force, but" in text, "could not be cleared away" in text) == (OK, True, True), text
+        assert {**held(place / "reports"), **FILES} == held(place / "reports")
+        status, text = run(place, "promotions")
+        assert (status, "is in force, but what was laid ready" in text, "not empty" in text) == (REFUSED, True, True)
+    status, text = run(place, "promotions")
+    assert (status, "in force" in text) == (OK, True)
+    assert held(place / "reports") == FILES
+
+
+def test_a_folder_that_is_gone_is_named(place: Path) -> None:
+    """As a refusal with a rule. The control: it is put back, and so are the files."""
+    identity = promoted(place)
+    (place / "reports").rename(place / "elsewhere")
+    status, text = run(place, "rollback", identity, "--json")
+    assert status == REFUSED
+    refused = json.loads(text[text.index("{") : text.rindex("}") + 1])["refused"]
+    assert refused["rule"] == "promotion.path"
+    assert str(place / "reports") in refused["reason"]
+    (place / "elsewhere").rename(place / "reports")
+    assert run(place, "rollback", identity)[0] == OK
 
 
 def test_promoted_listed_and_put_back_on_record(place: Path) -> None:

@@ -166,14 +166,18 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "config/policy.toml").write_text(POLICY.format(folder=tmp_path / "reports"))
     (tmp_path / "state").mkdir(mode=0o700)
     write(tmp_path / "reports", OLD)
-    patch = overlay_patch(tmp_path / "work")
+    store(tmp_path, overlay_patch(tmp_path / "work"))
+    return tmp_path
+
+
+def store(place: Path, patch: bytes) -> None:
+    """Keep a patch as an artifact."""
 
     async def fill() -> None:
-        async with a_store(tmp_path / "state/artifacts", Clock(datetime.now(UTC))) as store:
-            await keep(store, "changes.patch", patch)
+        async with a_store(place / "state/artifacts", Clock(datetime.now(UTC))) as kept:
+            await keep(kept, "changes.patch", patch)
 
     asyncio.run(fill())
-    return tmp_path
 
 
 def applied(place: Path) -> tuple[int, str]:
@@ -192,6 +196,7 @@ def test_a_programs_changes_reach_the_workspace_and_go_again(place: Path) -> Non
     assert "gone.py: goes" in text
     assert "│ +LINE 3" in text
     assert "it may be run as a program" in text
+    assert "text/plain, mode 644 → 755" in text
     status, text = applied(place)
     assert status == OK, text
     assert held(place / "reports") == NEW
@@ -200,6 +205,18 @@ def test_a_programs_changes_reach_the_workspace_and_go_again(place: Path) -> Non
     assert run(place, "rollback", json.loads(text)["promotion"]["id"])[0] == OK
     assert held(place / "reports") == OLD
     assert not (place / "reports/run.sh").stat().st_mode & 0o111
+
+
+def test_a_change_of_nothing_but_the_mode_is_said(place: Path) -> None:
+    """No line shows it, so a sentence does."""
+    known = addresses(place)
+    (place / "reports/run.sh").chmod(0o755)
+    store(place, b"diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n")
+    (uri,) = set(addresses(place)) - set(known)
+    status, text = run(place, "promote", uri, "--apply", "--into", "reports")
+    assert status == REFUSED
+    assert "run.sh: changes, 10 → 10 bytes, text/plain, mode 755 → 644\n" in text
+    assert "  No line changes.\n" in text
 
 
 def test_a_conflict_changes_nothing(place: Path) -> None:

@@ -367,6 +367,26 @@ async def test_a_server_puts_back_what_was_interrupted_before_it_serves(
     assert require_whole(place) == "before"
 
 
+def test_what_cannot_be_cleared_away_changes_nothing_of_what_is_in_force(place: Place) -> None:
+    """A folder that somebody made beside what was laid ready: all is said to be in force until it is gone, and then."""
+
+    def record(event: Event) -> None:
+        assert isinstance(event, PromotionApplied)
+        (place.folder / f".glovebox-promotion-{event.promotion}/x").mkdir()
+
+    done = place.promote(record=record)
+    assert done.state == "moved"
+    assert {**held(place.folder), **AFTER} == held(place.folder)
+    (found,) = place.recover()
+    assert found.in_force
+    assert "is in force, but what was laid ready cannot be cleared away yet" in str(found)
+    assert "nothing was changed" not in str(found)
+    (place.folder / done.stage / "x").rmdir()
+    (found,) = place.recover()
+    assert (found.in_force, found.problem) == (True, "")
+    assert require_whole(place) == "after"
+
+
 def test_only_one_at_a_time(place: Place) -> None:
     """Whoever comes second waits a little, and is then told."""
     with journals.locked(place.state), pytest.raises(Refused) as caught, journals.locked(place.state, seconds=0.1):

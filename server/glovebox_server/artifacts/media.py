@@ -93,10 +93,22 @@ _CONTROL: Final = re.compile(rb"[\x01-\x06\x0e-\x1a\x1c-\x1f]")
 _HTML_START: Final = re.compile(rb"<(?:!doctype\s+html|html)\b")
 _TERMINAL: Final = re.compile(rb"[\x07\x08\x1b\x7f]|\xc2[\x80-\x9f]")
 # Bytes that begin or make none of these: text of only such bytes needs one quick pass (about ten times faster).
-_PLAIN: Final = bytes({*range(256)} - {*range(0x09), *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2, 0xF3})
+_PLAIN: Final = bytes({*range(256)} - {*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2, 0xF3})
 # A space of no width, invisible operators, and tags, in which a whole second text fits; joiners are part of words.
 _UNSEEN: Final = re.compile(rb"\xe2\x80\x8b|\xe2\x81[\xa0-\xa4]|\xf3\xa0[\x80\x81]")
 _BIDI: Final = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
+# Vertical tab, form feed, Unicode's line and paragraph separator; and a carriage return without its line feed, which is
+# apart because files with CR LF would need all passes otherwise. What follows one is a line to one reader, and part of
+# the same, or of a comment, to the next.
+_ENDS: Final = re.compile(rb"[\x0b\x0c]|\xe2\x80[\xa8\xa9]")
+_RETURN: Final = re.compile(rb"\r[^\n]")
+_SOME_END: Final = "its text holds characters at which only some programs end a line"
+_DECEIVING: Final = (
+    (_TERMINAL, "its text holds terminal control characters"),
+    (_BIDI, "its text holds characters that reorder what a reader sees"),
+    (_UNSEEN, "its text holds characters that nobody sees"),
+    (_ENDS, _SOME_END),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,18 +151,15 @@ class Sniffer:
             return
         window = self._tail + chunk  # a sequence of up to three bytes may lie across two chunks
         self._tail = window[-2:]
+        if b"\r" in window and _RETURN.search(window):
+            self._risky.add(_SOME_END)
         if not window.translate(None, _PLAIN):
             return
         if b"\0" in chunk:
             self._text = False
             return
         self._control = self._control or _CONTROL.search(chunk) is not None
-        if _TERMINAL.search(window):
-            self._risky.add("its text holds terminal control characters")
-        if _BIDI.search(window):
-            self._risky.add("its text holds characters that reorder what a reader sees")
-        if _UNSEEN.search(window):
-            self._risky.add("its text holds characters that nobody sees")
+        self._risky.update(risk for pattern, risk in _DECEIVING if pattern.search(window))
 
     def finish(self, name: str) -> Content:
         """Judge the whole file.
@@ -162,6 +171,8 @@ class Sniffer:
         extension = name.rsplit("/", 1)[-1].rpartition(".")[2].casefold() if "." in name else ""
         if self._is_text():
             media_type, risks = _text_type(head, extension)
+            if self._tail.endswith(b"\r"):
+                self._risky.add(_SOME_END)
             risks += sorted(self._risky)
             risks += ["its text holds control characters"] if self._control else []
         else:

@@ -246,9 +246,13 @@ def opened(path: Path) -> Iterator[Folder]:
         path: whole, and without links.
 
     Raises:
-        OSError: it is not there, is a link or no folder, or may not be read.
+        Refused: rule ``promotion.path``: it is not there, is a link or no folder, or may not be read.
     """
-    descriptor = os.open(path, _FOLDER)
+    try:
+        descriptor = os.open(path, _FOLDER)
+    except OSError as problem:
+        reason = f"{path} cannot be opened as a folder: {os.strerror(problem.errno or errno.EIO)}."
+        raise Refused("promotion.path", reason, "Put it back in its place, or let yourself read it.") from problem
     try:
         yield Folder(path, descriptor)
     finally:

@@ -5,6 +5,7 @@ Must never be imported here: the command line, anything async.
 
 import difflib
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +92,12 @@ class Planned:
             return None
         old = change.name if change.before else "/dev/null"
         new = change.name if change.after else "/dev/null"
-        return list(difflib.unified_diff(before, after, old, new, lineterm=""))
+        found = []
+        for line in difflib.unified_diff(before, after, old, new):
+            found.append(line.removesuffix("\n"))
+            if not line.endswith("\n"):
+                found.append("\\ No newline at end of file")
+        return found
 
 
 def target(settings: Settings, into: dict[str, str], name: str) -> Target:
@@ -276,7 +282,8 @@ def _lines(content: bytes) -> list[str] | None:
     if b"\0" in content:
         return None
     try:
-        lines = content.decode().splitlines()
+        # A line feed alone ends one, and stays: at whatever else is cut, a difference would be lost.
+        lines = [line.decode() for line in io.BytesIO(content)]
     except UnicodeDecodeError:
         return None
     return lines if len(lines) <= _SHOWN_LINES else None

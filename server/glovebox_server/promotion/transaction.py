@@ -43,10 +43,13 @@ class Recovered:
     kept: tuple[str, ...] = ()
     """Files that somebody had changed since: they stayed."""
     problem: str = ""
-    """Why it is still neither."""
+    """Why it is not at its end yet."""
 
     def __str__(self) -> str:
         """Say it in one sentence."""
+        if self.problem and self.in_force:
+            ready = "what was laid ready cannot be cleared away yet"
+            return f"{self.id}, into {self.folder}, is in force, but {ready}: {self.problem}"
         if self.problem:
             return f"{self.id}, into {self.folder}, was interrupted and cannot be put back yet: {self.problem}"
         ended = "had changed all its files, and is in force" if self.in_force else "was put back"
@@ -56,6 +59,9 @@ class Recovered:
 
 def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Content, record: Record) -> Promotion:
     """Make all changes of a promotion, or none.
+
+    What comes back is ``moved`` where all are made and what was laid ready could not be cleared away: whoever recovers
+    next does.
 
     Args:
         folder: into which.
@@ -102,7 +108,9 @@ def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Con
             reason = f"{promotion.id} was put back, but for {quoted(kept[0])}, which somebody changed meanwhile."
             raise Refused("promotion.conflict", reason, f"What it held is in {journal.path / promotion.id}.") from None
         raise
-    return _clear(folder, journal, moved)
+    with suppress(OSError, Refused, Diagnosed):  # it is in force, whatever becomes of this
+        return _clear(folder, journal, moved)
+    return moved
 
 
 def recover(journal: Journal, record: Record) -> list[Recovered]:
@@ -115,7 +123,7 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
     found = []
     for promotion in interrupted(journal.all()):
         try:
-            with _translated("putting back"), opened(Path(promotion.path)) as folder:
+            with _translated("to bring it to an end", then="."), opened(Path(promotion.path)) as folder:
                 require_same(folder, promotion)
                 if promotion.state in ("staging", "moving"):
                     record(_rolled_back(promotion, "interrupted"))
@@ -123,7 +131,8 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
                 else:
                     ended = _clear(folder, journal, promotion)
         except Refused as problem:
-            found.append(Recovered(id=promotion.id, folder=promotion.folder, in_force=False, problem=problem.reason))
+            made = promotion.state == "moved"
+            found.append(Recovered(id=promotion.id, folder=promotion.folder, in_force=made, problem=problem.reason))
         else:
             done = ended.state == "applied"
             found.append(Recovered(id=ended.id, folder=ended.folder, in_force=done, kept=ended.kept))
@@ -294,7 +303,7 @@ def _files(changes: Iterable[Change]) -> tuple[PromotedFile, ...]:
 
 
 @contextmanager
-def _translated(doing: str) -> Iterator[None]:
+def _translated(doing: str, then: str = "; nothing was changed.") -> Iterator[None]:
     try:
         yield
     except OSError as problem:
@@ -302,6 +311,4 @@ def _translated(doing: str) -> Iterator[None]:
         hint = "Free space on the disks of the folder and of the state directory."
         if problem.errno not in _FULL:
             hint = "Make the folder one that you may write to, on a local file system."
-        raise Refused(
-            "promotion.disk", f"The system refused {doing}: {reason}; nothing was changed.", hint
-        ) from problem
+        raise Refused("promotion.disk", f"The system refused {doing}: {reason}{then}", hint) from problem

@@ -68,6 +68,7 @@ def promote(
             raise Refused("promotion.expect", reason, "Look at what would change, then expect that.")
         with _changing(settings, err) as (journal, record):
             done = transaction.promote(folder, journal, promotion, planned.content, record)
+            _tell_uncleared(err, done)
     if as_json:
         print_json(out.file, {"promotion": _fields(done, None), "plan": _plan_fields(planned)})
     else:
@@ -109,6 +110,7 @@ def roll_back(settings: Settings, out: Console, err: Console, *, identifier: str
             transaction.require_same(folder, promotion)
             back = plan.drafted(promotion.folder, folder, plan.reversed_changes(promotion), promotion)
             done = transaction.promote(folder, journal, back, _kept(journal, promotion), record)
+            _tell_uncleared(err, done)
     if as_json:
         print_json(out.file, {"promotion": _fields(done, None)})
     else:
@@ -123,6 +125,7 @@ def _kept(journal: Journal, promotion: Promotion) -> transaction.Content:
 def _target(settings: Settings, name: str) -> Target:
     path = policies.policy_file(settings)
     policy = None if path is None else policies.load(path, apps.load_profiles(settings), TOOLS)
+    apps.require_locked(settings, policy, path)
     return plan.target(settings, policy.promote.into if policy else {}, name)
 
 
@@ -139,7 +142,7 @@ def _changing(settings: Settings, err: Console) -> Iterator[tuple[Journal, Recor
             recovered = transaction.recover(journal, record)
             _tell(err, recovered)
             if any(each.problem for each in recovered):
-                reason = "An interrupted promotion could not be put back; nothing was changed."
+                reason = "An interrupted promotion could not be brought to its end; nothing was changed."
                 raise Refused("promotion.interrupted", reason, "Repair what it names, then run the command again.")
             yield journal, record
         finally:
@@ -157,12 +160,20 @@ def _tell(err: Console, recovered: Iterable[Recovered]) -> None:
         err.print(Plain(str(each)), style="yellow")
 
 
+def _tell_uncleared(err: Console, done: Promotion) -> None:
+    if done.state == "moved":
+        told = f"{done.id} is in force, but {Path(done.path) / done.stage} could not be cleared away."
+        err.print(Plain(f"{told} `glovebox artifact promotions` tries again, and says why."), style="yellow")
+
+
 def _show(out: Console, planned: Planned, into: Target, folder: Folder) -> None:
     for number, change in enumerate(planned.promotion.changes):
         media_type, risks = planned.about(number)
         before = f"{change.before.bytes} → " if change.before else ""
         word = "changes" if change.before else "new"
         told = f"{word}, {before}{counted(change.after.bytes, 'byte')}, {media_type}" if change.after else "goes"
+        if change.before and change.after and change.before.mode != change.after.mode:
+            told += f", mode {change.before.mode:03o} → {change.after.mode:03o}"
         out.print(Plain(f"{change.name}: {told}"))
         for risk in risks:
             out.print(Plain(f"  ! {risk}"), style="yellow")
@@ -171,6 +182,8 @@ def _show(out: Console, planned: Planned, into: Target, folder: Folder) -> None:
             out.print(Plain(f"  │ {printable(line)}"))
         if lines is None:
             out.print(Plain("  It is no text, or too long to be compared: `glovebox artifact save` it to look at it."))
+        elif not lines:
+            out.print(Plain("  No line changes."))
         elif len(lines) > MAX_SHOWN_LINES:
             out.print(Plain(f"  … and {len(lines) - MAX_SHOWN_LINES} more lines, which are not shown."))
     if planned.same:
