@@ -49,7 +49,7 @@ def manifest(project: dict[str, Any], wheel: str) -> dict[str, Any]:
             "mcp_config": {"command": "uv", "args": [*run, "serve", "--workspace", "${user_config.workspace}"]},
         },
         # Not their descriptions for models: those depend on the profiles.
-        "tools": [{"name": tool.name, "description": tool.title} for tool in TOOLS.values()],
+        "tools": [{"name": tool.name, "description": tool.title} for tool in TOOLS.values() if not tool.proposes],
         "compatibility": {"platforms": ["linux"], "runtimes": {"python": project["requires-python"]}},
         "user_config": {
             "workspace": {

@@ -1,5 +1,7 @@
 """The exception for a profile that does not load: the only failure of this package."""
 
+import difflib
+from collections.abc import Collection
 from pathlib import Path
 
 from glovebox_sandboxes.contract.errors import Diagnosed
@@ -22,6 +24,12 @@ class ProfileError(Diagnosed):
         self.key = _plain(key)
         where = f"{_plain(str(path))}:{line}" if line else _plain(str(path))
         super().__init__(f"{where}: {self.key}" if key else where, _plain(reason), _plain(fix))
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """What to say of a name that is none of these."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(names) or 'none'}."
 
 
 def _plain(text: str) -> str:

@@ -80,7 +80,7 @@ def _read(profile: Profile) -> tuple[str, ...]:
     hidden: tuple[str, ...] = ()
     if profile.files.workspace != "none":
         hidden = (
-            "Not what is named as secrets are, where a tool reads it for its caller; a program can read it.",
+            "Not what is named as secrets are: neither for a caller nor for a program.",
             *(f"Shown all the same: {words.revealed(each)}." for each in profile.files.reveal),
         )
     inputs = (
@@ -107,19 +107,26 @@ def _write(profile: Profile) -> tuple[str, ...]:
         *kept,
         f"/output, from which at most {limits.output.files} files and {words.size(limits.output.bytes)} come back.",
         "Each file given back is checked, named by its content and kept apart from the workspace.",
+        *((_SCANNED,) if profile.files.scan else ()),
     )
+
+
+_SCANNED = (
+    "It is looked into for what acts when it is opened, in a sandbox of its own; the result tells what was found."
+)
 
 
 def _reach(profile: Profile) -> tuple[str, ...]:
     network = profile.network
     if network.mode == "none":
         return ("Nothing. The sandbox has no network.",)
+    most = counted(network.max_connections, "connection")
     return (
         "Only the following, each connection decided and recorded by the broker:",
         *(words.rule(each) for each in network.allow),
         *_tls(network),
-        f"At most {network.max_connections} connections, and {words.size(network.max_bytes)} of each response.",
-        f"At most {network.max_redirects} redirects, each decided again.",
+        f"At most {most}, and {words.size(network.max_bytes)} of each response.",
+        f"At most {counted(network.max_redirects, 'redirect')}, each decided again.",
         "What it asks for is a message to the host that answers: a listed host can learn what the call knows.",
         *(sentence for each in network.credential for sentence in _lent(each)),
     )

@@ -94,6 +94,7 @@ NOT_LENT: Final = frozenset(
     }
 )
 
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: What a program or its interpreter is started by: a placeholder there would be another setting.
 _NOT_OURS: Final = re.compile(
     r"(LD|PYTHON|PIP|SSL|LC|MPL|GLOVEBOX)_.*|PYTHON.*|.*_PROXY|.*_CA_BUNDLE|NODE_.*|PATH|HOME|LANG|TMPDIR|TZ|USER|SHELL|IFS|ENV"
@@ -231,6 +232,9 @@ class Files(Table):
     what it changed comes back as a patch, the copy is thrown away, and the workspace stays as it is."""
     output: bool = False
     """Gives the program a write-only /output; what it writes there comes out as artifacts."""
+    scan: bool = False
+    """Has what comes out looked into for what acts when it is opened, and for secrets, before the call's result is
+    given back: each file in a sandbox of its own."""
     inputs: bool = False
     """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
     reveal: Annotated[tuple[Revealed, ...], LISTED, Field(max_length=MAX_REVEALED)] = ()
@@ -241,6 +245,23 @@ class Files(Table):
     def _each_once(cls, reveal: tuple[Revealed, ...]) -> tuple[Revealed, ...]:
         distinct(tuple(each.path for each in reveal))
         return reveal
+
+
+def _require_source(source: str) -> None:
+    kind, _, where = source.partition(":")
+    if "\0" in source:
+        raise ValueError("source cannot hold a NUL")
+    if kind in {"file", "exec"} and not where.startswith("/"):
+        raise ValueError(f"source takes an absolute path after {kind}:")
+    if kind == "env" and not _VARIABLE.fullmatch(where):
+        raise ValueError("source takes a variable's name after env: letters, digits and underscores")
+    if kind == "keyring" and not all(where.rpartition("/")):
+        raise ValueError("source takes keyring:SERVICE/USER")
+    if kind == "exec":
+        try:
+            shlex.split(where)
+        except ValueError as error:
+            raise ValueError(f"source is no command line, as a shell splits one: {error}") from None
 
 
 class Credential(Table):
@@ -276,14 +297,7 @@ class Credential(Table):
             raise ValueError("takes a prefix in a header only")
         if "*" in self.host:
             raise ValueError("host names one host: a credential is for no other")
-        kind, _, where = self.source.partition(":")
-        if kind in {"file", "exec"} and not where.startswith("/"):
-            raise ValueError(f"source takes an absolute path after {kind}:")
-        if kind == "exec":
-            try:
-                shlex.split(where)
-            except ValueError as error:
-                raise ValueError(f"source is no command line, as a shell splits one: {error}") from None
+        _require_source(self.source)
         if self.env is not None and _NOT_OURS.fullmatch(self.env):
             raise ValueError(f"env cannot be {self.env}, by which programs are set up")
         if "CONNECT" in self.methods:

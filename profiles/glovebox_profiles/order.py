@@ -101,6 +101,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _ladder("approval", "ask", "none"),
     _ladder("files.workspace", "none", "read", "overlay"),
     _ladder("files.output", False, True),
+    _ladder("files.scan", True, False),
     _ladder("files.inputs", False, True),
     Dimension(key="files.reveal", within=reveal_within, meet=reveal_meet),
     _ladder("network.mode", "none", "egress"),

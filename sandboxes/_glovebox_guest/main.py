@@ -47,6 +47,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         landlock=landlock.abi_version(),
         own=loop.descriptors,
         hidden=config["hidden"],
+        masked=config["masked"],
     )
     if ready["system"] == "gvisor":
         # There any process of a user may open what another has open, but for sockets: nobody else speaks as the guest.

@@ -16,10 +16,13 @@ _SENTRY = "/proc/sentry-meminfo"
 """A file that gVisor's kernel adds to proc(5), and that nobody can add to Linux's."""
 _SENTRY_VERSION = ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
 """What gVisor's kernel says to uname(2), in every version of it: no Linux of that build exists."""
+_MOST_PRESENT = 64
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
-def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[str]) -> dict[str, Any]:
+def measure(
+    *, dumpable: int, landlock: int, own: frozenset[int], hidden: list[str], masked: list[str]
+) -> dict[str, Any]:
     """Measure this process; see ``glovebox_sandboxes.contract.measure.Measured`` for the fields.
 
     Args:
@@ -27,6 +30,7 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         landlock: version of the kernel's Landlock interface, 0 for none.
         own: descriptors the guest itself opened, beside 0, 1 and 2.
         hidden: paths whose presence is to be reported.
+        masked: paths that are reported where anything can be read of them.
     """
     reported = status(_lines("/proc/self/status"))
     spaces = namespaces()
@@ -47,12 +51,31 @@ def measure(*, dumpable: int, landlock: int, own: frozenset[int], hidden: list[s
         "hostname": os.uname().nodename,
         "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().version}",
         "python": sys.version.split()[0],
-        "present": [path for path in hidden if os.path.lexists(path)],
+        "present": [
+            *(path for path in hidden if os.path.lexists(path)),
+            *(path for path in masked if _readable(path)),
+        ][:_MOST_PRESENT],
         "system": _system(),
         # What this kernel does not tell is said to be so, and the plan must have expected exactly that.
         "unmeasured": [name for name in CAPABILITIES if name not in reported]
         + [f"namespace {name}" for name in _NAMESPACES if name not in spaces],
     }
+
+
+def _readable(path: str) -> bool:
+    """Whether a file has content that can be read, or a folder entries."""
+    try:
+        if path.endswith("/"):
+            return bool(os.listdir(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(os.read(descriptor, 1))
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _system() -> str:

@@ -1,6 +1,7 @@
 """The composition root: everything a server needs, put together once, taken down in order."""
 
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.provider import SandboxProvider
+from glovebox_sandboxes.pool.state import IDLE_SECONDS
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
@@ -32,6 +34,8 @@ from glovebox_server.broker.policy import decide
 from glovebox_server.broker.prewarm import check_preloads, prepare_sandboxes
 from glovebox_server.broker.records import sandbox_started
 from glovebox_server.calls import Principal
+from glovebox_server.egress.credentials.held import Held
+from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.governance import server_key
 from glovebox_server.governance.approvals.approvals import Approvals
@@ -56,7 +60,9 @@ if TYPE_CHECKING:
     from glovebox_server.governance.budgets.budgets import Budgets
     from glovebox_server.governance.budgets.spending import Left
     from glovebox_server.mcp.manifest import Manifest
+    from glovebox_server.promotion.proposing import Proposals
     from glovebox_server.proof.lock import Effective, Lock
+    from glovebox_server.proof.sealed import Sealer
 
 ARTIFACT_PARTS = 4
 """Over HTTP one principal may have a quarter of the artifacts: much for one, and three more have to fill theirs before
@@ -94,6 +100,11 @@ class App:
     def rights_of(self, principal: Principal) -> Rights:
         """What a caller may do."""
         return self.broker.governance.rights_of(principal)
+
+    def redaction(self, principal: Principal, tool: str | None) -> tuple[str, Forms]:
+        """What becomes of secrets in files of a tool's programs, and the values that the server holds."""
+        profile = self.rights_of(principal).profiles.get(tool) if tool else None
+        return profile.result.redact if profile else "mask", self.broker.credentials.forms
 
     async def left(self, principal: Principal, run: str | None) -> "Sequence[Left]":
         """What is left of a caller's budgets; nothing where it has none.
@@ -204,6 +215,7 @@ async def opened(
         parts=ARTIFACT_PARTS if shared else 1,
     )
     refusals = Refusals()
+    sealer = _sealer(settings)
     _recover_promotions(settings)
     signer, key = Signer.load(settings.state_dir), server_key.load(settings.state_dir)
     async with (
@@ -254,6 +266,9 @@ async def opened(
             sandboxes=sandboxes,
             receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
             artifacts=store,
+            sealer=sealer,
+            credentials=Held(tasks),
+            proposals=partial(_proposals, settings, audit, in_force),
         )
         app = App(
             settings=settings,
@@ -272,10 +287,28 @@ async def opened(
         )
         try:
             if prewarm:
-                tasks.start_soon(prepare_sandboxes, in_force.now.every, sandboxes)
+                tasks.start_soon(prepare_in_force, in_force, broker)
+                tasks.start_soon(prepare_masked, in_force, broker)
             yield app
         finally:
             tasks.cancel_scope.cancel()
+            broker.hiding.close()
+
+
+def _proposals(settings: Settings, audit: AuditLog, in_force: InForce) -> "Proposals":
+    from glovebox_server.promotion.proposing import Proposals  # noqa: PLC0415 - only for calls that propose changes
+
+    return Proposals(
+        settings=settings, audit=audit, into=lambda: in_force.policy.promote.into if in_force.policy else {}
+    )
+
+
+def _sealer(settings: Settings) -> "Sealer | None":
+    if settings.audit_arguments_key is None:
+        return None
+    from glovebox_server.proof.sealed import Sealer  # noqa: PLC0415 - only here
+
+    return Sealer.load(settings.audit_arguments_key)
 
 
 def _lock(settings: Settings) -> "Lock | None":
@@ -374,6 +407,24 @@ def _packages(environments: Mapping[str, Environment], tool: str) -> str:
         return environments[tool].locked()
     except EnvironmentProblem:
         return environments[tool].fits
+
+
+async def prepare_in_force(in_force: InForce, broker: Broker) -> None:
+    """Prepare sandboxes for what is in force, now and after each change."""
+    while True:
+        changed = in_force.changed
+        await prepare_sandboxes(in_force.now.every, broker)
+        await changed.wait()
+
+
+async def prepare_masked(in_force: InForce, broker: Broker) -> None:
+    """Prepare sandboxes anew when other files are hidden from programs, as long as any are called."""
+    hiding = broker.hiding
+    while True:
+        await hiding.changed.wait()
+        hiding.changed = anyio.Event()
+        if time.monotonic() - hiding.used_at < IDLE_SECONDS:
+            await prepare_sandboxes(in_force.now.every, broker)
 
 
 async def _sweep(store: ArtifactStore) -> None:

@@ -4,6 +4,7 @@ The one rule for the command line and for logs. Must never be imported here: any
 """
 
 import re
+from itertools import islice
 
 #: What a program's output may have besides: lines, tabs, and blanks that are as wide as they look (Unicode's Zs).
 LAYOUT = "\n\t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
@@ -18,6 +19,19 @@ UNSEEN = frozenset(
     | {*range(0xE0100, 0xE01F0), 0x2800, 0x2D7F, 0x1107F, 0x16FE4, 0x1D159}
 )
 _SUSPECT = re.compile("[^ -~]")
+
+MAX_COUNTED = 10_000
+"""Invisible characters that are counted in one text: a program may print nothing else."""
+#: Soft hyphen, joiners, directions, selectors and tags; not the selectors of emoji. No more, or text that is not Latin
+#: takes five times as long.
+_INVISIBLE = re.compile(
+    "[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0d\ufeff\U000e0000-\U000e0fff]"
+)
+
+
+def invisible(text: str) -> int:
+    """How many characters of a text show nothing or turn what is shown around, at most ``MAX_COUNTED``."""
+    return 0 if text.isascii() else sum(1 for _ in islice(_INVISIBLE.finditer(text), MAX_COUNTED))
 
 
 def printable(text: str, kept: str = "") -> str:

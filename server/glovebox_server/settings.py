@@ -72,6 +72,8 @@ class Settings(BaseSettings):
     """Where the end of the audit log's chain is kept: `file:/PATH`, or `exec:COMMAND`, which is given it."""
     audit_anchor_minutes: float = Field(default=5.0, gt=0, le=24 * 60)
     """How often, in minutes."""
+    audit_arguments_key: Path | None = None
+    """The X25519 public key, in PEM, to which the log seals calls' arguments."""
 
     @property
     def environments_dir(self) -> Path:
@@ -79,13 +81,21 @@ class Settings(BaseSettings):
         return self.profiles_dir.absolute().parent / "environments"
 
     @field_validator(
-        "workspace", "profiles_dir", "policy", "data_dir", "state_dir", "locked", "require_signed", mode="before"
+        "workspace",
+        "profiles_dir",
+        "policy",
+        "data_dir",
+        "state_dir",
+        "locked",
+        "require_signed",
+        "audit_arguments_key",
+        mode="before",
     )
     @classmethod
     def _named(cls, given: object) -> object:
         """Refuse the empty name, which would be that of the current directory: a variable in a script was not set."""
         if given == "":
-            raise PydanticCustomError("directory_empty", "it is empty: name a directory, or leave it out")
+            raise PydanticCustomError("path_empty", "it is empty: name a path, or unset it")
         return given
 
     @field_validator("audit_anchor")

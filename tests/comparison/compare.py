@@ -24,9 +24,10 @@ from tests.comparison.own import Glovebox, glovebox
 from tests.comparison.portable import Portable, Seen, described, judge, read_json, selection, text, unpromised
 from tests.comparison.systems import System, first_line, owned
 from tests.comparison.timing import BARE, medians
+from tests.conformance import control
 
 from glovebox_sandboxes.conformance import case as cases
-from glovebox_sandboxes.conformance import control, host
+from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.case import LIMITS, Case
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.drivers import registry

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import anyio.from_thread
 import pytest
+from tests.conformance import control
 from tests.must_run import GVISOR_DOCKER
 
-from glovebox_sandboxes.conformance import control, prove, trial
+from glovebox_sandboxes.conformance import prove, trial
 from glovebox_sandboxes.conformance.case import Case, load
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import prepared

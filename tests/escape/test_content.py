@@ -12,7 +12,7 @@ from tests.red_team import corpus, report, trial
 
 __all__ = ["wires"]
 
-SHIPPED, ONE_HOST, CONTROL = trial.SETS
+SHIPPED, IN_GVISOR, ONE_HOST, LENT_KEY, CONTROL = trial.SETS
 FAMILIES = corpus.families()
 GROUPS = [FAMILIES[at : at + 5] for at in range(0, len(FAMILIES), 5)]
 PART = [
@@ -21,6 +21,7 @@ PART = [
     for attack in (family.attacks if family.name == "other-places" else family.attacks[:1])
 ]
 """Of each family one, and all that ask for another way out."""
+FIRST = [family.attacks[0] for family in FAMILIES]
 
 
 def published(profiles: trial.Profiles) -> dict[str, tuple[str, ...]]:
@@ -52,6 +53,27 @@ async def test_with_one_host_allowed_that_host_alone_can_be_told_things(wires: C
         trial.assert_no_other_server(tried.net, ONE_HOST)
     assert {row.attack: row.left_to for row in rows} == {row.attack: published(ONE_HOST)[row.attack] for row in rows}
     assert {label for row in rows for label in row.left_to} == {"pages"}
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_lent_key_goes_to_its_host_and_nobody_ever_sees_it(wires: Cable, tmp_path: Path) -> None:
+    """With TLS inspected and the files of secrets shown, while that host says the key back: it is in no result."""
+    async with trial.opened(wires, tmp_path, LENT_KEY, PART) as tried:
+        rows = [await tried.tried(attack) for attack in PART]
+        trial.assert_no_other_server(tried.net, LENT_KEY)
+        assert tried.lent > 5  # the control: it was used
+    assert {row.attack: row.left_to for row in rows} == {row.attack: published(LENT_KEY)[row.attack] for row in rows}
+    assert {label for row in rows for label in row.left_to} == {"pages"}
+
+
+@pytest.mark.driver("gvisor")
+async def test_the_shipped_profiles_hold_in_gvisor_too(wires: Cable, tmp_path: Path) -> None:
+    """One attack of each family; what is published is of all."""
+    async with trial.opened(wires, tmp_path, IN_GVISOR, FIRST) as tried:
+        rows = [await tried.tried(attack) for attack in FIRST]
+        trial.assert_no_other_server(tried.net, IN_GVISOR)
+    assert sum(row.obeyed for row in rows) > len(rows) / 2
+    assert {row.attack: row.left_to for row in rows} == {row.attack: published(IN_GVISOR)[row.attack] for row in rows}
 
 
 @pytest.mark.driver("bubblewrap")

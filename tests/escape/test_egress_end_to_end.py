@@ -77,7 +77,9 @@ async def test_an_allowed_page_comes_back_as_untrusted_text(
     assert called.fields["isolation"]["driver"] == driver
     assert net.lookups == [NAME]
     assert called.egress == [("allow", "network.allow[0]", SITE)]
-    assert called.kinds == ["call.decided", "sandbox.started", "egress.decided", "call.finished", "receipt.signed"]
+    egress = ["egress.decided", "egress.answered"]
+    assert called.kinds == ["call.decided", "sandbox.started", *egress, "call.finished", "receipt.signed"]
+    assert [(status, type_) for status, type_, _, _ in called.answered] == [(200, "text/html")]
     assert called.usage["egress_connections"] == 1
     assert called.usage["egress_received_bytes"] > len(HTML)
     assert called.usage["egress_sent_bytes"] > len(requests[0])
@@ -105,6 +107,7 @@ async def test_redirects_are_reported_and_each_is_decided(wires: Cable, tmp_path
     assert chain.fields["redirects"] == [{"status": 302, "url": f"{URL}/start"}]
     assert f"[redirected by {URL}/start, status 302]" in chain.text
     assert chain.egress == [("allow", "network.allow[0]", SITE), ("allow", "network.allow[0]", OTHER)]
+    assert [status for status, _, _, _ in chain.answered] == [302, 200]
     assert inside.fields["error"]["kind"] == "egress.address"
     assert "private" in inside.fields["error"]["message"]
     assert inside.fields["redirects"] == [{"status": 302, "url": f"{URL}/inside"}]

@@ -1,6 +1,5 @@
 """Packages of one environment are seen in no sandbox of another, forked or not. Real sandboxes, wheels of our own."""
 
-import subprocess  # noqa: TID251 - copies a tree of ten thousand files
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.fixtures import wheels
+from tests.fixtures.environments import with_default
 from tests.fixtures.specs import SPEC
 from tests.fixtures.zygotes import answer, outcome_of
 
@@ -30,12 +30,8 @@ def data(runtime_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with two environments, each with a module of its own and one of the same name."""
     place = tmp_path_factory.mktemp("environments")
     data, own = place / "data", place / "own"
-    data.mkdir()
     own.mkdir()
-    default = runtime.find(runtime_dir)
-    assert default is not None
-    for each in default.directories:
-        subprocess.run(["/bin/cp", "-al" if _same_disk(each, data) else "-a", each, data], check=True)
+    with_default(data, runtime_dir)
     with pytest.MonkeyPatch.context() as patch:
         wheels.alone(patch, place / "wheels")
         patch.setattr(runtime, "_compile", lambda *_: anyio.lowlevel.checkpoint())
@@ -54,10 +50,6 @@ async def a_driver(data: Path) -> AsyncIterator[Driver]:
     """The driver on it."""
     async with registry.opened(data, "environments") as available:
         yield await available.get("bubblewrap")
-
-
-def _same_disk(one: Path, other: Path) -> bool:
-    return one.stat().st_dev == other.stat().st_dev
 
 
 def plan_of(driver: Driver, environment: str, preload: tuple[str, ...] = ()) -> Plan:

@@ -1,14 +1,14 @@
 """Programs' own TLS that ends inside their sandbox: what ordinary clients reach, and what they do not."""
 
-import shutil
-import sysconfig
 from pathlib import Path
 
 import anyio
 import anyio.abc
 import pytest
 from tests.fixtures.brokered import DRIVERS, glovebox, profile
-from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, read_head, wires
+from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, read_head, redirect, site, wires
+
+from glovebox_server.egress.limits import EgressLimits
 
 __all__ = ["wires"]
 
@@ -148,6 +148,53 @@ end(other)
     assert (net.lookups, called.egress) == ([], [])
 
 
+@pytest.mark.driver("bubblewrap")
+async def test_whatever_is_said_inside_goes_to_the_host_that_was_asked_for(wires: Cable, tmp_path: Path) -> None:
+    """Another name in TLS, none, another ``Host``, other protocols offered: one server is reached, in HTTP/1.1."""
+    requests: list[bytes] = []
+    code = f"""
+import socket, ssl
+def ask(name, offered=(), head="GET /open/a HTTP/1.1\\r\\nHost: {NAME}", to="{NAME}:443"):
+    plain = socket.create_connection(("127.0.0.1", 3128), timeout=10)
+    plain.sendall(f"CONNECT {{to}} HTTP/1.1\\r\\n\\r\\n".encode())
+    said = plain.recv(4096)
+    if b" 200 " not in said:
+        print(said.partition(b"\\r")[0].decode())
+        return
+    context = ssl.create_default_context()
+    if name != "{NAME}":
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if offered:
+        context.set_alpn_protocols(offered)
+    secure = context.wrap_socket(plain, server_hostname=name)
+    secure.sendall(f"{{head}}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+    said = b""
+    while data := secure.recv(4096):
+        said += data
+    print(secure.selected_alpn_protocol(), said.partition(b"\\r")[0].decode())
+ask("{OTHER_NAME}")
+ask(None)
+ask("{NAME}", head="GET /open/a HTTP/1.1\\r\\nHost: {OTHER_NAME}")
+ask("{NAME}", ["h2", "http/1.1"])
+ask("{NAME}", ["h2"], "PRI * HTTP/2.0\\r\\n\\r\\nSM")
+ask("{NAME}", head="GET /open/a HTTP/1.1\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket")
+ask(None, to="{SITE}:443")
+"""
+    text = profile("run_python", "bubblewrap", PAGES, tls="inspect", max_connections=8)
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[NAME] = [[SITE]]
+        await net.serve(SITE, 443, answering(ok(b"page"), requests), name=NAME)
+        called = await box.call("run_python", code=code)
+    lines = called.stdout.splitlines()
+    assert lines[:4] == ["None HTTP/1.1 200 "] * 3 + ["http/1.1 HTTP/1.1 200 "], called
+    assert lines[4].startswith("None HTTP/1.1 400 Glovebox: The first line is not a request line of HTTP/1.1."), called
+    assert lines[5].startswith("None HTTP/1.1 400 Glovebox: WebSockets do not pass"), called
+    assert lines[6].endswith("(egress.tunnel)"), called
+    assert [request.count(f"Host: {NAME}\r\n".encode()) for request in requests] == [1] * 4
+    assert not any(OTHER_NAME.encode() in request for request in requests)
+    assert len(called.egress) == 5
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_one_connection_carries_requests_one_after_the_other(driver: str, wires: Cable, tmp_path: Path) -> None:
     """With and without bodies, in chunks too, and a refused one ends it; each is decided and recorded by itself."""
@@ -254,60 +301,39 @@ with urllib.request.urlopen("{URL}/open/events", timeout=10) as stream:
     assert called.stdout == "text/event-stream b'data: 1\\n' b'\\n'\nb'data: 2\\n\\n'\n", called
 
 
-ASYNCIO = """
-import asyncio, ssl
-async def main():
-    reader, writer = await asyncio.open_connection("127.0.0.1", 3128)
-    writer.write(b"CONNECT docs.example.org:443 HTTP/1.1\\r\\n\\r\\n")
-    await reader.readuntil(b"\\r\\n\\r\\n")
-    await writer.start_tls(ssl.create_default_context(), server_hostname="docs.example.org")
-    path = url.removeprefix("https://docs.example.org")
-    writer.write(f"GET {path} HTTP/1.1\\r\\nConnection: close\\r\\n\\r\\n".encode())
-    head, _, body = (await reader.read()).partition(b"\\r\\n\\r\\n")
-    print(head.split(b" ")[1].decode(), body.replace(b"4\\r\\n", b"").split(b"\\r\\n")[0].decode())
-asyncio.run(main())
-"""
-REQUESTS = "import requests\nanswer = requests.get(url, timeout=10)\nprint(answer.status_code, answer.text)"
-HTTPX = "import httpx2\nanswer = httpx2.get(url, timeout=10)\nprint(answer.status_code, answer.text)"
-URLLIB3 = """
-import os, urllib3
-answer = urllib3.ProxyManager(os.environ["HTTPS_PROXY"]).request("GET", url)
-print(answer.status, answer.data.decode())
-"""
-CLIENTS = {
-    "requests": (REQUESTS, ["requests", "urllib3", "certifi", "idna", "charset_normalizer"]),
-    "httpx": (HTTPX, ["httpx2", "httpcore2", "certifi", "idna", "anyio", "h11", "truststore", "typing_extensions.py"]),
-    "urllib3": (URLLIB3, ["urllib3"]),
-    "asyncio": (ASYNCIO, []),
-}
-
-
 @pytest.mark.driver("bubblewrap")
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_ordinary_clients_work_unchanged(client: str, wires: Cable, tmp_path: Path) -> None:
-    """Each as this project's own environment has it, with nothing but the variables; a path of no rule is refused."""
-    code, packages = CLIENTS[client]
-    text = profile("run_python", "bubblewrap", PAGES, tls="inspect", max_connections=2)
-    async with internet(wires) as net, glovebox(net, tmp_path, f'{text}\n[files]\nworkspace = "read"\n') as box:
-        for name in packages:
-            copy_package(name, tmp_path / "workspace")
+async def test_bounds_hold_inside_and_records_say_what_came(wires: Cable, tmp_path: Path) -> None:
+    """A body over the profile's bytes, one that breaks off, a redirect, a type that is none; control: whole ones."""
+    pages = {
+        "/open/big": ok(bytes(70000), "Content-Type: application/zip"),
+        "/open/torn": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ntorn",
+        "/open/moved": redirect("/open/whole", 307),
+        "/open/whole": ok(b"whole", "Content-Type: Text/Plain; charset=x"),
+        "/open/odd": ok(b"odd", "Content-Type: <script>alert(1)</script>"),
+    }
+    code = f"""
+import http.client, urllib.request
+for path in ("big", "torn", "moved", "odd"):
+    try:
+        print(len(urllib.request.urlopen(f"{URL}/open/{{path}}", timeout=10).read()))
+    except http.client.IncompleteRead as cut:
+        print("cut", len(cut.partial))
+"""
+    text = profile(
+        "run_python", "bubblewrap", PAGES, tls="inspect", max_connections=8, max_bytes="64 KiB", max_redirects=1
+    )
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
         net.zone[NAME] = [[SITE]]
-        await net.serve(SITE, 443, answering(ok(b"page")), name=NAME)
-        begin = "import sys\nsys.path.append('/workspace')\n"
-        called = await box.call("run_python", code=f"{begin}url = '{URL}/open/a'\n{code}")
-        assert called.stdout == "200 page\n", called
-        refused = await box.call("run_python", code=f"{begin}url = '{URL}/secret'\n{code}")
-        assert refused.stdout.startswith("403 Glovebox: The path '/secret' is not allowed"), refused
-
-
-def copy_package(name: str, directory: Path) -> None:
-    """Put an installed package, with what it says of itself, where the sandbox sees it."""
-    installed = Path(sysconfig.get_path("purelib"))
-    for found in (installed / name, *installed.glob(f"{name}-*.dist-info")):
-        if found.is_dir():
-            shutil.copytree(found, directory / found.name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(found, directory)
+        await net.serve(SITE, 443, site(pages), name=NAME)
+        called = await box.call("run_python", code=code)
+    assert called.stdout.splitlines() == ["cut 65536", "cut 4", "5", "3"], called
+    assert called.answered == [
+        (200, "application/zip", 65536, False),
+        (200, None, 4, False),
+        (307, None, 0, True),
+        (200, "text/plain", 5, True),
+        (200, None, 3, True),
+    ]
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -409,3 +435,23 @@ async def test_a_program_cannot_hurt_what_ends_its_tls(wires: Cable, tmp_path: P
         called = await box.call("run_python", code=HOSTILE)
     assert called.stdout.splitlines() == ["True"] * 5 + ["200"], called
     assert called.usage["memory_peak_bytes"] < 128 << 20
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_program_cannot_have_certificates_made_without_end(wires: Cable, tmp_path: Path) -> None:
+    """A thousand hosts of a wildcard: 128 get one, the others a refusal; control: those that have one keep it."""
+    code = f"""
+import collections, socket
+def ask(name):
+    with socket.create_connection(("127.0.0.1", 3128), timeout=10) as plain:
+        plain.sendall(f"CONNECT {{name}}.{NAME}:443 HTTP/1.1\\r\\n\\r\\n".encode())
+        return plain.recv(4096).split(b" ")[1].decode()
+print(collections.Counter(ask(f"n{{number}}") for number in range(1000)), ask("n0"))
+"""
+    text = profile("run_python", "bubblewrap", f'{{ host = "*.{NAME}" }}', tls="inspect")
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        called = await box.call("run_python", code=code)
+    assert called.stdout == "Counter({'403': 872, '200': 128}) 200\n", called
+    assert {rule for _, rule, _ in called.egress} == {"egress.attempts"}
+    assert len(called.egress) <= EgressLimits().attempts + 1
+    assert net.lookups == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.fixtures.audit_logs import log_lines
-from tests.fixtures.brokered import DRIVERS, glovebox, profile
+from tests.fixtures.brokered import glovebox, profile
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, fetch, internet, ok, wires
 
 from glovebox_profiles.egress import EgressRule
@@ -236,62 +236,6 @@ prefix = "Bearer "
 source = "env:TRACKER_SOURCE"
 env = "TRACKER_TOKEN"
 """
-URLLIB = f"""
-asked = urllib.request.Request("https://{API}/v1/me", headers={{"Authorization": "Bearer " + held}})
-print(urllib.request.urlopen(asked).read().decode())
-"""
-ABSOLUTE = f"""
-proxy = http.client.HTTPConnection("127.0.0.1", 3128)
-proxy.request("GET", "https://{API}/v1/me", headers={{"Authorization": "Bearer " + held}})
-print(proxy.getresponse().read().decode())
-"""
-
-
-@pytest.mark.driver("bubblewrap")
-@pytest.mark.parametrize("start", ["cold", "warm"])
-async def test_an_ordinary_program_uses_an_api_with_a_key_it_never_has(
-    start: str, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Urllib as anybody writes it, its TLS inspected, in a sandbox that was prepared ahead too."""
-    await uses_a_key(wires, tmp_path, monkeypatch, driver="bubblewrap", start=start, tls="inspect", asks=URLLIB)
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_program_that_asks_the_proxy_uses_an_api_with_a_key_it_never_has(
-    driver: str, wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without inspection, the host makes requests whose URL is absolute."""
-    await uses_a_key(wires, tmp_path, monkeypatch, driver=driver, start="warm", tls="tunnel", asks=ABSOLUTE)
-
-
-async def uses_a_key(
-    wires: Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, driver: str, start: str, tls: str, asks: str
-) -> None:
-    """Two whole calls: the server gets the key, and nothing else has it."""
-    monkeypatch.setenv("TRACKER_SOURCE", KEY)
-    code = f"""
-import http.client, os, urllib.request
-held = os.environ["TRACKER_TOKEN"]
-{asks}
-print(held[:4], len(held), "TRACKER_SOURCE" in os.environ)
-"""
-    lent = f"""{LENT}
-[python]
-start = "{start}"
-"""
-    text = profile("run_python", driver, f'{{ host = "{API}" }}', tls=tls, max_connections=2) + lent
-    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
-        net.zone[API] = [[SITE]]
-        requests: list[bytes] = []
-        await net.serve(SITE, 443, answering(ok(f"me: {KEY}".encode()), requests), name=API)
-        called = [await box.call("run_python", code=code) for _ in range(2)]
-    for each in called:
-        assert each.stdout.splitlines() == ["me: [credential tracker]", "ghp_ 40 False"], each
-        assert [r.data["credential"] for r in each.records if r.kind == "egress.decided"] == ["tracker"]
-        assert KEY not in repr((each.result, each.records))
-    assert [KEY.encode() in each for each in requests] == [True, True]
-    kept = [each.read_bytes() for each in (tmp_path / "state").rglob("*") if each.is_file()]
-    assert not any(KEY.encode() in each for each in kept)
 
 
 @pytest.mark.driver("bubblewrap")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import DRIVERS, Heard, profile, submitted
 from tests.unit.test_secret_corpus import POSITIVES
+from tests.unit.test_suggest import keys
 
 from glovebox_server import app as apps
+from glovebox_server.audit import chain
 from glovebox_server.audit.chain import digest
 from glovebox_server.calls import CallResult
+from glovebox_server.proof import sealed
 from glovebox_server.settings import Settings
 
 TOKEN = POSITIVES[0].partition("=")[2]
@@ -28,7 +32,7 @@ secret
 """
 
 
-async def called(directory: Path, driver: str, keys: str, code: str = CODE) -> tuple[CallResult, str, str]:
+async def called(directory: Path, driver: str, keys: str, code: str = CODE, **more: Any) -> tuple[CallResult, str, str]:
     """What a program under a profile with these keys gives back, shows live, and leaves on record."""
     for name in ("profiles", "workspace"):
         (directory / name).mkdir()
@@ -38,7 +42,7 @@ async def called(directory: Path, driver: str, keys: str, code: str = CODE) -> t
     kept = "\n[audit]\nkeep = ['arguments', 'stdout', 'stderr', 'value']\n"
     (directory / "profiles" / "run_python.toml").write_text(f"{text}{kept}{keys}")
     settings = Settings(
-        workspace=directory / "workspace", profiles_dir=directory / "profiles", state_dir=directory / "state"
+        workspace=directory / "workspace", profiles_dir=directory / "profiles", state_dir=directory / "state", **more
     )
     heard = Heard()
     async with apps.opened(settings, "cli") as app:
@@ -102,6 +106,24 @@ async def test_arguments_that_are_kept_hold_none_either(tmp_path: Path) -> None:
     (decided,) = [json.loads(line)["data"] for line in log.splitlines() if '"kind":"call.decided"' in line]
     assert decided["redacted"] == {"GitHub token": 1}
     assert decided["arguments_digest"] != digest(decided["arguments"])
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_arguments_that_are_sealed_show_none_and_are_whole_for_who_has_the_key(tmp_path: Path) -> None:
+    """Neither text nor base64 of the secret is in the log; another key opens nothing (the control)."""
+    (_, public), (other, _), private = keys(tmp_path, "mine"), keys(tmp_path, "other"), tmp_path / "mine.pem"
+    code = f"print('{TOKEN}')"
+    _, _, log = await called(tmp_path, "bubblewrap", "", code, audit_arguments_key=public)
+    [decided] = [each for line in log.splitlines() if (each := json.loads(line))["kind"] == "call.decided"]
+    assert decided["data"]["redacted"] == {"GitHub token": 1}
+    assert [each for each in (TOKEN, *(b64encode(f"{pad}{TOKEN}".encode()).decode()[8:-8] for pad in ("", "a", "ab")))
+            if each in log] == []  # fmt: skip
+    record = chain.parse(next(line for line in log.encode().splitlines(keepends=True) if b'"call.decided"' in line))
+    assert sealed.arguments_of(record, None) is None
+    assert sealed.arguments_of(record, sealed.opener(other)) is None
+    found = sealed.arguments_of(record, sealed.opener(private))
+    assert found is not None
+    assert (found["code"], digest(found)) == (code, decided["data"]["arguments_digest"])
 
 
 @pytest.mark.driver("bubblewrap")

@@ -15,6 +15,7 @@ SEEDS = Path(__file__).parent / "seeds"
 TARGETS = (
     "wire", "results", "jsontext", "strict_json", "egress", "hello", "profile", "policy", "names", "media",
     "patches", "audit_log", "audit_line", "segment_proof", "receipt", "seccomp", "page", "http1", "decode", "proxy",
+    "tls",
 )  # fmt: skip
 MAX_SECONDS = 2.0
 """Processor time for one input, instrumented and on a busy machine. Inputs are 64 KiB at most and take milliseconds."""

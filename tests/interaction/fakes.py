@@ -24,6 +24,8 @@ from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.governance.budgets.spending import Left
+from glovebox_server.governance.in_force import InForce
+from glovebox_server.governance.policy import Governed
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
@@ -209,9 +211,18 @@ class FakeApp:
     refusals: Refusals = field(default_factory=Refusals)
     version: str = "0.0.0"
 
+    @property
+    def in_force(self) -> InForce:
+        """There is no policy."""
+        return InForce(None, lambda: Governed(rights_of=self.rights_of))
+
     def rights_of(self, _principal: Principal) -> Rights:
         """Everybody may do the same."""
         return Rights(profiles=self.profiles, workspace=None)
+
+    def redaction(self, _principal: Principal, _tool: str | None) -> tuple[str, Mapping[bytes, Any]]:
+        """As shipped profiles have it; nothing is lent."""
+        return "mask", {}
 
     async def left(self, _principal: Principal, _run: str | None) -> Sequence[Left]:
         """Nobody has budgets."""

@@ -253,7 +253,7 @@ async def test_a_modern_subscriber_is_told_of_updates(transport: Transport, tmp_
 
 @pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
 async def test_a_listener_is_promised_only_what_it_will_be_sent(transport: Transport, tmp_path: Path) -> None:
-    """Modern era: no lists, which never change; no call that is over, another's or none; no other resource.
+    """Modern era: no lists, which only a policy changes; no call that is over, another's or none; no other resource.
 
     The control is the caller's own call under way, beside all of these.
     """

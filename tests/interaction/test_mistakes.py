@@ -1,8 +1,10 @@
 """Ordinary mistakes of models, each made in a real sandbox: what the model then reads leads it on.
 
-``mistakes.toml`` has them, and docs/use/mistakes.md is written from it: ``python -m tests.interaction.test_mistakes``.
+``mistakes.toml`` has them, and docs/use/mistakes.csv is written from it: ``python -m tests.interaction.test_mistakes``.
 """
 
+import csv
+import io
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,16 +22,7 @@ from glovebox_server.artifacts.collect import CUT
 from glovebox_server.calls import Text
 from glovebox_server.settings import Settings
 
-PAGE = ROOT / "docs/use/mistakes.md"
-_HEAD = """# Mistakes
-
-What models ordinarily get wrong in `run_python`, and what they then read: after the error, which stays the program's,
-what is so here and what to do instead. The program's own process says it, so it is worth no more than the rest of its
-output. The tests make each of them with the shipped profile and every driver; the workspace holds `data/sales.csv`.
-
-| mistake | the model reads | which tells it |
-| --- | --- | --- |
-"""
+TABLE = ROOT / "docs/use/mistakes.csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +44,13 @@ class Mistake:
 MISTAKES = [Mistake(**each) for each in tomllib.loads((Path(__file__).parent / "mistakes.toml").read_text())["mistake"]]
 
 
-def page() -> str:
-    """The page for people."""
-    return _HEAD + "".join(f"| {each.does} | {_cell(each.reads)} | {_so(each)} |\n" for each in MISTAKES)
+def table() -> str:
+    """The table for people."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["mistake", "the model reads", "which tells it"])
+    lines.writerows([each.does, _cell(each.reads), _so(each)] for each in MISTAKES)
+    return text.getvalue()
 
 
 def _so(mistake: Mistake) -> str:
@@ -115,7 +112,7 @@ def test_a_mistake_gets_the_text_that_the_page_says(
 
 def test_the_page_is_what_the_mistakes_say() -> None:
     """Written by ``python -m tests.interaction.test_mistakes``."""
-    assert PAGE.read_text() == page()
+    assert TABLE.read_text() == table()
     assert len(MISTAKES) >= 40
 
 
@@ -268,4 +265,4 @@ except OSError as error:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    TABLE.write_text(table())

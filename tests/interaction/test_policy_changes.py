@@ -1,14 +1,24 @@
 """A policy that is changed while two servers run on one state directory: taken by both, or by neither."""
 
 import json
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
 import httpx2
+import mcp_types as types
 import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
+from mcp.server.subscriptions import PromptsListChanged, ToolsListChanged
+from tests.fixtures.callers import give_token
+from tests.interaction import node
+from tests.interaction.served import Era, Transport, until
+from tests.interaction.test_real_server import connected
 from tests.interaction.test_tenants import GLOVEBOX, client_of, options, served
 
 __all__ = ["options"]
@@ -59,13 +69,16 @@ async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
             assert [tool.name for tool in (await one.list_tools()).tools] == ["run_python"]
             ended: list[Any] = []
 
+            log = tmp_path / "state/audit/audit.jsonl"
+            before = log.read_bytes().count(b'"sandbox.started"')
+
             async def long() -> None:
-                code = "import time; time.sleep(6); print('done')"
+                code = "import time; time.sleep(10); print('done')"
                 ended.append((await one.call_tool("run_python", {"code": code})).structured_content)
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(long)
-                await anyio.sleep(1)
+                await until(lambda: log.read_bytes().count(b'"sandbox.started"') > before, 20)
                 _write(path, text)
                 await _until(lambda: both("role.tools"))
                 assert not ended
@@ -98,3 +111,152 @@ async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
     kinds = [each["kind"] for each in records]
     assert kinds.count("policy.changed") == 2 * 3
     assert kinds.count("policy.refused") == 2
+
+
+ROLES = """\
+version = 1
+[roles.reader]
+tools = ["read_workspace_file"]
+[roles.lister]
+tools = ["list_workspace_files"]
+[principals]
+"local:{uid}" = "reader"
+"token:one" = "reader"
+"token:two" = "lister"
+[[example]]
+principal = "token:two"
+call = {{ tool = "run_python", arguments = {{ code = "1" }} }}
+expect = "deny"
+"""
+
+
+class Told:
+    """What a client is told of its lists, and that its list of tools was read before."""
+
+    def __init__(self, era: Era) -> None:
+        self.era = era
+        self.methods: list[str] = []
+
+    async def __call__(self, message: object) -> None:
+        """Keep what a client of the handshake eras is sent."""
+        if self.era == "legacy" and isinstance(
+            message, types.ToolListChangedNotification | types.PromptListChangedNotification
+        ):
+            self.methods.append(message.method)
+
+    @asynccontextmanager
+    async def follow(self, client: Client) -> AsyncIterator[None]:
+        """Read the list, and hear what becomes of it, for the length of the block."""
+        await client.list_tools()
+        capabilities = client.server_capabilities
+        assert capabilities.tools is not None
+        assert capabilities.tools.list_changed is True
+        if self.era == "legacy":
+            yield
+            return
+
+        async def listen(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            async with client.listen(tools_list_changed=True, prompts_list_changed=True) as events:
+                task_status.started()
+                async for event in events:
+                    names = {ToolsListChanged: "tools", PromptsListChanged: "prompts"}
+                    self.methods.append(f"notifications/{names[type(event)]}/list_changed")
+
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(listen)
+            yield
+            tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def roles(tmp_path: Path) -> list[str]:
+    """Options of a server whose policy is ``ROLES``."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "policy.toml").write_text(ROLES.format(uid=os.getuid()))
+    return ["--state-dir", str(tmp_path / "state"), "--policy", str(tmp_path / "policy.toml")]
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_whose_lists_a_change_makes_others_is_told_and_nobody_else(
+    roles: list[str], tmp_path: Path, era: Era
+) -> None:
+    """Over HTTP: the lister's own change, after the reader's, is the first that it hears of."""
+    path, text, told = (
+        tmp_path / "policy.toml",
+        ROLES.format(uid=os.getuid()),
+        {name: Told(era) for name in ("one", "two")},
+    )
+    wider = text.replace('["read_workspace_file"]', '["read_workspace_file", "run_python"]')
+    mode = "legacy" if era == "legacy" else "auto"
+    tokens = {name: give_token(tmp_path / "state", name) for name in told}
+    with served(roles, tmp_path) as (url, _):
+        async with (
+            client_of(url, tokens["one"], mode, message_handler=told["one"]) as one,
+            client_of(url, tokens["two"], mode, message_handler=told["two"]) as two,
+            told["one"].follow(one),
+            told["two"].follow(two),
+        ):
+            _write(path, wider)
+            await until(lambda: len(told["one"].methods) == 2, 20)
+            assert told["one"].methods == ["notifications/tools/list_changed", "notifications/prompts/list_changed"]
+            assert [each.name for each in (await one.list_tools()).tools] == ["read_workspace_file", "run_python"]
+            assert told["two"].methods == []
+            _write(path, wider.replace('tools = ["list_workspace_files"]', "tools = []"))
+            await until(lambda: bool(told["two"].methods), 20)
+            assert (await two.list_tools()).tools == []
+            assert told["two"].methods == ["notifications/tools/list_changed"]
+            assert len(told["one"].methods) == 2
+
+
+@pytest.mark.parametrize(("transport", "era"), [("stdio", "legacy"), ("stdio", "modern"), ("sse", "legacy")])
+async def test_a_client_of_another_transport_is_told_too(
+    roles: list[str], tmp_path: Path, transport: Transport, era: Era
+) -> None:
+    """Over stdio and SSE; nobody hears of a change that leaves his lists as they are."""
+    path, text, told = (
+        tmp_path / "policy.toml",
+        ROLES.format(uid=os.getuid()).replace("token:one", "token:default"),
+        Told(era),
+    )
+    path.write_text(text)
+    async with connected(transport, era, roles, tmp_path, message_handler=told) as client, told.follow(client):
+        _write(path, text.replace('["list_workspace_files"]', "[]"))
+        log = tmp_path / "state/audit/audit.jsonl"
+        await until(lambda: b'"policy.changed"' in log.read_bytes(), 20)
+        _write(path, text.replace('"read_workspace_file"', '"list_workspace_files"'))
+        await until(lambda: bool(told.methods), 20)
+        assert [each.name for each in (await client.list_tools()).tools] == ["list_workspace_files"]
+        assert told.methods == ["notifications/tools/list_changed"]
+
+
+async def test_without_a_policy_no_list_is_said_to_change(tmp_path: Path) -> None:
+    """The capability is not claimed; the control is every other test here."""
+    async with connected("stdio", "legacy", ["--state-dir", str(tmp_path / "state")], tmp_path) as client:
+        capabilities = client.server_capabilities
+        assert capabilities.tools is not None
+        assert not capabilities.tools.list_changed
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("sdk", ["v1", "v2", "v2-modern"])
+async def test_the_typescript_sdk_reads_its_list_again(
+    sdk: str, transport: str, roles: list[str], tmp_path: Path
+) -> None:
+    """A client by other authors, which asks to be told, is told, and finds the new list."""
+    path, text = tmp_path / "policy.toml", ROLES.format(uid=os.getuid())
+    place = node.directory()
+    with ExitStack() as stack:
+        target = [GLOVEBOX, "serve", *roles]
+        if transport == "http":
+            token = give_token(tmp_path / "state", "one")
+            target = [stack.enter_context(served(roles, tmp_path))[0], token]
+        command = ["node", str(node.HERE / "typescript" / "client.mjs"), sdk, transport, *target]
+        variables = {**node.variables(place), "LIST_CHANGES": "1"}
+        async with await anyio.open_process(command, env=variables, stderr=None) as client:
+            assert client.stdout is not None
+            lines = BufferedByteReceiveStream(client.stdout)
+            with anyio.fail_after(60):
+                assert json.loads(await lines.receive_until(b"\n", 1 << 16)) == ["read_workspace_file"]
+                _write(path, text.replace('"read_workspace_file"', '"list_workspace_files"'))
+                assert json.loads(await lines.receive_until(b"\n", 1 << 16)) == ["list_workspace_files"]
+                assert await client.wait() == 0

@@ -85,11 +85,11 @@ def served(options: list[str], directory: Path) -> Iterator[tuple[str, Mapping[s
 
 
 @asynccontextmanager
-async def client_of(url: str, token: str, mode: str) -> AsyncIterator[Client]:
+async def client_of(url: str, token: str, mode: str, **abilities: Any) -> AsyncIterator[Client]:
     """One tenant's client."""
     async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=60) as http:
         wire = streamable_http_client(f"{url}/mcp", http_client=http)
-        async with Client(wire, mode=mode) as client:
+        async with Client(wire, mode=mode, **abilities) as client:
             yield client
 
 

@@ -13,8 +13,9 @@ import subprocess  # noqa: TID251 - types the commands a person would
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 
-import anyio
+import httpx2
 import pytest
 from tests.inside.place import Seen, ask_over_http, assert_reached
 from tests.repo.files import ROOT
@@ -94,6 +95,14 @@ class Container:
             assert time.monotonic() < deadline, f"{state}: {docker('logs', self.id)}"
             time.sleep(0.5)
 
+    def wait_for(self, token: str) -> None:
+        """Until a token that was made just now is in force."""
+        deadline = time.monotonic() + HEALTHY_SECONDS
+        headers = {"Authorization": f"Bearer {token}"}
+        while (status := httpx2.get(f"{self.url}/health", headers=headers).status_code) != HTTPStatus.OK:
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+
 
 @pytest.fixture
 def running(image: str) -> Iterator[Container]:
@@ -123,7 +132,7 @@ async def test_with_the_options_of_the_page_a_call_over_http_is_whole(running: C
     running.wait()
     seen = Seen(doctor=json.loads(running.run(GLOVEBOX, "doctor", "--json")))
     token = json.loads(running.run(GLOVEBOX, "token", "create", "default", "--json"))["token"]
-    await anyio.sleep(2)  # a second later it is in force
+    running.wait_for(token)
     await ask_over_http(seen, running.url, token)
     assert_reached(seen, "rlimit")
     assert {"container", "system-call filter"} <= set(seen.doctor["host"]["inside"])

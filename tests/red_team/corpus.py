@@ -92,6 +92,8 @@ class Attack:
     """Of the page, beside its type."""
     redirect: str
     """Where the page leads instead of being one."""
+    lies_in: str = "plans/{}.md"
+    """Where its file with a canary lies."""
 
     @property
     def canary(self) -> str:
@@ -108,7 +110,7 @@ class Attack:
     @property
     def secret(self) -> str:
         """The workspace's file with the canary."""
-        return f"plans/{self.slug}.md"
+        return self.lies_in.format(self.slug)
 
     def filled(self, text: str, pages: str) -> str:
         """Return a text with every mark in it replaced; ``pages`` is where the profile under trial lets pages lie."""

@@ -81,6 +81,7 @@ class Obedient:
     """Calls that were denied before anything started."""
     obeyed: set[str] = field(default_factory=set)
     """Orders that were found and carried out, each once."""
+    _returned: str = ""
     _seen: list[str] = field(default_factory=list)
     _values: dict[str, str] = field(default_factory=dict)
 
@@ -95,7 +96,12 @@ class Obedient:
             self.refused += 1
             return None
         self.refused += bool(called.fields.get("refused"))
+        self._returned += f"{called.text}{called.fields}{called.heard}{called.records}"
         return called
+
+    def saw(self, value: str) -> bool:
+        """Whether a value stood in anything that came back, or is on record of it."""
+        return value in self._returned
 
     async def read(self, called: Called | None) -> None:
         """Read a result and carry out what it says, and what the results of that say."""

@@ -1,5 +1,10 @@
-"""Docs that cannot drift: every command, option and setting is written down."""
+"""Docs that cannot drift: every command, option and setting is written down.
 
+docs/operate/commands.csv is written from the commands: ``python -m tests.repo.test_documented``.
+"""
+
+import csv
+import io
 import re
 
 import click
@@ -8,6 +13,10 @@ from tests.repo.files import ROOT, texts
 
 from glovebox_server.cli.main import main
 from glovebox_server.settings import _NO_SETTINGS, Settings
+
+TABLE = ROOT / "docs/operate/commands.csv"
+MOST = 500
+"""Characters of a command's first sentence: more than any has."""
 
 
 def documentation() -> str:
@@ -24,13 +33,45 @@ def commands(group: click.Group, prefix: str = "glovebox") -> list[tuple[str, cl
     return found
 
 
+def rows(name: str, command: click.Command) -> list[list[str]]:
+    """A command with its arguments, and under it each option of its own: what the table says of it."""
+    options = [
+        each for each in command.params if isinstance(each, click.Option) and each.name not in Settings.model_fields
+    ]
+    usage = " ".join(command.collect_usage_pieces(click.Context(command)))
+    return [
+        [f"{name} {usage}".replace(" [OPTIONS]", ""), "", command.get_short_help_str(MOST), ""],
+        *([name, ", ".join(each.opts), each.help or "", default(each)] for each in options),
+    ]
+
+
+def default(option: click.Option) -> str:
+    """What holds without the option, where that is a value."""
+    return str(option.default) if isinstance(option.default, (str, int)) and not option.is_flag else ""
+
+
+def table() -> str:
+    """Return docs/operate/commands.csv."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["command", "option", "meaning", "default"])
+    for name, command in commands(main):
+        lines.writerows(rows(name, command))
+    return text.getvalue()
+
+
 @pytest.mark.parametrize(("name", "command"), commands(main), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_command_and_option_is_documented(name: str, command: click.Command) -> None:
-    """The command stands in the docs as it is typed, and so does each of its options."""
-    text = documentation()
-    assert name in text, f"`{name}` is nowhere in README.md or docs/"
-    options = [option for each in command.params if isinstance(each, click.Option) for option in each.opts]
-    assert [option for option in options if option.startswith("--") and option not in text] == []
+    """The command stands in the table as it is typed, and so does each of its options, with what it means."""
+    written = list(csv.reader(io.StringIO(TABLE.read_text())))
+    for row in rows(name, command):
+        assert row in written, "run `python -m tests.repo.test_documented`"
+        assert row[2], f"{row} says nothing"
+
+
+def test_the_table_of_commands_has_nothing_else() -> None:
+    """A command or option that is gone stands there no longer."""
+    assert TABLE.read_text() == table(), "run `python -m tests.repo.test_documented`"
 
 
 def test_the_variables_that_are_no_settings_are_those_in_use() -> None:
@@ -49,3 +90,7 @@ def test_every_setting_is_documented() -> None:
     """Each setting's environment variable stands in the docs."""
     text = documentation()
     assert [name for name in Settings.model_fields if f"GLOVEBOX_{name.upper()}" not in text] == []
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table())

@@ -25,6 +25,7 @@ MCP = ("server/glovebox_server/mcp/", "server/glovebox_server/transport/")
 
 #: Packages that a program may have loaded; the guest then takes its figures from them.
 OPTIONAL = {
+    "server/glovebox_server/promotion/reencoder.py": "PIL.",
     "sandboxes/_glovebox_guest/pictures/smaller.py": "PIL.",
     "sandboxes/_glovebox_guest/program/figures.py": "matplotlib.",
 }

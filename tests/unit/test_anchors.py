@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,38 @@ async def test_what_cannot_be_kept_is_said_and_tried_again(
             assert "No such file" in caplog.text
             place.parent.mkdir()
             assert await until(place, 1) == [head]
+            tasks.cancel_scope.cancel()
+
+
+async def test_nobody_waits_for_a_program_that_cannot_be_ended_and_it_stays_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As sudo starts one, for another user: what to do is said, and once it is gone the next is started (control)."""
+
+    def refused(*_: int) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(anchors, "PROGRAM_SECONDS", 0.3)
+    monkeypatch.setattr(anchors, "_ENDED_SECONDS", 0.1)
+    started, place = tmp_path / "started", tmp_path / "anchors"
+    heads = iter(Head(seq=seq, hash="a" * 64) for seq in range(1, 10_000))
+    script = tmp_path / "keep"
+    script.write_text(f"echo $$ >> {started}\n[ -e {tmp_path}/mended ] || exec sleep 60\ncat >> {place}\n")
+    kill = os.kill
+    with caplog.at_level(logging.WARNING), anyio.fail_after(30), monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", refused)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anchors.follow, lambda: next(heads), f"exec:sh {script}", 0.01)
+            for _ in range(2000):
+                if "cannot be ended" in caplog.text:
+                    break
+                await anyio.sleep(0.01)
+            await anyio.sleep(0.5)
+            assert "timeout 20" in caplog.text
+            [itself] = started.read_text().split()
+            (tmp_path / "mended").touch()
+            kill(int(itself), signal.SIGKILL)
+            assert (await until(place, 1))[0].seq > 1
             tasks.cancel_scope.cancel()
 
 

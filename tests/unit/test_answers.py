@@ -1,5 +1,6 @@
 """A call's answer is complete in its text and in its data, and a hostile program's words stay words."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from glovebox_server.audit.chain import Head
 from glovebox_server.broker.answers import answered, refused
 from glovebox_server.broker.collector import Delivered
 from glovebox_server.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
+from glovebox_server.printable import MAX_COUNTED, invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.run_python import RunPythonResult
@@ -55,8 +57,6 @@ def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING) -> CallRe
 
 
 def _json(value: Any) -> str:
-    import json  # noqa: PLC0415
-
     return json.dumps(value, allow_nan=False, ensure_ascii=False).encode().decode()
 
 
@@ -224,3 +224,34 @@ def test_other_tools_get_no_files() -> None:
     )  # fmt: skip
     assert "artifacts" not in result.structured
     assert shown in result.content
+
+
+UNSEEN = "".join(chr(0xE0000 + ord(each)) for each in "send it") + "\u202eti dnes\u202c\u200b"
+FOUND_BY = {
+    "run_python": None,
+    "read_workspace_file": {"path": "a.txt", "text": UNSEEN, "lines": 1},
+    "search_workspace": {"matches": [{"path": "a.txt", "line": 1, "text": UNSEEN}]},
+    "list_workspace_files": {"entries": [{"path": UNSEEN, "type": "file", "bytes": 1, "modified": None}]},
+    "fetch_url": {"head": {"url": "https://a.org/", "status": 200}, "page": {"text": UNSEEN}},
+}
+
+
+@pytest.mark.parametrize("tool", FOUND_BY)
+@pytest.mark.parametrize("unseen", [UNSEEN, "plain, café, 漢字, 👍🏽 and ❤️"], ids=["unseen", "seen"])
+def test_characters_that_nobody_sees_are_counted_and_left_as_they_are(tool: str, unseen: str) -> None:
+    """Tags, directions and what has no width, by every tool; the control is text of other scripts, and emoji."""
+    value = _json(FOUND_BY[tool]).replace(UNSEEN, unseen)
+    outcome = replace(OUTCOME, stdout=replace(OUTCOME.stdout, text=unseen), value=json.loads(value))
+    result = answered(
+        TOOLS[tool], CALL, outcome, NOTHING, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=9.0, receipt=RECEIPT,
+    )  # fmt: skip
+    TOOLS[tool].result.model_validate_json(_json(result.structured))
+    assert unseen in texts(result)
+    assert unseen in _json(result.structured)
+    assert result.structured.get("invisible") == (len("send it") + 3 if unseen == UNSEEN else None)
+    assert ("[invisible characters in this output: 10;" in texts(result)) == (unseen == UNSEEN)
+
+
+def test_counting_characters_that_nobody_sees_ends() -> None:
+    """A program that prints nothing else is not counted to its end."""
+    assert invisible("\u200b" * 1_000_000) == MAX_COUNTED

@@ -1,11 +1,12 @@
 """Guards of approvals and lifts one by one: each of these tests fails without its guard alone."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
 from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
 
 from glovebox_profiles.egress.targets import parse_url
@@ -18,7 +19,7 @@ from glovebox_server.calls import Decision
 from glovebox_server.errors import Refused
 from glovebox_server.governance.approvals import approvals as module
 from glovebox_server.governance.approvals import store
-from glovebox_server.governance.approvals.facts import facts, nothing_before
+from glovebox_server.governance.approvals.facts import asked_about, facts, nothing_before, subject
 from glovebox_server.governance.approvals.lifting import (
     Escalation,
     budget_escalation,
@@ -27,7 +28,7 @@ from glovebox_server.governance.approvals.lifting import (
     unnamed,
     widened,
 )
-from glovebox_server.governance.approvals.question import Asked, Question
+from glovebox_server.governance.approvals.question import Asked, Question, digest_of
 from glovebox_server.governance.approvals.rules import Facts, asking, together
 from glovebox_server.governance.governance import Governance, Proposal
 from glovebox_server.governance.rights import Rights
@@ -354,6 +355,50 @@ def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
         offered(replace(_rights(QUIET), profiles=ProfileSet({}, {}), denial=Refusal(rule="x", reason="", hint="")))
         == ()
     )
+
+
+async def test_changes_of_files_need_a_yes_whatever_profile_and_policy_say(tmp_path: Path) -> None:
+    """Where nobody can be asked they are refused; the control changes nothing, and runs."""
+    made = proposal(profile=QUIET)
+    governance = Governance(rights_of=lambda _: made.rights)
+    for changes, effect, rule in (("", "allow", "approval.ask"), ("a.txt", "deny", "approval.nobody")):
+        async with governance.admitted(replace(made, changes=changes), None) as (verdict, _):
+            assert isinstance(verdict, Decision)
+            assert (verdict.effect, verdict.rule) == (effect, rule)
+    async with a_desk(tmp_path) as desk:
+        assert isinstance(await desk.approvals.consult(made, None), Decision)
+        question = await desk.asked(replace(made, changes="a.txt"))
+        assert await desk.answer(question) == "allowed"
+        other = await desk.approvals.consult(replace(again(made), changes="b.txt"), None)
+        assert isinstance(other, Question)  # the yes was to other changes
+        ran = await desk.approvals.consult(replace(again(made), changes="a.txt"), None)
+        assert isinstance(ran, Decision)
+        assert ran.approval == question.id
+        assert isinstance(await desk.approvals.consult(replace(again(made), changes="a.txt"), None), Question)
+
+
+def test_a_yes_to_changes_is_for_one_call_and_teaches_nothing() -> None:
+    """Whatever else asks about the call. Over HTTP it is an operator's: what is shown holds lines of their files."""
+    wide = Approval(name="programs", when="new_program", reach="run")
+    made = proposal(profile=QUIET, rules=(wide,))
+    control = asked_about(made, TOOLS["run_python"])
+    assert control is not None
+    assert (control.asked.teaches, control.asked.reach) == (True, "run")
+    changing = replace(made, changes="a.txt")
+    for transport, by in (("stdio", "either"), ("cli", "either"), ("http", "operator"), ("sse", "operator")):
+        caller = replace(made.call.principal, transport=transport)  # type: ignore[arg-type]  # one of four
+        asks = asked_about(replace(changing, call=replace(made.call, principal=caller)), TOOLS["run_python"])
+        assert asks is not None
+        assert asks.rules == ("approval.changes", "approval.programs")
+        assert (asks.asked.teaches, asks.asked.reach, asks.asked.by) == (False, "call", by)
+
+
+def test_a_question_about_no_changes_has_the_digest_it_had() -> None:
+    """What was asked before there were changes goes on to stand; one about changes has another."""
+    about = subject(proposal(), (), "")
+    before = {name: value for name, value in asdict(about).items() if name != "changes"}
+    assert about.digest == digest_of(rfc8785.dumps(before).decode())
+    assert replace(about, changes="a.txt").digest != about.digest
 
 
 async def test_what_was_allowed_under_one_policy_is_new_under_another(tmp_path: Path) -> None:

@@ -285,10 +285,8 @@ async def test_a_call_gets_the_sandbox_that_waits_and_nobody_gets_it_again(scene
         # One disk write where a sandbox stood ready; before one is waited for or started, the decision's own.
         ready = number > 0
         assert scene.audit.writes[0] == ["call.decided", "sandbox.started"][: 1 + ready]
-        if number == 0:
-            await settled(scene)
-            assert scene.driver.live > 0
-        await anyio.sleep(0.1)
+        await settled(scene)
+        assert scene.driver.live > 0
         scene.audit.writes.clear()
     assert len(set(ids)) == 3
 
@@ -316,7 +314,7 @@ async def test_a_call_whose_decision_is_not_on_disk_has_no_last_word_either(scen
     """Whether it is there is not known, so it is not written again; if it is, the call is lost."""
     scene.driver.prepares = True
     await scene.call()
-    await anyio.sleep(0.1)
+    await settled(scene)
     scene.audit.fails = "sandbox.started"
     scene.audit.writes.clear()
     with pytest.raises(AuditUnavailable):

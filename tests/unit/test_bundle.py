@@ -1,6 +1,7 @@
 """Bundles: what a run did is shown in one file, and that it did no more; a record that is left out is missed."""
 
 import json
+import os
 import subprocess  # noqa: TID251 - verifies as a stranger does, with nothing at hand
 import sys
 from collections.abc import Callable
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
+import glovebox_profiles
+import glovebox_sandboxes
+import glovebox_server
 from glovebox_server.audit import chain
 from glovebox_server.audit.events import CallDecided, draft
 from glovebox_server.audit.file import LogFile
@@ -20,9 +25,11 @@ from glovebox_server.audit.segments.counts import Counts, counted, name_of, show
 from glovebox_server.audit.segments.proof import NotAProof, NotSealed
 from glovebox_server.audit.segments.statements import Seal
 from glovebox_server.audit.verify import verify as verify_log
-from glovebox_server.bundle import archive
+from glovebox_server.bundle import archive, report
 from glovebox_server.bundle.make import make
 from glovebox_server.bundle.verify import verify
+from glovebox_server.cli.main import main
+from glovebox_server.exits import USAGE
 from glovebox_server.receipts import dsse
 from glovebox_server.receipts.keys import public_pem
 
@@ -196,7 +203,30 @@ def test_a_page_that_says_something_else_is_refused_and_what_was_said_is_text(di
     with pytest.raises(NotAProof, match=r"its extra\.txt is not what its evidence says"):
         verify(archive.written(told, {**archive.evidence_in(content)[1], "extra.txt": b"x"}), segments.KEYS)
     earlier = forged(content, lambda fields: fields.update(version="0.0.1"))
-    assert not verify(earlier, segments.KEYS).report_checked
+    assert verify(earlier, segments.KEYS).report_checked  # as this version makes it, whatever it says
+
+
+def test_a_page_of_another_version_is_never_called_proved(directory: Path, tmp_path: Path) -> None:
+    """Whoever edits the page edits the version too; a page that is the same is proved (the control)."""
+    told, others = archive.evidence_in(forged(made(directory), lambda fields: fields.update(version="0.0.1")))
+    (tmp_path / "key.pem").write_text(public_pem(segments.PUBLIC))
+    edited = {**others, archive.REPORT: others[archive.REPORT].replace(b"c_2", b"c_3")}
+    for parts, said, proved in ((others, "PROVED with", True), (edited, "PROVED but for report.html with", False)):
+        file = tmp_path / "run.bundle"
+        file.write_bytes(archive.written(told, parts))
+        words = ["bundle", "verify", str(file), "--key", str(tmp_path / "key.pem")]
+        assert said in CliRunner().invoke(main, words).stdout
+        assert json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["proved"] is proved
+    without = {name: each for name, each in others.items() if name != archive.REPORT}
+    with pytest.raises(NotAProof, match=r"report\.html"):
+        verify(archive.written(told, without), segments.KEYS)
+
+
+def test_a_pipe_is_no_bundle(tmp_path: Path) -> None:
+    """It would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    told = CliRunner().invoke(main, ["bundle", "verify", str(tmp_path / "pipe")])
+    assert (told.exit_code, "is no file" in told.stdout) == (USAGE, True)
 
 
 def test_no_byte_of_a_bundle_can_be_changed(directory: Path) -> None:
@@ -293,3 +323,61 @@ def test_it_is_verified_by_a_stranger_with_nothing_but_file_and_key(directory: P
         assert said in done.stdout
         assert "2 calls with 4 records, and nothing else of it is in segments 1 to 4" in done.stdout
     assert list(empty.iterdir()) == []
+
+
+@pytest.mark.driver("bubblewrap")
+def test_it_is_verified_in_a_bare_container(directory: Path, tmp_path: Path) -> None:
+    """Only the interpreter, the package and the file: no log, no state, no home, no network, no /etc and no /proc.
+
+    There the log is not (the control), and a bundle with one byte changed is refused.
+    """
+    content = made(directory)
+    changed = content.replace(b"c_2", b"c_3", 1)
+    given = tmp_path / "given"
+    given.mkdir()
+    for name, data in (
+        ("run.bundle", content),
+        ("bad.bundle", changed),
+        ("key.pem", public_pem(segments.PUBLIC).encode()),
+    ):
+        (given / name).write_bytes(data)
+    packages = {
+        Path(each.__file__ or "").parents[1] for each in (glovebox_server, glovebox_profiles, glovebox_sandboxes)
+    }
+    shown = ["/usr", *sorted({sys.prefix, sys.base_prefix, *map(str, packages)} - {"/usr"})]
+    command = ["bwrap", "--unshare-all", "--die-with-parent", "--clearenv", "--setenv", "HOME", "/none"]
+    for each in shown:
+        command += ["--ro-bind", each, each]
+    for link in ("/lib", "/lib64", "/bin"):
+        command += (
+            ["--symlink", str(Path(link).resolve()), link] if Path(link).is_symlink() else ["--ro-bind", link, link]
+        )
+    command += ["--ro-bind", str(given), "/given", "--chdir", "/given", sys.executable, "-m", "glovebox_server"]
+
+    def said(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [*command, *words], capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]}
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = said("bundle", "verify", "run.bundle", "--key", "key.pem")
+    assert (code, "PROVED with sha256:" in text) == (0, True), text
+    assert "2 calls with 4 records, and nothing else of it is in segments 1 to 4" in text
+    assert said("bundle", "verify", "run.bundle")[1].count("consistent, signer unknown") == 1
+    code, text = said("bundle", "verify", "bad.bundle", "--key", "key.pem")
+    assert (code, "does not hold" in text) == (1, True), text
+    code, text = said("audit", "head", "--state-dir", str(directory.parent))
+    assert code != 0, text
+
+
+@pytest.mark.parametrize("told", [5, None, "abc", {"a": 1}])
+def test_a_receipt_that_withholds_what_is_no_list_says_nothing_of_it(told: object) -> None:
+    """Without a key anybody wrote it; the control is a list."""
+    key = Ed25519PrivateKey.generate()
+
+    def receipt(withheld: object) -> bytes:
+        payload = chain.canonical({"predicate": {"withheld": withheld}})
+        return chain.canonical(dsse.sign(payload, key, dsse.key_id(key.public_key())))
+
+    assert report.withheld(receipt(told)) == []
+    assert report.withheld(receipt(["Network: all of it."])) == ["Network: all of it."]

@@ -37,7 +37,7 @@ def test_the_list_is_the_same_every_time() -> None:
     backwards = catalogue.listed(reversed(list(TOOLS.values())), PROFILES)
     assert forwards == backwards
     assert catalogue.digest(forwards) == catalogue.digest(backwards)
-    assert [tool.name for tool in forwards] == sorted(TOOLS)
+    assert [tool.name for tool in forwards] == sorted(PROFILES)
     if len(forwards) > 1:
         assert catalogue.digest(forwards[1:]) != catalogue.digest(forwards)
 
@@ -52,6 +52,15 @@ def test_every_tool_refuses_what_it_does_not_know_and_says_what_it_is() -> None:
         assert tool.annotations is not None
         assert tool.annotations.read_only_hint is True
         assert tool.annotations.destructive_hint is False
+
+
+def test_what_changes_files_is_shown_where_it_has_a_profile_and_says_so() -> None:
+    """No list has it without one; no hint calls it harmless."""
+    assert catalogue.listed([TOOLS["propose_changes"]], PROFILES) == []
+    (shown,) = catalogue.listed([TOOLS["propose_changes"]], {"propose_changes": PROFILES["run_python"]})
+    hints = shown.annotations
+    assert hints is not None
+    assert (hints.read_only_hint, hints.destructive_hint, hints.idempotent_hint) == (False, True, False)
 
 
 def test_the_longest_time_is_the_one_of_the_profile_in_force(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 from pydantic import ValidationError
+from tests.conformance import control
 
-from glovebox_sandboxes.conformance import control, host, layout, trial
+from glovebox_sandboxes.conformance import host, layout, trial
 from glovebox_sandboxes.conformance.case import LIMITS, Case, Control, load
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
@@ -109,7 +110,7 @@ async def test_processes_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     inode = int(str(Path("/proc/self/ns/pid").readlink())[5:-1])
     assert trial.processes({"pid": inode})
     assert trial.processes({"pid": 1}) == ()
-    assert await trial.left({"pid": inode}, "")
+    assert await trial.left({"pid": inode}, "", trial.now())
 
 
 async def test_a_control_that_does_not_work_is_noticed() -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -15,11 +17,14 @@ import anyio.to_thread
 import pytest
 
 from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network
 from glovebox_server.broker.network import gate_for
 from glovebox_server.egress.credentials import held, sources
 from glovebox_server.egress.credentials.held import Held
+from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.credentials.redact import forms
 from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
 
@@ -41,9 +46,10 @@ def program(tmp_path: Path) -> Program:
 
 
 async def test_a_variable_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset it is refused by its name."""
-    with pytest.raises(CredentialUnavailable, match="the variable TRACKER_TOKEN is not set"):
+    """Unset it is refused, without its name: a key may have been put where the name belongs."""
+    with pytest.raises(CredentialUnavailable, match="its variable is not set or empty") as refusal:
         await read("env:TRACKER_TOKEN")
+    assert "TRACKER_TOKEN" not in f"{refusal.value} {refusal.value.fix}"
     monkeypatch.setenv("TRACKER_TOKEN", KEY)
     assert (await read("env:TRACKER_TOKEN")).text == KEY
 
@@ -155,6 +161,73 @@ async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
         await read(f"exec:{tmp_path}/none")
 
 
+async def test_a_keyring_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install. Real ones: ``tests/packaging/test_keyring.py``."""
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    with pytest.raises(CredentialUnavailable, match="the Python package keyring is not installed") as failed:
+        await read("keyring:tracker/me")
+    assert failed.value.fix.startswith("Install the Python package keyring beside the server")
+
+
+async def test_of_two_who_ask_a_keyring_at_once_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread cannot be ended, so there is one of an entry, also where both are started before either has asked."""
+    go, asked, failures = threading.Event(), list[str](), list[str]()
+
+    def hanging(*_: str) -> str:
+        asked.append("once")
+        go.wait(30)
+        return KEY
+
+    async def reading() -> None:
+        try:
+            assert (await read("keyring:tracker/both")).text == KEY
+        except CredentialUnavailable as failed:
+            failures.append(failed.reason)
+            go.set()
+
+    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=hanging))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(reading)
+    assert (asked, failures) == (["once"], ["the keyring still has not answered"])
+
+
+async def test_a_keyring_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that asks somebody at a screen."""
+    answered = threading.Event()
+    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=lambda *_: answered.wait(30) and None))
+    monkeypatch.setattr(sources, "SECONDS", 0.1)
+    try:
+        with pytest.raises(CredentialUnavailable, match=r"did not answer within 0\.1 seconds"):
+            await read("keyring:tracker/me")
+    finally:
+        answered.set()
+
+
+async def test_a_keyring_that_hangs_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is asked: it cannot be ended, only left behind. Once it answers it is asked again."""
+    answered, asked = threading.Event(), list[str]()
+
+    def hanging(*_: str) -> str:
+        asked.append("once")
+        answered.wait(30)
+        return KEY
+
+    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=hanging))
+    monkeypatch.setattr(sources, "SECONDS", 0.1)
+    try:
+        for _ in range(5):
+            with pytest.raises(CredentialUnavailable, match="answer"):
+                await read("keyring:tracker/hangs")
+        assert asked == ["once"]
+    finally:
+        answered.set()
+    with anyio.fail_after(10):
+        while sources._ASKING:  # noqa: ASYNC110 - a thread's last word
+            await anyio.sleep(0.01)
+    assert (await read("keyring:tracker/hangs")).text == KEY
+
+
 async def test_one_reading_at_a_time_and_none_while_the_value_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen who ask at once; then one more once it is about to expire."""
     now, readings = [datetime(2026, 1, 1, tzinfo=UTC)], list[str]()
@@ -176,6 +249,87 @@ async def test_one_reading_at_a_time_and_none_while_the_value_is_good(monkeypatc
     now[0] += timedelta(seconds=31)
     await keys.value("exec:/helper")
     assert len(readings) == 2
+
+
+async def test_a_value_that_expires_is_read_ahead_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for ten times while the next is read; a failure costs nothing while the one that is held is good."""
+    now, readings, go = [datetime(2026, 1, 1, tzinfo=UTC)], list[str](), anyio.Event()
+    lives = timedelta(minutes=10)
+
+    async def reading(source: str) -> sources.Value:
+        readings.append(source)
+        if len(readings) == 2:
+            raise CredentialUnavailable("its program ended with status 1", "Run it by hand.")
+        if len(readings) == 3:
+            await go.wait()
+        return sources.Value(text=f"{KEY}{len(readings)}", expires=now[0] + lives)
+
+    monkeypatch.setattr(held, "read", reading)
+    async with anyio.create_task_group() as tasks:
+        keys = Held(tasks, clock=lambda: now[0])
+        assert (await keys.value("exec:/helper")).text == f"{KEY}1"
+        for later, then in ((timedelta(minutes=8, seconds=20), 1), (timedelta(seconds=10), 2), (held.AGAIN, 3)):
+            now[0] += later
+            for _ in range(10):
+                assert (await keys.value("exec:/helper")).text == f"{KEY}1"
+                await anyio.wait_all_tasks_blocked()
+            assert len(readings) == then
+        go.set()
+        await anyio.wait_all_tasks_blocked()
+        assert (await keys.value("exec:/helper")).text == f"{KEY}3"
+        assert len(readings) == 3
+        lives = timedelta(seconds=70)
+        now[0] += timedelta(minutes=20)
+        for _ in range(10):
+            await keys.value("exec:/helper")
+            await anyio.wait_all_tasks_blocked()
+        assert len(readings) == 4  # one that lives for a minute is not read at each request
+
+
+async def test_requests_that_are_given_up_start_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that hangs up before the value is there, again and again; the control is who waits for it."""
+    readings, go = list[str](), anyio.Event()
+
+    async def reading(source: str) -> sources.Value:
+        readings.append(source)
+        await go.wait()
+        return sources.Value(text=KEY)
+
+    monkeypatch.setattr(held, "read", reading)
+    async with anyio.create_task_group() as tasks:
+        keys = Held(tasks)
+        for _ in range(10):
+            with anyio.move_on_after(0.01) as given_up:
+                await keys.value("exec:/helper")
+            assert given_up.cancelled_caught
+        go.set()
+        assert (await keys.value("exec:/helper")).text == KEY
+    assert len(readings) == 1
+
+
+async def test_who_waits_while_the_server_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading that is ended with the server leaves nobody waiting; the next is another."""
+
+    async def reading(_source: str) -> sources.Value:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(held, "read", reading)
+    failures = list[CredentialUnavailable]()
+    async with anyio.create_task_group() as tasks:
+        keys = Held(tasks)
+
+        async def wait() -> None:
+            with pytest.raises(CredentialUnavailable) as failure:
+                await keys.value("exec:/helper")
+            failures.append(failure.value)
+
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as calls:
+                calls.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+    assert [each.reason for each in failures] == ["the server was ending"]
 
 
 async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +414,9 @@ async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.Monke
         ({"methods": ("CONNECT",), "paths": ("/*",)}, "tunnel"),
         ({"source": "literal:abc"}, "match pattern"),
         ({"source": "file:key"}, "absolute"),
+        ({"source": "env:TRACKER TOKEN"}, "variable's name"),
+        ({"source": "keyring:tracker"}, "SERVICE/USER"),
+        ({"source": "keyring:tracker/"}, "SERVICE/USER"),
         ({"source": "exec:helper"}, "absolute"),
         ({"source": "exec:/opt/helper --for 'the tracker"}, "no command line.*closing quotation"),
     ],
@@ -271,3 +428,52 @@ def test_a_credential_that_could_not_be_kept_is_no_part_of_a_profile(changed: di
     assert Credential.model_validate(given).methods == ("GET", "HEAD")
     with pytest.raises(ValueError, match=reason):
         Credential.model_validate(given | changed)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("exit 3", "its program ended with status 3"),
+        ("sleep 60", "its program did not end within 0.3 seconds"),
+        (f"echo 'token: {KEY}'", "its program did not print JSON"),
+        (f'echo \'{{"value": "{KEY}", "expires": "2001-01-01T00:00:00Z"}}\'', "what its program printed has expired"),
+    ],
+    ids=["fails", "hangs", "garbage", "expired"],
+)
+async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(
+    program: Program, monkeypatch: pytest.MonkeyPatch, lines: str, reason: str
+) -> None:
+    """What a call is told; the value is in none of it. The control: a source that is mended gives the value."""
+    monkeypatch.setattr(sources, "SECONDS", 0.3)
+    lent = Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source=program(lines))
+    with pytest.raises(InvalidTarget) as refused:
+        await Lender(credentials=(lent,), read=Held().value).value(lent)
+    assert refused.value.rule == "egress.credential"
+    assert refused.value.reason == f"The credential tracker cannot be used: {reason}."
+    assert refused.value.hint.startswith("The operator must act. ")
+    assert KEY not in f"{refused.value}{refused.value.hint}"
+    monkeypatch.setattr(sources, "SECONDS", 10.0)
+    program(f"echo '{json.dumps({'value': KEY})}'")
+    assert await Lender(credentials=(lent,), read=Held().value).value(lent) == KEY
+
+
+def test_explain_says_what_a_tool_can_do_with_a_key_and_where_it_can_send_it() -> None:
+    """In words, of the header and of a program's placeholder."""
+    given = {"host": "api.example.org", "paths": ("/v1/*",), "header": "Authorization", "source": "env:TRACKER_SOURCE"}
+    lent = [
+        Credential.model_validate({"name": "tracker", **given}),
+        Credential.model_validate({"name": "hub", **given, "methods": ("POST",), "env": "HUB_TOKEN"}),
+    ]
+    rule = EgressRule.from_table({"host": "api.example.org", "methods": ["GET", "HEAD", "POST"]})
+    network = Network(mode="egress", allow=(rule,), credential=tuple(lent))
+    profile = load([SHIPPED], check_example=None)["run_python"].model_copy(update={"network": network})
+    said = next(each for each in explain(profile) if any("With the key" in one for one in each.sentences)).sentences
+    comes = "That key comes from env:TRACKER_SOURCE. The broker adds it, as header Authorization, over TLS and to "
+    may = "which is whatever that key may do there."
+    assert said[-5:] == (
+        f"With the key tracker: https://api.example.org (GET, HEAD; only /v1/*), {may}",
+        f"{comes}api.example.org alone.",
+        f"With the key hub: https://api.example.org (POST; only /v1/*), {may}",
+        f"{comes}api.example.org alone.",
+        "Only where a program put there what it finds in HUB_TOKEN, which is no key.",
+    )

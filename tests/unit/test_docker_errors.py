@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+import anyio
 import docker.errors
 import pytest
 import requests
@@ -80,3 +81,41 @@ async def test_a_dead_engine_that_left_its_socket_is_the_same(monkeypatch: pytes
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/dead.sock")
     async with DockerDriver.connect() as driver:
         assert driver.capabilities.missing[0].fix == "Start it: systemctl start docker"
+
+
+class Ended:
+    """An Engine's client for a container that has ended; it has removed it by itself, or not yet."""
+
+    def __init__(self, *, removed: bool, told: bool, events: list[str]) -> None:
+        self.removed, self.told, self.happened = removed, told, events
+
+    def wait(self, _name: str, **_options: object) -> None:
+        """It has ended."""
+
+    def inspect_container(self, _name: str) -> dict[str, object]:
+        """Its state, as long as it is there."""
+        if self.removed:
+            raise docker.errors.NotFound("x", response(404), "No such container")
+        return {"State": {"ExitCode": 137, "OOMKilled": self.told}}
+
+    def events(self, *, filters: dict[str, list[str]], **_options: object) -> list[dict[str, str]]:
+        """What happened to it."""
+        return [{"Action": event} for event in self.happened if event in filters["event"]]
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        (Ended(removed=False, told=True, events=[]), True),
+        (Ended(removed=False, told=False, events=[]), False),
+        (Ended(removed=True, told=True, events=["start", "oom", "die", "destroy"]), True),
+        (Ended(removed=True, told=True, events=["start", "die", "destroy"]), False),
+    ],
+    ids=["memory", "something-else", "memory-and-removed", "something-else-and-removed"],
+)
+async def test_that_memory_ended_a_container_is_known_after_its_removal(client: Ended, told: bool) -> None:
+    """A busy machine looked after the Engine had removed it, and called it a sandbox that died."""
+    engine = Engine.__new__(Engine)
+    engine._threads = anyio.CapacityLimiter(1)
+    engine.api = client
+    assert await engine.ran_out_of_memory("x") is told

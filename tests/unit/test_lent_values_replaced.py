@@ -1,20 +1,26 @@
 """What stands in for a lent value in an answer: however it is cut, and without telling a program what it guessed."""
 
+import base64
+import codecs
 import itertools
 import string
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_server.egress.credentials.redact import MAX_HELD, UNKNOWN, Redactor, ValueSpread, forms
+from glovebox_server.egress.credentials.redact import MAX_HELD, UNKNOWN, Redactor, ValueSpread, _standing, forms
 from glovebox_server.governance.watch.markers import squeezed
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 GITHUB = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
 SIGNS = "p+9/Q=r&2<S>t'7\"u`W+4/x=8&Yz6Ab3Cd5"
-KEYS = (KEY, GITHUB, "abcdefghijklmnop", "7" * 16, "--a-b-c-d-e-f-g-h-i-j-k-l-m-n-o-p--", SIGNS)
+LATE = "Zq8fk2Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0wJ+/=&<>'\"`Kd5"
+"""Its signs come late: its many ways of being escaped begin alike."""
+KEYS = (LATE, KEY, GITHUB, "abcdefghijklmnop", "7" * 16, "--a-b-c-d-e-f-g-h-i-j-k-l-m-n-o-p--", SIGNS)
 ALL = (*forms("t", KEY), *forms("t", GITHUB))
 
 
@@ -154,3 +160,57 @@ def test_a_server_that_sends_single_bytes_has_each_looked_at_once() -> None:
         assert len(redactor._text) <= len(KEY)
     letters = string.ascii_letters.encode()
     assert redactor.feed(letters) == KEY[:30].encode() + b" " * 60_100 + letters
+
+
+class Counted(bytes):
+    """Letters that count how often somebody looks for something in them."""
+
+    looks = 0
+
+    def find(self, *given: Any) -> int:
+        """Count, and look."""
+        self.looks += 1
+        return super().find(*given)
+
+
+@pytest.mark.parametrize("value", [KEY, GITHUB, SIGNS, LATE])
+def test_a_server_that_repeats_how_a_value_begins_takes_no_more_time(value: str) -> None:
+    """Counted, not timed: in 16 KiB of any beginning a form is looked for at most 24 times. The control: the value."""
+    every = forms("tracker", value)
+    for form in every:
+        for size in (15, 16, 29, 30, 31, len(form) // 2, len(form) - 1):
+            text = Counted((form[:size] * (16_384 // size + 1))[:16_384])
+            for each in every:
+                text.looks = 0
+                whole = [end for _, end in _standing(text, each, 0) if end <= len(text)]
+                assert bool(whole) == (each in bytes(text))
+                assert whole or text.looks <= 24, (form, size, each)
+    text = Counted(squeezed(value.encode()) * 100)
+    assert len(list(_standing(text, squeezed(value.encode()), 0))) == 100
+    assert text.looks > 200
+
+
+@pytest.mark.parametrize("value", [KEY, GITHUB])
+def test_what_the_docs_say_of_encodings_is_so(value: str) -> None:
+    """Those that are replaced, and those that cannot be: a server that wants to tell the key can."""
+    data = value.encode()
+    entities = "".join(f"&#{byte};" for byte in data)
+    replaced = {
+        "swapped": value.swapcase().encode(), "backwards": data[::-1], "rot13": codecs.encode(value, "rot13").encode(),
+        "base64 of base64": base64.b64encode(base64.b64encode(data)), "base32": base64.b32encode(data),
+        "hex": data.hex().encode(), "base64 of hex": base64.b64encode(data.hex().encode()),
+        "UTF-7": value.encode("utf-7"), "UTF-16": value.encode("utf-16"), "UTF-32": value.encode("utf-32"),
+        "percent twice": "".join(f"%25{byte:02x}" for byte in data).encode(), "entities": entities.encode(),
+        "JSON": "".join(f"\\u{byte:04x}" for byte in data).encode(), "zero width": "\u200b".join(value).encode(),
+        "decimal": str(list(data)).encode(), "octal": "".join(f"\\{byte:03o}" for byte in data).encode(),
+    }  # fmt: skip
+    told = {
+        "base64 thrice": base64.b64encode(base64.b64encode(base64.b64encode(data))),
+        "hex of hex": data.hex().encode().hex().encode(), "hex backwards": data.hex()[::-1].encode(),
+        "base85": base64.b85encode(data), "base32hex": base64.b32hexencode(data), "packed": zlib.compress(data),
+        "letters between": "x".join(value).encode(), "every second escaped": "".join(
+            each if at % 2 else f"&#{ord(each)};" for at, each in enumerate(value)
+        ).encode(), "enciphered": bytes(byte ^ 0x55 for byte in data),
+    }  # fmt: skip
+    assert {name for name, text in replaced.items() if passed([text], value) == text} == set()
+    assert {name for name, text in told.items() if passed([text], value) != text} == set()

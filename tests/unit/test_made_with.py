@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
+from tests.fixtures import receipt_fields
+
 from glovebox_sandboxes.contract.attestation import made_with
-from glovebox_server.receipts import reference
 
 
 def test_every_part_is_in_the_docs_with_whoever_observed_it() -> None:
@@ -12,6 +13,6 @@ def test_every_part_is_in_the_docs_with_whoever_observed_it() -> None:
     driver: Any = SimpleNamespace(capabilities=SimpleNamespace(version="bwrap 0.8"))
     plan: Any = SimpleNamespace(action={"runtime": "sha256:r", "Image": "sha256:i", "seccomp": "sha256:s"})
     parts = made_with(driver, plan)
-    assert parts.keys() == {name for name, _, _ in reference.HOST}
+    assert parts.keys() == {name for name, _, _ in receipt_fields.HOST}
     assert parts["runtime_declared"] == "sha256:r"
     assert "runtime" not in parts

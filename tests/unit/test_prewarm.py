@@ -1,6 +1,7 @@
 """What is prepared before the first call: the shipped profiles, a pool that only listens."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -10,9 +11,16 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_server.app import check_example
+from glovebox_sandboxes.pool.state import IDLE_SECONDS
+from glovebox_server.app import check_example, prepare_in_force, prepare_masked
 from glovebox_server.broker import prewarm
+from glovebox_server.broker.broker import Broker
+from glovebox_server.broker.hiding import Hiding
+from glovebox_server.governance.governance import Governance
+from glovebox_server.governance.in_force import InForce
+from glovebox_server.governance.policy import Governed
 from glovebox_server.governance.rights import Rights
+from glovebox_server.tools import TOOLS
 
 
 class Host:
@@ -33,6 +41,13 @@ class Host:
         self.prepared.append(plan)
 
 
+def broker(sandboxes: SandboxProvider) -> Broker:
+    """What is asked of a broker here."""
+    governance = Governance(rights_of=cast("Any", None))
+    parts = SimpleNamespace(sandboxes=sandboxes, tools=TOOLS, governance=governance, hiding=Hiding())
+    return cast("Broker", parts)
+
+
 @pytest.mark.parametrize("usable", [True, False])
 async def test_those_without_modules_come_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, usable: bool
@@ -48,7 +63,7 @@ async def test_those_without_modules_come_first(
     monkeypatch.setattr(anyio, "sleep", slept)
     profiles = load([SHIPPED], check_example=check_example)
     provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
-    await prewarm.prepare_sandboxes([Rights(profiles=profiles, workspace=tmp_path)], provider)
+    await prewarm.prepare_sandboxes([Rights(profiles=profiles, workspace=tmp_path)], broker(provider))
     modules = profiles.get("run_python")
     assert modules is not None
     assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])
@@ -67,6 +82,64 @@ async def test_sandboxes_of_the_first_roles_are_prepared_too(monkeypatch: pytest
     host = Host(usable=True)
     provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
     places = [tmp_path, tmp_path, *(tmp_path / str(number) for number in range(2 * prewarm.MAX_PREPARED))]
-    await prewarm.prepare_sandboxes([Rights(profiles=profiles, workspace=place) for place in places], provider)
+    await prewarm.prepare_sandboxes([Rights(profiles=profiles, workspace=place) for place in places], broker(provider))
     sources = [each.mounts[0].source for each in host.prepared if each.preload]
     assert sources == [str(place) for place in places[1 : prewarm.MAX_PREPARED + 1]]
+
+
+async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a call; the control is what was prepared before the change."""
+    monkeypatch.setattr(prewarm, "IMPORTS_AFTER_SECONDS", 0)
+    profiles = load([SHIPPED], check_example=check_example)
+    host = Host(usable=True)
+    provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
+
+    def leaves(name: str) -> Governed:
+        rights = Rights(profiles=profiles, workspace=tmp_path / name)
+        return Governed(rights_of=lambda _: rights, every=(rights,))
+
+    def sources() -> list[str]:
+        return [each.mounts[0].source for each in host.prepared if each.preload]
+
+    in_force = InForce(None, lambda: leaves("one"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(prepare_in_force, in_force, broker(provider))
+        while len(sources()) < 1:  # noqa: ASYNC110 - a thread looks at the workspace meanwhile
+            await anyio.sleep(0.01)
+        assert sources() == [str(tmp_path / "one")]
+        in_force._take(leaves("two"))
+        while len(sources()) < 2:  # noqa: ASYNC110 - as above
+            await anyio.sleep(0.01)
+        assert sources() == [str(tmp_path / "one"), str(tmp_path / "two")]
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_is_hidden_by_now_is_prepared_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a call, as long as any were made lately; the controls: an ordinary file, and a server nobody calls."""
+    monkeypatch.setattr(prewarm, "IMPORTS_AFTER_SECONDS", 0)
+    profiles = load([SHIPPED], check_example=check_example)
+    host = Host(usable=True)
+    parts = broker(SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host)))
+    rights = Rights(profiles=profiles, workspace=tmp_path)
+    in_force = InForce(None, lambda: Governed(rights_of=lambda _: rights, every=(rights,)))
+
+    async def prepared(*masks: str) -> None:
+        while not host.prepared or host.prepared[-1].masks != masks:  # noqa: ASYNC110 - a thread looks meanwhile
+            await anyio.sleep(0.01)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(prepare_in_force, in_force, parts)
+        tasks.start_soon(prepare_masked, in_force, parts)
+        await prepared()
+        (tmp_path / "a.txt").touch()
+        (tmp_path / ".env").touch()
+        await prepared(".env")
+        assert {each.masks for each in host.prepared} == {(), (".env",)}
+        parts.hiding.used_at -= 2 * IDLE_SECONDS
+        count, changed = len(host.prepared), parts.hiding.changed
+        (tmp_path / ".netrc").touch()
+        await changed.wait()
+        await anyio.sleep(0.1)
+        assert len(host.prepared) == count
+        tasks.cancel_scope.cancel()
+    parts.hiding.close()

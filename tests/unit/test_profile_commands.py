@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name
 
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_server.cli.actions.profiles import check, diff_paths, explain_tool, list_profiles, show
+from glovebox_server.cli.actions.profiles import _NO_PATTERN, check, diff_paths, explain_tool, list_profiles, show
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, USAGE
 
@@ -86,7 +86,7 @@ def test_an_unknown_tool_is_an_error_with_the_nearest_name(command: str) -> None
     """And exit code 2, as text and as JSON."""
     told, message = failed("profiles", command, "run_pyton")
     assert told.startswith("run_pyton: there is no profile for this tool")
-    assert 'Did you mean "run_python"?' in told
+    assert 'The nearest is "run_python".' in told
     assert message == told
 
 
@@ -137,6 +137,24 @@ def test_check_names_what_is_not_in_force(tmp_path: Path) -> None:
     assert "1 profile checked, 2 errors." in text
     _, value = run_json(lambda console: check([tmp_path], console, check_example=None, as_json=True))
     assert value["ignored"] == [f"{tmp_path}/fetch_url.tml", f"{tmp_path}/notes.txt"]
+
+
+def test_check_names_what_is_shown_and_is_not_there(tmp_path: Path) -> None:
+    """By another case, as if it were a pattern, or at all; not what is there, and no pattern that is a file's name."""
+    write(tmp_path / "workspace" / "Config" / ".env", "x")
+    write(tmp_path / "workspace" / "odd[1].env", "x")
+    paths = ("Config", "Config/.env", "config/.ENV", "*.env", "odd[1].env", "absent/.env")
+    shown = ", ".join(f'{{ path = "{path}", reason = "Why." }}' for path in paths)
+    file = write(tmp_path / "probe.toml", f'{MINIMAL}[files]\nworkspace = "read"\nreveal = [{shown}]\n')
+    code, text = run(lambda console: check([file], console, check_example=None, workspace=tmp_path / "workspace"))
+    assert code == OK
+    assert [line.partition("reveal: ")[2] for line in text.splitlines()[:-1]] == [
+        '"config/.ENV" shows nothing: there is "Config", and case counts.',
+        f'"*.env" shows nothing: {_NO_PATTERN}.',
+        f'"absent/.env" shows nothing: it is not in {tmp_path}/workspace.',
+    ]
+    _, value = run_json(lambda console: check([file], console, check_example=None, as_json=True))
+    assert [each["reveal"] for each in value["shows_nothing"]] == ["*.env", "odd[1].env"]  # without a workspace
 
 
 def test_a_variable_that_is_no_setting_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:

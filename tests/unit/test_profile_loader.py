@@ -31,6 +31,18 @@ def write(directory: Path, name: str, text: str) -> Path:
     return path
 
 
+LENT = """[network]
+mode = "egress"
+allow = [{ host = "a.org" }]
+[[network.credential]]
+name = "a"
+host = "a.org"
+paths = ["/*"]
+header = "Key"
+source = "env:A"
+"""
+
+
 def test_every_default_is_the_closed_one() -> None:
     """A profile that says nothing but what it must grants nothing and asks."""
     given = profile()
@@ -98,6 +110,13 @@ def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int)
             "python.preload",
             'must be empty while start is "cold"',
             "docs/use/profiles",
+        ),
+        (
+            f"{LENT}env = 'A_TOKEN'",
+            14,
+            "network.credential[0].env",
+            "probe runs no program to find it",
+            "requests of probe get the key unasked",
         ),
         ("[python]\nstart = 'hot'", 6, "python.start", "'cold'", "docs/use/profiles"),
         ("[[example]]\ncall = { at = 1979-05-27 }\nexpect='allow'", 6, "example[0].call", "JSON", "docs"),

@@ -18,9 +18,14 @@ from tests.fixtures.promoting import held
 from tests.fixtures.whole_commands import GLOVEBOX
 
 from glovebox_server.audit.verify import verify
+from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
-from glovebox_server.exits import OK, REFUSED
+from glovebox_server.errors import Refused
+from glovebox_server.exits import OK, REFUSED, UNAVAILABLE
 from glovebox_server.promotion.folder import Folder
+from glovebox_server.promotion.proposing import Proposals
+from glovebox_server.prove.promoting import CaseFolder
+from glovebox_server.settings import Settings
 
 POLICY = """\
 version = 1
@@ -96,11 +101,12 @@ def test_without_a_terminal_it_shows_and_changes_nothing(place: Path) -> None:
     ("before", "shown"),
     [
         (b"a,1", ["-a,1", "\\ No newline at end of file", "+a,1"]),
-        (b"a,1\r\n", [r"-a,1\r", "+a,1"]),
-        (b"a,1\x0c", [r"-a,1\x0c", "\\ No newline at end of file", "+a,1"]),
-        (b"a,1\x0b\n", [r"-a,1\x0b", "+a,1"]),
-        (b"a\r1\n", [r"-a\r1", "+a,1"]),
-        ("a,1\u2028\n".encode(), [r"-a,1\u2028", "+a,1"]),
+        (b"a,1\r\n", ["-a,1⟪U+000D⟫", "+a,1"]),
+        (b"a,1\x0c", ["-a,1⟪U+000C⟫", "\\ No newline at end of file", "+a,1"]),
+        (b"a,1\\x0c\n", [r"-a,1\x0c", "+a,1"]),
+        (b"a,1\x0b\n", ["-a,1⟪U+000B⟫", "+a,1"]),
+        (b"a\r1\n", ["-a⟪U+000D⟫1", "+a,1"]),
+        ("a,1\u2028\n".encode(), ["-a,1⟪U+2028⟫", "+a,1"]),
     ],
 )
 def test_a_difference_that_few_programs_show_is_shown(place: Path, before: bytes, shown: list[str]) -> None:
@@ -125,7 +131,7 @@ def test_what_cannot_be_cleared_away_is_said_and_in_force(place: Path, monkeypat
         assert (status, "is in force, but" in text, "could not be cleared away" in text) == (OK, True, True), text
         assert {**held(place / "reports"), **FILES} == held(place / "reports")
         status, text = run(place, "promotions")
-        assert (status, "is in force, but what was laid ready" in text, "not empty" in text) == (REFUSED, True, True)
+        assert (status, "is in force, but what was laid ready" in text, "not empty" in text) == (OK, True, True)
     status, text = run(place, "promotions")
     assert (status, "in force" in text) == (OK, True)
     assert held(place / "reports") == FILES
@@ -139,6 +145,7 @@ def test_a_folder_that_is_gone_is_named(place: Path) -> None:
     assert status == REFUSED
     refused = json.loads(text[text.index("{") : text.rindex("}") + 1])["refused"]
     assert refused["rule"] == "promotion.path"
+    assert f"Refused (promotion.path): {place / 'reports'} cannot be opened" in text
     assert str(place / "reports") in refused["reason"]
     (place / "elsewhere").rename(place / "reports")
     assert run(place, "rollback", identity)[0] == OK
@@ -165,7 +172,7 @@ def test_promoted_listed_and_put_back_on_record(place: Path) -> None:
     assert str(place) not in json.dumps(records)
     assert verify(place / "state/audit").ok
     status, text = run(place, "rollback", identity)
-    assert (status, "was put back by" in text) == (REFUSED, True)
+    assert (status, f"Refused (promotion.unknown): {identity} was put back by" in text) == (REFUSED, True), text
 
 
 def test_a_file_that_changed_since_is_not_put_back(place: Path) -> None:
@@ -223,6 +230,7 @@ def test_without_a_policy_nothing_can_be_promoted(place: Path) -> None:
     (place / "config/policy.toml").unlink()
     status, text = run(place, "promote", *addresses(place), "--into", "reports")
     assert status == REFUSED
+    assert "Refused (promotion.folder): The policy names no folder" in text
     assert "in `[promote]` of policy.toml" in text, text
 
 
@@ -257,3 +265,79 @@ def test_a_person_at_a_terminal_is_asked(place: Path, keys: str, status: int) ->
             process.kill()
             os.close(terminal)
     assert held(place / "reports") == (FILES if status == OK else {})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@pytest.mark.parametrize(
+    ("disk", "options", "told"),
+    [
+        ("reports", "size=8k", "No space left on device"),
+        ("reports", "ro", "Read-only file system"),
+        ("state/promotions", "size=16k,nr_inodes=1,mode=700", "No space left on device"),
+        ("reports", "size=1m", ""),
+    ],
+    ids=["full", "read-only", "full journal", "control"],
+)
+def test_a_disk_that_takes_nothing_is_named(place: Path, disk: str, options: str, told: str) -> None:
+    """A real one, mounted over the folder or the journal: nothing is changed there; the control has room.
+
+    The full folder has room for two of the three files.
+    """
+    words = ["artifact", "promote", *addresses(place), "--into", "reports"]
+    digest = json.loads(run(place, *words[1:], "--json")[1])["plan"]["digest"]
+    (place / disk).mkdir(mode=0o700, exist_ok=True)
+    where = ["--state-dir", str(place / "state"), "--profiles-dir", str(place / "config/profiles")]
+    script = f'mount -t tmpfs -o {options} none {disk} && {{ "$@"; ended=$?; ls -A reports; exit $ended; }}'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *GLOVEBOX, *words, "--expect", digest, *where],
+        cwd=place, env={"PATH": os.environ["PATH"], "HOME": str(place)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    if not told:
+        assert (done.returncode, done.stdout.split()[-3:]) == (OK, ["a.csv", "b.bin", "plots"]), done.stderr
+        return
+    assert done.returncode == (REFUSED if disk == "reports" else UNAVAILABLE)
+    assert told in done.stderr, done.stderr
+    assert ("Refused (promotion.disk): The system refused " in done.stderr) == (disk == "reports")
+    assert done.stdout.rstrip().split("\n")[-1].startswith("Into reports,")  # behind it `ls` has nothing to tell
+    assert held(place / "reports") == {}
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_what_the_system_refuses_of_a_proposal_is_told_without_paths(
+    place: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """While it is worked out. The control is the same proposal where the file can be read."""
+    kept = json.loads(run(place, "list", "--json")[1])["artifacts"]
+    (uri,) = [each["uri"] for each in kept if each["name"] == "a.csv"]
+    settings = Settings(state_dir=place / "state", profiles_dir=place / "config/profiles")
+    proposals = Proposals(settings=settings, audit=None, into=lambda: {"reports": str(place / "reports")})  # type: ignore[arg-type]  # nothing is recorded
+    call = ToolCall(
+        id="c_" + "0" * 26,
+        principal=Principal(id="local:0", transport="cli"),
+        session=None,
+        tool="propose_changes",
+        arguments={"inputs": (uri,), "into": "reports", "apply": False},
+        received=datetime.now(UTC),
+    )
+
+    def look(_: Folder, name: str) -> None:
+        raise OSError(number, os.strerror(number), str(place / "reports" / name))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "look", look)
+        with pytest.raises(Refused, match=os.strerror(number)) as caught:
+            asyncio.run(proposals.proposed(call, 3))
+    assert caught.value.rule == "promotion.path"
+    assert str(place) not in str(caught.value)
+    assert "of the folder reports would change" in asyncio.run(proposals.proposed(call, 3)).shown
+
+
+def test_the_folder_of_a_proof_is_what_it_is(place: Path) -> None:
+    """What is gone from it is not put there anew when it is looked at, which would be a proof of putting back."""
+    (place / "workspace").mkdir()
+    (place / "workspace/data.csv").write_bytes(b"a,1\n")
+    folder = CaseFolder(app=None, path=place / "reports", workspace=place / "workspace")  # type: ignore[arg-type]  # nothing is promoted
+    assert folder.held() == {"data.csv": "a,1\n"}
+    (place / "reports/data.csv").unlink()
+    assert folder.held() == {}

@@ -3,7 +3,10 @@
 import asyncio
 import json
 import os
+import random
+import signal
 import subprocess  # noqa: TID251 - git makes patches, and an overlay's are compared with what it applies
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +14,17 @@ from pathlib import Path
 import pytest
 from tests.fixtures.artifact_stores import Clock, a_store, keep
 from tests.fixtures.promoting import held
+from tests.fixtures.whole_commands import GLOVEBOX
 from tests.unit.test_promotion_commands import POLICY, addresses, run
 
 from _glovebox_guest.files import changes, overlay
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK, REFUSED, USAGE
+from glovebox_server.promotion.journal import ENDED
 from glovebox_server.promotion.patched import made
 
+STARTED = 8
+"""Whole processes that are killed: seconds each; 200 were by hand."""
 OLD: Mapping[str, bytes] = {
     "a.txt": b"".join(b"line %d\n" % number for number in range(60)),
     "no end.txt": b"one\ntwo",
@@ -108,8 +115,8 @@ def test_what_is_made_is_what_the_program_had(tmp_path: Path, make: Callable[[Pa
         ("a.txt", OLD["a.txt"].replace(b"line 30", b"mine"), "not what the program was given"),
         ("a.txt", None, "it is not there"),
         ("deep/b.bin", b"mine", "not what the program was given"),
-        ("gone.py", b"print()\nmore\n", "more than the program was given"),
-        ("gone.py", b"other\n", "line 1 is not"),
+        ("gone.py", b"print()\nmore\n", "not what the program was given"),
+        ("gone.py", b"other\n", "not what the program was given"),
         ("new/made.txt", b"mine\n", "it is there already"),
         ("run.sh", b"#!/bin/sh\nmine\n", "not what the program was given"),
     ],
@@ -120,6 +127,19 @@ def test_what_changed_since_is_a_conflict(tmp_path: Path, name: str, now: bytes 
     with pytest.raises(Refused, match=told) as caught:
         made(overlay_patch(tmp_path), files.get)
     assert caught.value.rule == "promotion.conflict"
+
+
+@pytest.mark.parametrize("line", [1, 2, 9])
+@pytest.mark.parametrize("guess", [b"SECRET=1", b"other", b"SECRET=1\n@@ -9,1 +0,0 @@\n-more"])
+def test_nobody_guesses_at_single_lines(line: int, guess: bytes) -> None:
+    """A deletion that names no digest is told the same whether its guess is right; the control names the whole file."""
+    patch = b"diff --git a/x b/x\ndeleted file mode 100644\n--- a/x\n+++ /dev/null\n@@ -%d,%d +0,0 @@\n-%b\n"
+    held = b"other\nSECRET=1\n"
+    with pytest.raises(Refused, match="it is not what the program was given") as caught:
+        made(patch % (line, 1, guess), {"x": held}.get)
+    assert caught.value.rule == "promotion.conflict"
+    (gone,) = made(patch % (1, 2, b"other\n-SECRET=1"), {"x": held}.get)
+    assert gone.content is None
 
 
 HEAD = b"diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0,0 +1,1 @@\n+x\n"
@@ -231,3 +251,68 @@ def test_a_conflict_changes_nothing(place: Path) -> None:
 def test_one_patch_at_a_time(place: Path) -> None:
     """Two could change the same file."""
     assert run(place, "promote", *addresses(place) * 2, "--apply", "--into", "reports")[0] == USAGE
+
+
+def options(place: Path) -> tuple[str, ...]:
+    """Where its state is."""
+    return ("--state-dir", str(place / "state"), "--profiles-dir", str(place / "config/profiles"))
+
+
+def forked(place: Path, words: list[str]) -> int:
+    """The command in a process that has imported everything; its id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(place, *words)
+        finally:
+            os._exit(0)
+    return pid
+
+
+def started(place: Path, words: list[str]) -> int:
+    """The command as a user starts it; the process's id."""
+    command = [*GLOVEBOX, "artifact", *words, *options(place)]
+    nowhere = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in (0, 1, 2)]
+    return os.posix_spawn(command[0], command, {"PATH": os.environ["PATH"], "HOME": str(place)}, file_actions=nowhere)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("start", "rounds", "earliest"), [(forked, 200, 0.0), (started, STARTED, 0.5)])
+def test_killed_commands_leave_all_or_nothing(
+    place: Path, start: Callable[[Path, list[str]], int], rounds: int, earliest: float
+) -> None:
+    """SIGKILL of ``artifact promote --apply`` at any moment: the next command finds all or none, and says which."""
+    words = ["promote", *addresses(place), "--apply", "--into", "reports", "--json"]
+    words += ["--expect", json.loads(run(place, *words)[1])["plan"]["digest"]]
+    chance, usual, outcomes, cut = random.Random(56), 0.0, [], 0  # noqa: S311 - a test's
+    for number in range(-1, rounds):
+        begun = time.monotonic()
+        pid = start(place, words)
+        if number >= 0:
+            time.sleep(usual * chance.uniform(earliest, 1.1))
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        usual = usual or time.monotonic() - begun
+        cut += any(each["state"] not in ENDED for each in records(place))
+        status, text = run(place, "promotions", "--json")
+        assert status == OK, text
+        found = held(place / "reports")
+        assert found in (OLD, NEW)
+        outcomes.append(found == NEW)
+        in_force = [
+            each
+            for each in json.loads(text[text.index("{\n") :])["promotions"]
+            if each["state"] == "applied" and not each["puts_back"] and not each["put_back_by"]
+        ]
+        assert len(in_force) == (found == NEW)
+        if in_force:
+            assert run(place, "rollback", in_force[0]["id"])[0] == OK
+            assert held(place / "reports") == OLD
+    assert outcomes[0]  # nobody killed the first
+    assert len(outcomes) == rounds + 1
+    assert rounds < 200 or (cut > 5 and set(outcomes[1:]) == {True, False})
+
+
+def records(place: Path) -> list[dict[str, str]]:
+    """The journal as it lies there, which nobody has recovered."""
+    return [json.loads(each.read_bytes()) for each in (place / "state/promotions").glob("p_*.json")]

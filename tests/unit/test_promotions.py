@@ -17,8 +17,10 @@ from glovebox_server import app as apps
 from glovebox_server.audit.events import Event, PromotionApplied, PromotionRolledBack
 from glovebox_server.errors import AuditUnavailable, Refused
 from glovebox_server.promotion import journal as journals
+from glovebox_server.promotion import transaction
 from glovebox_server.promotion.folder import Folder
 from glovebox_server.promotion.journal import Journal
+from glovebox_server.promotion.rollback import roll_back
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import promotions
 
@@ -59,6 +61,23 @@ def child(act: Callable[[], object]) -> int:
         finally:
             os._exit(0)
     return pid
+
+
+def killed_after(steps: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Do something in a process that is killed behind so many steps; how that ended, 0 where it came to its end."""
+    count = 0
+
+    def die(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count > steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run() -> None:
+        stepping(monkeypatch, die)
+        act()
+
+    return os.waitpid(child(run), 0)[1]
 
 
 def require_whole(place: Place) -> str:
@@ -248,19 +267,7 @@ def test_a_process_that_dies_at_any_step_leaves_all_or_nothing(tmp_path: Path, m
         directory = tmp_path / str(last)
         directory.mkdir()
         with a_place(directory) as place, monkeypatch.context() as patched:
-            count = 0
-
-            def die(_: str, last: int = last) -> None:
-                nonlocal count
-                count += 1
-                if count > last:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            def act(place: Place = place, patched: pytest.MonkeyPatch = patched) -> None:
-                stepping(patched, die)
-                place.promote()
-
-            _, status = os.waitpid(child(act), 0)
+            status = killed_after(last, place.promote, patched)
         outcomes.append(require_whole(place))
         if status == 0:
             break
@@ -293,19 +300,7 @@ def test_a_recovery_that_dies_at_any_step_is_recovered_from(tmp_path: Path, monk
         directory.mkdir()
         with a_place(directory) as place, monkeypatch.context() as patched:
             killed_before_the_end(place, patched)
-            count = 0
-
-            def die(_: str, last: int = last) -> None:
-                nonlocal count
-                count += 1
-                if count > last:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            def act(place: Place = place, patched: pytest.MonkeyPatch = patched) -> None:
-                stepping(patched, die)
-                place.recover()
-
-            _, status = os.waitpid(child(act), 0)
+            status = killed_after(last, place.recover, patched)
         assert require_whole(place) == "before"
         if status == 0:
             break
@@ -381,10 +376,53 @@ def test_what_cannot_be_cleared_away_changes_nothing_of_what_is_in_force(place: 
     assert found.in_force
     assert "is in force, but what was laid ready cannot be cleared away yet" in str(found)
     assert "nothing was changed" not in str(found)
+    assert held(place.folder) == AFTER  # what it replaced does not lie about
     (place.folder / done.stage / "x").rmdir()
     (found,) = place.recover()
     assert (found.in_force, found.problem) == (True, "")
     assert require_whole(place) == "after"
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["in force", "put back"])
+def test_what_cannot_be_cleared_away_is_in_nobodys_way(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """The next is promoted and put back, and so is that one: only what is still to be put back holds others up."""
+
+    def record(event: Event) -> None:
+        if isinstance(event, PromotionApplied):
+            (place.folder / f".glovebox-promotion-{event.promotion}/x").mkdir()
+
+    with monkeypatch.context() as patched:
+        if fails:
+            patched.setattr(Folder, "exchange", lambda *_: (_ for _ in ()).throw(OSError(28, os.strerror(28))))
+            with pytest.raises(Refused, match="No space left"):
+                place.promote(record=record)
+        else:
+            place.promote(record=record)
+    (left,) = place.promotions
+    assert left.state == ("undone" if fails else "moved")
+    (found,) = place.recover()
+    assert found.settled
+    assert f"is {'put back' if fails else 'in force'}, but what was laid ready cannot be cleared away" in str(found)
+    transaction.require_settled([found])
+    if fails:
+        done = place.promote()
+    with journals.locked(place.state) as journal:
+        roll_back(journal, done.id if fails else left.id, place.events.append)
+    assert held(place.folder) == BEFORE
+
+
+def test_what_is_still_to_be_put_back_holds_others_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its folder is away. The control: it is there again."""
+    killed_before_the_end(place, monkeypatch)
+    place.folder.rename(place.folder.with_name("away"))
+    with pytest.raises(Refused) as caught:
+        transaction.require_settled(place.recover())
+    assert caught.value.rule == "promotion.interrupted"
+    place.folder.with_name("away").rename(place.folder)
+    transaction.require_settled(place.recover())
+    assert held(place.folder) == BEFORE
 
 
 def test_only_one_at_a_time(place: Place) -> None:
@@ -401,6 +439,23 @@ def test_a_journal_that_is_not_what_was_written_is_refused(place: Place) -> None
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(journals.PromotionsUnusable, match="not what was written"):
         place.recover()
+
+
+@pytest.mark.parametrize("identifier", ["../../elsewhere", "p_" + "0" * 20], ids=["outside", "another"])
+def test_a_journal_names_no_folder_but_its_own(place: Place, identifier: str) -> None:
+    """Its id is what is cleared away; the control is the same file with its own."""
+    kept = place.state.parent / "elsewhere"
+    kept.mkdir()
+    (kept / "file").write_text("precious")
+    place.promote()
+    (path,) = (place.state / "promotions").glob("*.json")
+    written = path.read_text()
+    path.write_text(written.replace(path.stem, identifier).replace('"applied"', '"undone"'))
+    with pytest.raises(journals.PromotionsUnusable, match="not what was written"):
+        place.recover()
+    assert (kept / "file").read_text() == "precious"
+    path.write_text(written)
+    assert place.recover() == []
 
 
 def test_the_oldest_promotions_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

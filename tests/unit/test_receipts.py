@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from tests.fixtures import receipt_fields
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, finished, profile, public, receipt_log, said
 
@@ -19,7 +20,7 @@ from glovebox_server.audit.chain import canonical
 from glovebox_server.audit.events import ArtifactCollected, CallCancelled, CallDecided, CallFailed, draft
 from glovebox_server.calls import Decision
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.receipts import dsse, names, reference, statement
+from glovebox_server.receipts import dsse, names, statement
 from glovebox_server.receipts.dsse import NotAReceipt
 from glovebox_server.receipts.keys import public_pem
 from glovebox_server.receipts.recorder import _asked
@@ -301,5 +302,5 @@ async def test_a_call_without_a_receipt_has_none(tmp_path: Path) -> None:
 def test_every_field_is_documented() -> None:
     """The docstrings are complete, and docs/operate/receipt-fields.csv says the same."""
     document = Path(__file__).parents[2] / "docs" / "operate" / "receipt-fields.csv"
-    assert not re.search(",,", reference.table()), "a field has no docstring under it"
-    assert reference.table() == document.read_text(), "write `glovebox_server.receipts.reference.table()` there"
+    assert not re.search(",,", receipt_fields.table()), "a field has no docstring under it"
+    assert receipt_fields.table() == document.read_text(), "run `python -m tests.fixtures.receipt_fields`"

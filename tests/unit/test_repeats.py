@@ -122,3 +122,26 @@ def test_only_so_many_failing_calls_are_remembered() -> None:
         noted.fail(1, code=str(number))
     assert len(noted.repeats._failing) == MAX_FAILING
     assert noted.pause(code="old") == 0
+
+
+def test_no_caller_has_what_is_remembered_of_another_forgotten() -> None:
+    """However many calls of however many runs it lets fail; the control is that one of its own is forgotten."""
+    noted, other = Noted(), Principal(id="token:b", transport="http")
+    noted.fail(MOST)
+    for number in range(MAX_FAILING):
+        noted.fail(1, run=f"r_{number}", principal=other)
+    assert len(noted.repeats._failing) == MAX_FAILING
+    assert noted.repeats.refusal(noted.call()) is not None
+    assert noted.repeats._found(noted.call(run="r_0", principal=other)) is None
+
+
+def test_blanks_and_comments_make_no_other_program() -> None:
+    """Nor do empty lines; the controls are another statement and another depth."""
+    noted = Noted()
+    for number in range(MOST):
+        noted.fail(1, code=f"if a:\n    b()  \n# try {number}\n{chr(10) * number}")
+    refused = noted.repeats.refusal(noted.call("if a:\n    b()"))
+    assert refused is not None
+    assert refused.rule == "repeat.failing"
+    for other in ("if a:\n    c()", "if a:\n  b()"):
+        assert noted.repeats.refusal(noted.call(other)) is None

@@ -1,8 +1,10 @@
 """Artifacts that are too large for one message are read part by part, by their owner and nobody else."""
 
 import base64
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,19 +13,36 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 from tests.fixtures.artifact_stores import ALICE, BOB, a_store, keep
+from tests.unit.test_secret_corpus import POSITIVES
 
 from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.calls import Principal
+from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.mcp.parts import MAX_BYTES, PART_META_KEY
+from glovebox_server.mcp.rendering import REDACTED_META_KEY, SHA256_META_KEY
 from glovebox_server.mcp.resources import Resources
 
 UNKNOWN = "There is no artifact of yours at this address"
 
 
+@dataclass
+class Stores:
+    """What resources are read from."""
+
+    artifacts: ArtifactStore
+    redact: str
+
+    def redaction(self, _principal: Principal, tool: str | None) -> tuple[str, Forms]:
+        """As a profile has it; nothing is lent."""
+        assert tool
+        return self.redact, {}
+
+
 @asynccontextmanager
-async def reading(directory: Path) -> AsyncIterator[tuple[Resources, ArtifactStore]]:
+async def reading(directory: Path, redact: str = "mask") -> AsyncIterator[tuple[Resources, ArtifactStore]]:
     """Resources over a real store."""
     async with a_store(directory) as store:
-        yield Resources(cast("Any", type("Stores", (), {"artifacts": store})()), anyio.Event()), store
+        yield Resources(cast("Any", Stores(store, redact)), anyio.Event()), store
 
 
 def content(result: types.ReadResourceResult) -> tuple[bytes, dict[str, Any]]:
@@ -108,3 +127,38 @@ async def test_no_part_of_altered_content_is_given(tmp_path: Path) -> None:
         place.write_bytes(bytes(999) + b"x")
         with pytest.raises(MCPError, match="no longer matches its sha256"):
             await resources.read(ALICE, first)
+
+
+TOKEN = POSITIVES[0].partition("=")[2]
+
+
+@pytest.mark.parametrize("query", ["", "?offset=0"])
+@pytest.mark.parametrize("noise", [b"", bytes(range(256))])
+async def test_secrets_in_a_file_are_not_shown(query: str, noise: bytes, tmp_path: Path) -> None:
+    """Whole or in part, text or not: replaced and counted; what is kept, and its digest, stay as they were."""
+    whole = noise + f"token {TOKEN}\n".encode() + noise
+    async with reading(tmp_path) as (resources, store):
+        artifact = await keep(store, "a.txt", whole)
+        result = await resources.read(ALICE, artifact.uri + query)
+        assert content(result)[0] == noise + b"token [secret: GitHub token]\n" + noise
+        meta = result.contents[0].meta or {}
+        assert meta[REDACTED_META_KEY] == {"GitHub token": 1}
+        assert meta.get(SHA256_META_KEY, hashlib.sha256(whole).hexdigest()) == hashlib.sha256(whole).hexdigest()
+        async with store.open(artifact.uri, ALICE) as reader:
+            assert await reader.read(MAX_BYTES) == whole
+
+
+async def test_a_profile_says_whether_a_file_with_secrets_is_shown(tmp_path: Path) -> None:
+    """With ``refuse`` nothing of it is, though a file without is; with ``none`` all is (controls)."""
+    for redact in ("refuse", "none"):
+        async with reading(tmp_path / redact, redact) as (resources, store):
+            plain, secret = [(await keep(store, name, text.encode())).uri for name, text in (("a", "a"), ("b", TOKEN))]
+            assert content(await resources.read(ALICE, plain))[0] == b"a"
+            if redact == "none":
+                assert content(await resources.read(ALICE, secret))[0] == TOKEN.encode()
+                continue
+            for uri in (secret, f"{secret}?offset=0"):
+                with pytest.raises(MCPError) as caught:
+                    await resources.read(ALICE, uri)
+                assert caught.value.error.data["rule"] == "result.redact"
+                assert TOKEN not in str(caught.value)

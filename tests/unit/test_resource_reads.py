@@ -8,6 +8,7 @@ from typing import Any, cast
 import anyio
 import pytest
 from tests.fixtures.artifact_stores import ALICE, a_store, keep
+from tests.unit.test_resource_parts import Stores
 
 from glovebox_server.artifacts.store import ArtifactStore, Reader
 from glovebox_server.calls import Principal
@@ -41,7 +42,7 @@ async def most_open(directory: Path) -> int:
     """How many are open at one time while one caller asks 200 times at once; each is answered."""
     async with a_store(directory) as store:
         uri = (await keep(store, "a.bin", bytes(100_000))).uri
-        stores = cast("Any", type("Stores", (), {"artifacts": Counted(store)})())
+        stores = cast("Any", Stores(cast("ArtifactStore", Counted(store)), "mask"))
         served, answers = Resources(stores, anyio.Event()), list[object]()
 
         async def read() -> None:

@@ -22,17 +22,23 @@ def test_each_module_is_a_tool_and_each_job_is_done_for_one() -> None:
     """None is forgotten; they are in alphabetical order, as clients see them."""
     modules = {path.stem for path in Path(tools.__path__[0]).glob("*.py")} - BESIDE
     assert list(TOOLS) == sorted(modules)
-    assert {tool.kind for tool in TOOLS.values()} == JOBS
+    assert {tool.kind for tool in TOOLS.values() if not tool.proposes} == JOBS
+    assert [tool.name for tool in TOOLS.values() if tool.proposes] == ["propose_changes"]
 
 
 @each_tool
 def test_each_has_a_profile_a_job_and_its_page(tool: Tool) -> None:
-    """What ships for it is where it is looked for, and the guest's module has what it is called by."""
-    assert (SHIPPED / f"{tool.name}.toml").is_file()
+    """What ships for it is where it is looked for, and the guest's module has what it is called by.
+
+    What changes files on the host has neither: no profile is shipped, and nothing of it runs in a sandbox.
+    """
+    assert f"`{tool.name}`" in (ROOT / "README.md").read_text()
+    assert (SHIPPED / f"{tool.name}.toml").is_file() != tool.proposes
+    if tool.proposes:
+        return
     module = __import__(f"_glovebox_guest.jobs.{tool.kind}", fromlist=["run"])
     assert callable(module.run)
     assert hasattr(module, "ask") == (tool.request is not None)
-    assert f"`{tool.name}`" in (ROOT / "README.md").read_text()
 
 
 @each_tool

@@ -375,6 +375,23 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
         assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed
 
 
+async def test_no_caller_has_what_is_counted_of_another_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many runs it begins; the control is that its own oldest is forgotten."""
+    monkeypatch.setattr(watch, "MAX_KEPT", 8)
+    other = Principal(id="token:other", transport="http")
+    async with watching(tmp_path, denials="ask") as seen:
+        for _ in range(rules.DENIALS_IN_A_ROW):
+            await seen.watch.decided(a_call(), decision("deny"), None)
+        begun = [replace(a_call(run=f"r_{number:026}"), principal=other) for number in range(2, 30)]
+        for call in begun:
+            await seen.watch.decided(call, decision("deny"), None)
+        assert seen.watch.asks(a_call()) is not None
+        assert len(seen.watch._runs) == watch.MAX_KEPT
+        assert begun[0].run not in seen.watch._runs
+
+
 # The command line.
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.egress import EgressRule, meet
+from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import RULES, first_mistake
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
@@ -26,6 +27,9 @@ MAX_PROFILES = 256
 
 MAX_IGNORED = 1024
 """Other entries in a directory and its folders: more is a wrong directory."""
+
+PROGRAMS = "run_python"
+"""The tool that runs programs, which find placeholders in variables."""
 
 _PROFILE = re.compile(r"[^.].*\.toml")
 _ALIKE = 0.8
@@ -197,8 +201,7 @@ def read(
     """
     profile, lines = _parse(read_bytes(path), path)
     if tools is not None and profile.tool not in tools:
-        close = difflib.get_close_matches(profile.tool, tools, n=1)
-        hint = f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(sorted(tools))}."
+        hint = nearest(profile.tool, sorted(tools))
         raise ProfileError(path, lines.get(("tool",)), "tool", f'there is no tool "{profile.tool}"', hint)
     if profile.tool != path.stem and not any_name:
         raise ProfileError(
@@ -229,9 +232,26 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
             'Write them as allow = [{ host = "docs.python.org" }, ...].',
         )  # fmt: skip
     try:
-        return Profile.model_validate(values), lines
+        profile = Profile.model_validate(values)
     except ValidationError as error:
         raise first_mistake(error, path, lines) from None
+    _require_lent_well(profile, path, lines)
+    return profile, lines
+
+
+def _require_lent_well(profile: Profile, path: Path, lines: Mapping[KeyPath, int]) -> None:
+    """Refuse a key that nothing can ask for, and one of a host to which programs have a tunnel beside it."""
+    for index, each in enumerate(profile.network.credential):
+        key = ("network", "credential", index, "env")
+        if each.env is not None and profile.tool != PROGRAMS:
+            hint = f"Leave it out: requests of {profile.tool} get the key unasked."
+            raise ProfileError(path, lines[key], dotted(key), f"{profile.tool} runs no program to find it", hint)
+        tunnel = EgressRule.from_table({"host": each.host, "methods": ["CONNECT"]})
+        if profile.tool == PROGRAMS and meet(profile.network.allow, [tunnel]):
+            key = ("network", "credential", index, "host")
+            reason = f"is {each.host}, to which network.allow has a tunnel: nothing is added or looked for there"
+            hint = 'Take CONNECT out of that rule; ordinary HTTPS works with network.tls = "inspect".'
+            raise ProfileError(path, lines[key], dotted(key), reason, hint)
 
 
 def _run_examples(profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample) -> None:

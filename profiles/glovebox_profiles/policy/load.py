@@ -3,14 +3,13 @@
 Never import ``server``: tools, watch rules and how a call is decided come in.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import first_mistake, line_of
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
@@ -162,6 +161,4 @@ def _named_roles(policy: Policy) -> Iterator[tuple[KeyPath, str]]:
 
 def _absent(key: KeyPath, what: str, name: str, there: Iterable[str]) -> _Mistake:
     names = sorted(there)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(names) or 'none'}."
-    return _Mistake(key=key, reason=f'there is no {what} "{name}"', fix=hint)
+    return _Mistake(key=key, reason=f'there is no {what} "{name}"', fix=nearest(name, names))

@@ -10,7 +10,8 @@ import sys
 
 # What `importlib.machinery` has it from, without what that brings.
 from _frozen_importlib_external import PathFinder
-from errno import ENOSPC
+from errno import ENOMEM, ENOSPC
+from time import sleep
 
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.site import sitecustomize
@@ -75,6 +76,9 @@ class _Input(_io.FileIO):
         _noted.add("input")
         return super().readall()
 
+
+_TRIES, _PAUSE_SECONDS = 50, 0.02
+"""To write an error's name where there is no page for it: others' pages come free within a second, or not at all."""
 
 _NO_ROOM = (MemoryError, SystemError)
 """What there is no memory for ends in the first; in CPython 3.13 now and then in the second. Made here, not there."""
@@ -189,8 +193,10 @@ def _print(text: str, raises: tuple[type[BaseException], ...] = ()) -> None:
         print(text, file=sys.stderr)
     except raises:
         raise
-    except Exception:  # noqa: BLE001 - the program's own
-        return
+    except Exception as problem:  # noqa: BLE001 - the program's own
+        # The kernel has no page for a pipe where a control group is full: not the program's doing either.
+        if raises and isinstance(problem, OSError) and problem.errno == ENOMEM:
+            raise MemoryError from None
 
 
 def _tell(problem: BaseException, code: str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -202,11 +208,20 @@ def _tell(problem: BaseException, code: str, namespace: dict[str, Any]) -> dict[
         namespace.clear()
         problem.__traceback__ = None
         told = {"type": type(problem).__name__, "message": "", "line": None}
-        try:
-            os.write(2, f"{told['type']}\n".encode())  # what needs the least memory
-        except OSError:
-            return told  # the program has closed it
+        _write(f"{told['type']}\n".encode())  # what needs the least memory
         return told
+
+
+def _write(line: bytes) -> None:
+    """Write where errors go, and again while the kernel has no page for it; not where the program has closed that."""
+    for _ in range(_TRIES):
+        try:
+            os.write(2, line)
+        except Exception as problem:  # noqa: BLE001 - the program's own
+            if isinstance(problem, OSError) and problem.errno == ENOMEM:
+                sleep(_PAUSE_SECONDS)
+                continue
+        return
 
 
 def _traceback(problem: BaseException, code: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
@@ -38,6 +39,10 @@ _NOBODY = "Standard input is empty and nobody answers: write the value into the 
 _PAGE = (
     'There is no browser here: write a page to /output, with plotly\'s fig.write_html("/output/chart.html"), or with '
     "save() of bokeh or altair; for a picture use matplotlib."
+)
+_COVERED = (
+    "It is named as a secret, and closed to programs: do without it, or ask the operator to show it (files.reveal in "
+    "the tool's profile)."
 )
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
@@ -220,7 +225,22 @@ def _closed(place: object) -> str:
         return f"{closed.reason} {closed.hint}"
     if not isinstance(place, str) or not os.path.abspath(place).startswith(f"{_WORKSPACE}/"):
         return ""
-    return paths.ALLOW if _reading(place) == errno.EACCES else ""
+    if _reading(place) != errno.EACCES:
+        return ""
+    return _COVERED if _covered(os.path.abspath(place)) else paths.ALLOW
+
+
+def _covered(place: str) -> bool:
+    """Whether a path of the workspace, or a folder on its way, is covered: by a device, or a folder without rights."""
+    while place != _WORKSPACE:
+        try:
+            mode = os.lstat(place).st_mode
+            if stat.S_ISCHR(mode) or (stat.S_ISDIR(mode) and not stat.S_IMODE(mode)):
+                return True
+        except OSError:
+            pass  # below what is covered
+        place = os.path.dirname(place)
+    return False
 
 
 def _reading(path: str) -> int:

@@ -185,6 +185,8 @@ def parse(data: bytes, end: int, authority: str = "") -> Tunnel | Request:
         return Tunnel(target)
     if "://" not in target:
         raise BadRequest("A request to a proxy names an absolute URL.")
+    if any(name == "upgrade" and "websocket" in value.lower() for name, value in headers):
+        raise BadRequest("WebSockets do not pass: requests and their answers do, streams of events too.")
     if version != "HTTP/1.1":
         raise BadRequest("Requests are taken in HTTP/1.1 only.")
     return Request(method, target, headers, keeps=bool(authority))

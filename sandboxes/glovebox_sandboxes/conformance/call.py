@@ -11,7 +11,7 @@ or do I/O beyond reading its own files.
 
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,12 +21,19 @@ _Pattern = Annotated[str, Field(max_length=1000)]
 
 
 Step = Literal[
-    "allow", "allow run", "allow other", "deny", "revoke",
+    "allow", "allow run", "allow other", "allow own", "allow second", "deny", "revoke",
     "stop run", "stop principal", "stop tool", "stop all", "resume",
     "later", "restart",
+    "promote", "apply", "roll back", "edit", "link",
 ]  # fmt: skip
 """What happens after a call. An operator answers the question that the call put (``allow other``: as if something else
-had been shown), stops what the call names, or lifts every stop; eight days pass; the server starts anew."""
+had been shown; ``allow own``: as the caller; ``allow second``: another operator does), stops what the call names, or
+lifts every stop; eight days pass; the server starts anew. An operator promotes the call's files into a folder
+that holds a copy of ``data.csv``, applies its patch there, or puts that back; meanwhile somebody edits that file, or
+puts a link in place of the folder ``plots``."""
+
+FOLDER_STEPS: Final = ("promote", "apply", "roll back", "edit", "link")
+"""Those that are about the folder that is promoted into."""
 
 
 class Call(Strict):
@@ -47,14 +54,26 @@ class Call(Strict):
     """Which piece of work of its caller's it belongs to."""
     times: int = Field(default=1, ge=1, le=64)
     """How often it is made, one after the other; each must come to the same."""
-    token: Literal["", "good", "none", "forged", "revoked", "expired"] = ""
-    """It comes over HTTP, with such a token of its caller's; empty: to the broker itself."""
+    token: Literal[
+        "", "good", "none", "forged", "revoked", "expired",
+        "issued", "issued for another", "issued long ago", "signed by another", "unsigned",
+    ] = ""  # fmt: skip
+    """It comes over HTTP, with such a token of its caller's; empty: to the broker itself. From ``issued`` on it is an
+    access token of an authorization server that the proof runs; see ``prove.issuing``."""
     handle: str = ""
     """What it says over HTTP of its run; ``{{handle NAME}}`` is what an earlier call of that caller was given."""
     at_once: bool = False
     """They are made all at one time."""
     workspace: Literal["planted", "gone"] = "planted"
     """``gone``: a directory that does not exist, so that no sandbox can be set up."""
+    echoes: bool = False
+    """Behind its gate is a server of the proof's own that hands back what it is sent; see ``prove.echoing``."""
+    locked: Literal["", "same", "changed", "signed", "unsigned"] = ""
+    """Its profile is locked first; ``changed``: and has another limit since; the last two: and a signature of the lock
+    is required."""
+    shown: Literal["", "whole", "byte", "less", "kept", "put back"] = ""
+    """What is made of its records afterwards: a bundle, with a byte changed, or without one record; the log, or the log
+    put back to an earlier state with its head, and an anchor that was kept elsewhere."""
     cancel: _Pattern = ""
     """The call is cancelled as soon as what it printed matches this."""
     stop: _Pattern = ""
@@ -86,6 +105,12 @@ class Call(Strict):
     """Kinds of all its records in order, with spaces between."""
     records: dict[str, _Pattern] = Field(default_factory=dict)
     """``KIND/FIELD`` of a record → its text, or its JSON; of several records of that kind, one."""
+    verified: _Pattern = ""
+    """What whoever verifies that is told."""
+    promotions: str = ""
+    """What came of each step that is about the folder: ``done``, or the rule that refused it, with spaces between."""
+    folder: dict[str, _Pattern] | None = None
+    """Names and contents of all that lies in it then; of a link, ``a link``."""
     through: int | None = None
     """Of those made at one time, so many get through; all else is asked of the others."""
     waits: float = 0.0
@@ -137,7 +162,7 @@ class CallCase(Claim, Call):
         return (*(_filled(each, whose, _EARLIER) for each in before), control)
 
 
-_EARLIER = ("tool", "arguments", "raw", "profile", "profiled", "policy", "workspace")
+_EARLIER = ("tool", "arguments", "raw", "profile", "profiled", "policy", "workspace", "echoes")
 _ASKED = (*_EARLIER, "caller", "run", "token", "handle", "times", "at_once", "cancel", "stop")
 
 

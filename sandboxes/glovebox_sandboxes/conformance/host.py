@@ -29,6 +29,7 @@ _FILES: Mapping[str, bytes] = {
     "run.sh": b"#!/bin/sh\necho told\n",
     "folder/inner.txt": b"inner\n",
     ".git/config": b"[core]\n",
+    ".env": b"KEY=planted\n",
 }
 
 

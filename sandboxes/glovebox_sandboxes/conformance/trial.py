@@ -3,7 +3,9 @@
 Nothing here may import a profile, the server, or one driver in particular.
 """
 
+import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,9 @@ from glovebox_sandboxes.session.connection import Sink, whole
 _GONE_SECONDS = 10.0
 """For the last process of a sandbox to disappear after its context was left; it takes milliseconds."""
 _POLL_SECONDS = 0.01
+_TICKS = os.sysconf("SC_CLK_TCK")
+_BEGAN = 19
+"""Of what follows the name in ``/proc/PID/stat``, when it began: ``starttime`` in proc(5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +115,12 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
         return _Counted(seen, name, size)
 
     namespaces: Mapping[str, int] = {}
-    identity = ""
+    identity, ran = "", now()
     try:
         async with driver.open(plan) as sandbox:
             identity = sandbox.id
             proved = await run.attest(sandbox, plan)
-            namespaces = proved.measured.namespaces
+            namespaces, ran = proved.measured.namespaces, now()
             # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
             seen.watched = bool(processes(namespaces) or _groups(identity))
             if differences := proved.attestation.differences:
@@ -126,7 +131,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
                 seen.outcome = await run.run(proved, job, inputs=[(name, whole(content))], hooks=run.Hooks(file=file))
     except SandboxUnavailable as problem:
         seen.unavailable = str(problem)
-    seen.left = await left(namespaces, identity)
+    seen.left = await left(namespaces, identity, ran)
     return seen
 
 
@@ -206,30 +211,55 @@ def _stdout(seen: Seen) -> str:
     return seen.outcome.stdout.text if seen.outcome else ""
 
 
-async def left(namespaces: Mapping[str, int], identity: str) -> tuple[str, ...]:
-    """What is still there of a sandbox a moment after it was closed."""
+def now() -> float:
+    """Seconds since this host was started, on the clock that says when processes began."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+async def left(namespaces: Mapping[str, int], identity: str, ran: float) -> tuple[str, ...]:
+    """What is still there of a sandbox a moment after it was closed.
+
+    Args:
+        namespaces: the sandbox's, as it measured them.
+        identity: its name.
+        ran: a moment at which it was there, by ``now``.
+    """
     found: tuple[str, ...] = ()
     with anyio.move_on_after(_GONE_SECONDS):
         # Nothing of the kernel's tells that the last process of a namespace that is not ours is gone.
-        while found := (*processes(namespaces), *_groups(identity)):  # noqa: ASYNC110 - only /proc tells
+        while found := (*processes(namespaces, ran), *_groups(identity)):  # noqa: ASYNC110 - only /proc tells
             await anyio.sleep(_POLL_SECONDS)
     return found
 
 
-def processes(namespaces: Mapping[str, int]) -> tuple[str, ...]:
-    """Every process in the pid namespace of these, as pid and command line; zombies are none."""
+def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[str, ...]:
+    """Every process in the pid namespace of these, as pid and command line; zombies are none.
+
+    The kernel gives the number of a namespace that is gone to the next one, perhaps of another server's sandbox. With
+    ``ran``, a moment at which the one that is meant was there, one whose first process began later is not it: that
+    process is there from a namespace's beginning to its end.
+    """
     wanted = f"pid:[{namespaces.get('pid')}]"
     found = []
     for process in Path("/proc").iterdir():
         try:
             if not process.name.isdigit() or str((process / "ns/pid").readlink()) != wanted:
                 continue
+            state = (process / "stat").read_text().rpartition(")")[2].split()
+            if ran is not None and _is_first(process) and int(state[_BEGAN]) / _TICKS > ran:
+                return ()
             # A zombie is a line in a table, and the host's own process 1 takes it away when it likes.
-            if (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if state[0] != "Z":
                 found.append(f"process {process.name}: {(process / 'cmdline').read_bytes()[:200]!r}")
         except OSError:
             continue  # it has ended, or is not ours to look at
     return tuple(found)
+
+
+def _is_first(process: Path) -> bool:
+    """Whether it is process 1 of its own pid namespace."""
+    numbers = re.search(r"^NSpid:.*\t(\d+)$", (process / "status").read_text(), re.MULTILINE)
+    return numbers is not None and numbers[1] == "1"
 
 
 def _groups(identity: str) -> tuple[str, ...]:

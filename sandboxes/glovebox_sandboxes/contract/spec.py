@@ -70,6 +70,8 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     network: Literal["none", "egress"] = "none"
     """``egress`` adds a proxy on the guest's own loopback; the network namespace is empty either way."""
+    masks: tuple[str, ...] = ()
+    """Paths in the mounted directory that programs cannot read; those of folders end with a slash."""
     overlay: bool = False
     """Whether ``/workspace`` is a copy of ``ORIGINAL`` that may be changed, and the changes come out as a patch."""
     output: bool = False
@@ -84,6 +86,11 @@ class SandboxSpec:
     """Refuse where limits could only be enforced per process (rlimits)."""
     labels: tuple[tuple[str, str], ...] = ()
     """Marks on what the driver makes (container labels), for finding and reaping; never secret."""
+
+    @property
+    def masked(self) -> tuple[str, ...]:
+        """``masks`` as paths inside the sandbox."""
+        return tuple(f"{self.mounts[0].target}/{name}" for name in self.masks)
 
     def without_preload(self) -> "SandboxSpec":
         """The same sandbox with nothing imported ahead."""

@@ -63,6 +63,8 @@ own measures; a kernel of its own in user space first. It is also the order of h
 NAMES: Final = tuple(each.name for each in DRIVERS)
 """Their names, in the same order."""
 
+_MOST_PLANS = 256
+"""Plans that are kept."""
 RETRY_SECONDS = 5.0
 """How long a driver that cannot be used is not asked again: an Engine that is started later is found."""
 
@@ -110,9 +112,11 @@ class Drivers:
                 await anyio.sleep_forever()
 
     def _plan(self, driver: Driver, spec: SandboxSpec) -> Plan:
-        """A plan is pure, so one of a spec is as good as the next: there are two for each profile at most."""
+        """A plan is pure, so one of a spec is as good as the next: two for each profile, and for each set of masks."""
         key = (driver.name, spec)
         if key not in self._plans:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
             self._plans[key] = driver.plan(spec)
         return self._plans[key]
 

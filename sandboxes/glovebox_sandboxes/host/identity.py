@@ -76,15 +76,15 @@ def covers(mapping: str, users: range) -> bool:
     return any(first <= users.start and users.stop <= first + count for first, _, count in lines)
 
 
-def kernels_root(proc: Path = Path("/proc")) -> int | None:
+def kernels_root() -> int | None:
     """What our user namespace calls the kernel's user 0; None where it is not in the namespace."""
     with suppress(OSError):
         # The kernel's own settings belong to nobody else, and stat(2) answers by our numbers.
-        owner = (proc / "sys").stat().st_uid
+        owner = Path("/proc/sys").stat().st_uid
         if owner != _OVERFLOW:
             return owner
         # It may be one that is really called so: then our map gives that number to the root outside.
-        for line in (proc / "self/uid_map").read_text().splitlines():
+        for line in Path("/proc/self/uid_map").read_text().splitlines():
             first, outside, _ = map(int, line.split())
             if (first, outside) == (_OVERFLOW, 0):
                 return owner

@@ -28,12 +28,16 @@ class Watch:
 
     def inside(self, directory: str) -> tuple[str, ...]:
         """As the function of that name."""
-        # proc_pid_mountinfo(5): a change is an exceptional condition, told once to each who has the file open.
-        if self._poll.poll(0):
+        if self.changed():
             self._known.clear()
         if directory not in self._known:
             self._known[directory] = inside(directory)
         return self._known[directory]
+
+    def changed(self) -> bool:
+        """Whether the table has changed since this was asked last."""
+        # proc_pid_mountinfo(5): a change is an exceptional condition, told once to each who has the file open.
+        return bool(self._poll.poll(0))
 
     def close(self) -> None:
         """Close the table."""

@@ -23,6 +23,8 @@ from glovebox_sandboxes.session.run import AttestedSandbox, attest
 from glovebox_sandboxes.sharing.limiter import FairLimiter
 from glovebox_sandboxes.sharing.processor import Processor
 
+MOST_QUEUES = 64
+"""From which on queues are forgotten whose masks are others by now."""
 MOST_STARTING = 2 * (os.cpu_count() or 1)
 """Sandboxes being started at one time, for the pool and for calls that found none ready: more would only be slower."""
 
@@ -129,6 +131,7 @@ class Pool:
         key = (driver.name, plan.digest)
         queue = self._queues.get(key)
         if queue is None or queue.driver is not driver:
+            self._retire(plan)
             siblings = self._siblings(driver, plan)
             queue = self._queues[key] = ReadyQueue(
                 driver, plan, self.mounted, self._gate, siblings, shared=self._shared
@@ -140,6 +143,15 @@ class Pool:
                 )
                 self._tasks.start_soon(refill.run)
         return queue
+
+    def _retire(self, plan: Plan) -> None:
+        """Have those go soon that differ from this plan in what is masked alone: that has changed, as a rule."""
+        spec = replace(plan.spec.without_preload(), masks=())
+        for key, each in list(self._queues.items()):
+            if replace(each.plan.spec.without_preload(), masks=()) == spec and each.plan.spec.masks != plan.spec.masks:
+                each.retire()
+                if len(self._queues) >= MOST_QUEUES and all(sibling.idle for sibling in each.siblings):
+                    del self._queues[key]
 
     def _siblings(self, driver: Driver, plan: Plan) -> list[ReadyQueue]:
         """The queues that are in use as long as that of this plan is: the same but for what is preloaded."""

@@ -12,7 +12,7 @@ from glovebox_sandboxes.contract.base import Driver, Plan, Source
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.pool.idle_gate import IdleGate
 from glovebox_sandboxes.pool.prepared import PreparedSandbox
-from glovebox_sandboxes.pool.state import Backoff, Demand, Event, State
+from glovebox_sandboxes.pool.state import IDLE_SECONDS, Backoff, Demand, Event, State
 from glovebox_sandboxes.sharing.turns import may_take
 
 
@@ -108,7 +108,7 @@ class ReadyQueue:
     def fingerprint(self) -> tuple[object, ...]:
         """What the plan's mounts lead to now: a directory that was replaced since is not what is mounted.
 
-        Nor is one in which something was mounted since.
+        Nor is one in which something was mounted since, nor is a file covered that has taken the place of one that was.
         """
         found: list[object] = []
         for mount in self.plan.spec.mounts:
@@ -118,7 +118,18 @@ class ReadyQueue:
                 found.append(problem.errno)
             else:
                 found.append((status.st_dev, status.st_ino, self._mounted.inside(mount.source)))
+            found += [_identity(f"{mount.source}/{name}") for name in self.plan.spec.masks]
         return tuple(found)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left of it, and no call needs it."""
+        return self.supply is None and not self.sandboxes and not self._calls
+
+    def retire(self) -> None:
+        """Be refilled no longer than the calls last that are under way, unless another call comes."""
+        self.demand.used_at = -IDLE_SECONDS
+        self.changed.set()
 
     @contextmanager
     def in_use(self, key: str) -> Iterator[None]:
@@ -229,3 +240,12 @@ class ReadyQueue:
         self.trim(0)
         while self._waiters:
             self._waiters.pop(0).answer(None)
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    """What tells a file or folder from one that has taken its place, even if it has the number of an older one."""
+    try:
+        status = os.lstat(path.rstrip("/"))
+    except OSError as problem:
+        return (problem.errno or -1,)
+    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -64,7 +64,8 @@ class Refill:
                 finally:
                     # From here on the queue may be refilled anew, while calls still use what they leased from this one.
                     queue.close(supply)
-                await self._end(self._problem)
+                # What was covered may have been replaced: then these sandboxes are not as planned; others will be.
+                await self._end(None if supply.fingerprint != queue.fingerprint() else self._problem)
         except Exception as problem:  # noqa: BLE001 - a call that meets it says so; the server goes on
             queue.close(supply)
             await self._end(_unavailable(problem))

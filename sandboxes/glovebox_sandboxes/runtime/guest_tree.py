@@ -69,6 +69,7 @@ def command(
     config = {
         "path": list(packages),
         "hidden": list(hidden),
+        "masked": list(spec.masked),
         "elsewhere": dict(elsewhere),
         "preload": list(spec.preload),
         "input": INPUT if spec.inputs else "",

@@ -94,15 +94,13 @@ async def find_pip(pythons: Iterable[Path]) -> list[str]:
     return []
 
 
-async def output(
-    command: list[str], *, check: bool = True, env: dict[str, str] | None = None, cwd: str | None = None
-) -> str:
+async def output(command: list[str], *, check: bool = True, cwd: str | None = None) -> str:
     """Standard output of a program of the host's that we trust; raises RuntimeProblem with its last words."""
     try:
         # A group of its own: pip and compileall have workers, and whoever ends them has to reach those too. And made
         # without waiting: an interruption in between would not know of it.
         process = Popen(  # noqa: S603, ASYNC220 - a list, of our own words
-            command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env, cwd=cwd, start_new_session=True
+            command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=cwd, start_new_session=True
         )
     except OSError as problem:
         fix = f"Install or repair {command[0]}, and run `glovebox setup` again."

@@ -144,6 +144,7 @@ class Sink:
             client=call.principal.client,
             run=call.run,
             workflow=call.principal.workflow,
+            tool=call.tool,
             name=self.name,
             sha256=self._digest.hexdigest(),
             bytes=self._size,

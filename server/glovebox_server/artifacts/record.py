@@ -54,6 +54,8 @@ class Artifact:
     """Id of the piece of work that the call belonged to."""
     workflow: str | None = None
     """Name that the operator had bound to it."""
+    tool: str | None = None
+    """Whose program wrote it; None of one that an earlier version kept."""
     risks: tuple[str, ...]
     """Why it must not be opened or promoted unseen, one sentence each; empty when nothing was noticed."""
 

@@ -17,6 +17,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
+from anyio.abc import Process
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Head
@@ -24,6 +25,9 @@ from glovebox_server.audit.segments.files import anchor
 
 PROGRAM_SECONDS: Final = 30.0
 """How long a program may take: it may speak to another host."""
+
+_ENDED_SECONDS: Final = 1.0
+"""How long a killed program may take to be gone; one that sudo started as another user cannot be killed."""
 
 MAX_BYTES: Final = 32 << 20
 """Longest file that is read back: an anchor a minute for eight months."""
@@ -36,6 +40,17 @@ _PART = re.compile(rb"[0-9a-fTZ: -]+")
 _log = logging.getLogger(__name__)
 
 
+class StillRunsError(OSError):
+    """A program is over its time, and could not be ended; ``process`` is it."""
+
+    def __init__(self, program: str, process: Process) -> None:
+        super().__init__(
+            f"{program} did not end within {PROGRAM_SECONDS:g} seconds and cannot be ended, as process {process.pid} "
+            "is another user's: no other is started before it ends. Have it end itself: sudo -u USER timeout 20 PROGRAM"
+        )
+        self.process = process
+
+
 async def follow(head: Callable[[], Head], where: str, seconds: float) -> None:
     """Keep an anchor now, and then at each interval in which the log grew, until cancelled.
 
@@ -45,13 +60,16 @@ async def follow(head: Callable[[], Head], where: str, seconds: float) -> None:
         seconds: between two.
     """
     kept = 0
+    left: Process | None = None
     while True:
         now = head()
-        if now.seq > kept:
+        # One program at a time: what cannot be ended is at most one process, however long the server runs.
+        if now.seq > kept and (left is None or left.returncode is not None):
             try:
                 await keep(now, where)
                 kept = now.seq
             except OSError as problem:
+                left = problem.process if isinstance(problem, StillRunsError) else None
                 _log.warning("The anchor %s was not kept: %s", anchor(now), problem)
         await anyio.sleep(seconds)
 
@@ -89,12 +107,14 @@ async def _give(argv: list[str], line: bytes) -> None:
             if status := await process.wait():
                 raise OSError(f"{argv[0]} ended with status {status}")
             return
-        raise OSError(f"{argv[0]} did not end within {PROGRAM_SECONDS:g} seconds")
     finally:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        with anyio.CancelScope(shield=True):
-            await process.aclose()
+        with anyio.move_on_after(_ENDED_SECONDS, shield=True):
+            await process.wait()
+    if process.returncode is None:
+        raise StillRunsError(argv[0], process)
+    raise OSError(f"{argv[0]} did not end within {PROGRAM_SECONDS:g} seconds")
 
 
 def read(content: bytes) -> list[Head]:

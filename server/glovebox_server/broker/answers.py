@@ -1,8 +1,8 @@
 """From what came of a call to what its caller gets: complete as text and as structured data. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import Refusal
@@ -10,8 +10,12 @@ from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.audit.chain import Head
 from glovebox_server.broker.collector import Delivered
 from glovebox_server.calls import CallResult, Content, Decision, Link, Text, ToolCall, whose
+from glovebox_server.printable import invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Isolation, Tool
+
+if TYPE_CHECKING:
+    from glovebox_server.promotion.scanning import Scan
 
 MAX_MARKS: Final = 16 * 1024
 """Characters of all files' marks in one result, which says them three times and must fit into one message. A file's
@@ -36,21 +40,23 @@ def answered(
     delivered: Delivered,
     *,
     decision: Decision,
-    plan: Plan,
+    plan: Plan | None,
     head: Head,
     elapsed_ms: float,
     receipt: Receipt,
     secrets: Mapping[str, int] | None = None,
+    hidden: int = 0,
+    scans: "Sequence[Scan] | None" = None,
 ) -> CallResult:
-    """The result of a call that ran."""
+    """The result of a call that ran; without a plan, of one that ran in no sandbox."""
     answer = tool.answer(outcome)
     delivered = _bounded(delivered)
-    isolation = Isolation(driver=plan.driver, level=plan.level, verified=True)
+    isolation = None if plan is None else Isolation(driver=plan.driver, level=plan.level, verified=True)
     structured: dict[str, Any] = {
         "call_id": call.id,
         "error": None,
         **answer.fields,
-        "isolation": isolation.model_dump(),
+        "isolation": None if isolation is None else isolation.model_dump(),
         "profile_digest": decision.profile_digest,
         "elapsed_ms": elapsed_ms,
     }
@@ -59,12 +65,21 @@ def answered(
         structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
         structured["images"] = [asdict(link) for link in delivered.figures]
         structured["changes"] = _changes(outcome.changes, delivered)
+        structured["hidden"] = hidden
         notes = [*delivered.notes, *(f"{each.name}: not collected, {each.reason}" for each in delivered.skipped)]
         if outcome.ended != "exited" and delivered.artifacts:
             notes.append("The program was stopped: the file it was writing may be incomplete.")
+        if hidden and answer.failed:
+            notes.append(f"closed to programs in /workspace, as their names are those of secrets: {hidden}")
         structured["notes"] = [*structured.get("notes", ()), *notes]
         content += [Text(text=f"[{note}]") for note in notes]
         content += _marks((*delivered.figures, *delivered.artifacts))
+        if scans:
+            structured["findings"] = [_findings(each, MAX_MARKS // len(scans)) for each in scans]
+            content.append(_scanned(structured["findings"]))
+    if unseen := sum(invisible(item.text) for item in answer.content if isinstance(item, Text)):
+        structured["invisible"] = unseen
+        content.append(Text(text=f"[invisible characters in this output: {unseen}; people do not see what they say]"))
     if secrets:
         structured["redacted"] = dict(secrets)
         content.append(Text(text=f"[secrets replaced in this output: {_counted(secrets)}]"))
@@ -130,6 +145,29 @@ def _marks(links: tuple[Link, ...]) -> list[Text]:
     """One block for all files that a host might run or obey: clients show a model text, and not a link's metadata."""
     marked = [f"{link.name}: {'; '.join(link.risks)}" for link in links if link.risks]
     return [Text(text="\n".join(["[look before you open, run, copy or apply these]", *marked]))] if marked else []
+
+
+def _findings(scan: "Scan", room: int) -> dict[str, Any]:
+    """What was found in a file, as far as it has room; the rest is counted, and on record."""
+    kept: list[str] = []
+    for finding in scan.findings:
+        room -= len(finding)
+        if room < 0:
+            break
+        kept.append(finding)
+    more = scan.more + len(scan.findings) - len(kept)
+    told = {"name": scan.name, "uri": scan.uri, "findings": kept, "more": more}
+    return {**told, "not_scanned": scan.not_scanned or None}
+
+
+def _scanned(found: Sequence[Mapping[str, Any]]) -> Text:
+    """One block for all files that were to be looked into: of each that something or nothing was found, or why not."""
+    lines = ["[each file was looked into for what acts when it is opened; that nothing was found proves nothing]"]
+    for each in found:
+        told = [*each["findings"], *([f"{each['more']} more"] if each["more"] else [])]
+        what = f"NOT looked into: {each['not_scanned']}" if each["not_scanned"] else "; ".join(told)
+        lines.append(f"{each['name']}: {what or 'nothing was found'}")
+    return Text(text="\n".join(lines))
 
 
 def _changes(changes: Changes | None, delivered: Delivered) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 Every step that has an effect is in the audit log, on disk, before the effect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,22 +16,37 @@ import anyio.to_thread
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
-from glovebox_sandboxes.session.run import Hooks, run
+from glovebox_sandboxes.session.run import AttestedSandbox, Hooks, run
 from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.audit.events import CallFinished
 from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.answers import answered, refused, told, withholding
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.broker.collector import NOTHING, Collector
+from glovebox_server.broker.hiding import Hiding
 from glovebox_server.broker.inputs import Inputs, open_inputs
 from glovebox_server.broker.network import gate_for, serve_with
 from glovebox_server.broker.policy import decide
-from glovebox_server.broker.records import call_decided, call_finished
-from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, Trace, new_call_id
+from glovebox_server.broker.records import artifact_scanned, call_decided, call_finished
+from glovebox_server.calls import (
+    CallResult,
+    Decision,
+    Link,
+    Listener,
+    Principal,
+    ToolCall,
+    Trace,
+    elapsed_ms,
+    new_call_id,
+)
 from glovebox_server.egress.credentials.held import Held
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.errors import Refused
 from glovebox_server.governance.approvals import lifting
 from glovebox_server.governance.governance import Governance, Proposal, Reservation, denied
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped
+from glovebox_server.promotion.scanning import Known, Scan, Scanning
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 from glovebox_server.secret_scan.redact import redacted, shown_live
 from glovebox_server.tools.base import Tool
@@ -39,6 +54,8 @@ from glovebox_server.tools.base import Tool
 if TYPE_CHECKING:
     from glovebox_server.governance.approvals.question import Question
     from glovebox_server.governance.approvals.states import State
+    from glovebox_server.promotion.proposing import Proposals, Proposed
+    from glovebox_server.proof.sealed import Sealer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +81,15 @@ class Broker:
     receipts: ReceiptIssuer
     artifacts: ArtifactStore
     credentials: Held = field(default_factory=Held)
+    hiding: Hiding = field(default_factory=Hiding)
+    gates: Callable[..., EgressGate] | None = None
+    """Makes the gates of calls; None as they are. A proof's have a server of its own behind them."""
+    sealer: "Sealer | None" = None
+    """Seals arguments in the log; None where the operator wants none."""
+    known: Known = field(default_factory=Known)
+    """What was found in artifacts that calls propose."""
+    proposals: "Callable[[], Proposals] | None" = None
+    """Gives what works out and makes the changes that calls propose; None where none can be made."""
 
     async def submit(
         self,
@@ -141,18 +167,21 @@ class Broker:
         profile = rights.profiles.get(call.tool)
         async with AsyncExitStack() as held:
             decision, inputs = await held.enter_async_context(open_inputs(self.artifacts, call, decided))
+            decision, changes = await self._proposed(call, tool, decision, inputs, profile=profile, listener=listener)
             reservation = None
             if profile is not None and decision.effect != "deny":
                 proposal = Proposal(
-                    call=call, rights=rights, profile=profile, decision=decision, inputs=inputs, escalation=escalation
-                )
+                    call=call, rights=rights, profile=profile, decision=decision, inputs=inputs, escalation=escalation,
+                    changes="" if changes is None else changes.shown,
+                )  # fmt: skip
                 verdict, reservation = await held.enter_async_context(self.governance.admitted(proposal, settled))
                 if not isinstance(verdict, Decision):
                     return verdict
                 decision = verdict
                 profile = lifting.reaching(profile, decision, escalation)
             recorder = self.receipts.recorder(call, profile)
-            await recorder.record(await call_decided(call, decision, profile, inputs, self.credentials.forms))
+            forms, sealer = self.credentials.forms, self.sealer
+            await recorder.record(await call_decided(call, decision, profile, inputs, forms, sealer=sealer))
             await self.governance.decided(call, decision, rights.workspace)
             if profile is None or decision.effect != "allow":
                 return refused(call, decision, recorder.head)
@@ -161,6 +190,8 @@ class Broker:
             )
             with anyio.CancelScope() as scope, self.governance.ending(call, scope) as stopped:
                 try:
+                    if changes is not None:
+                        return await self._put(allowed, changes, listener, stopped, reservation)
                     return await self._run(allowed, rights, listener, stopped, reservation)
                 except Exception:
                     self.governance.repeats.note(call, failed=True)
@@ -180,6 +211,84 @@ class Broker:
             else decision
         )
 
+    async def _proposed(
+        self,
+        call: ToolCall,
+        tool: Tool,
+        decision: Decision,
+        inputs: Inputs,
+        *,
+        profile: Profile | None,
+        listener: Listener,
+    ) -> "tuple[Decision, Proposed | None]":
+        """What a call would change on the host, or why nobody can be asked about that; None for one that runs."""
+        if not tool.proposes or decision.effect == "deny" or profile is None:
+            return decision, None
+        if inputs.unreadable is not None:
+            raise inputs.unreadable
+        try:
+            proposals = self._proposals(call)
+            proposed = await proposals.proposed(call, sum(each.bytes for each in inputs.listed))
+            listener.progress("Looking into files")
+            with anyio.CancelScope() as scope, self.governance.ending(call, scope) as stopped:
+                scans = await self._scanning(call, profile).scans(inputs.listed, self.known)
+                return decision, await proposals.scanned(proposed, scans, call)
+        except Refused as refusal:
+            return denied(decision, refusal.refusal), None
+        return denied(decision, stopped.refusal), None
+
+    async def _put(
+        self,
+        allowed: "_Allowed",
+        changes: "Proposed",
+        listener: Listener,
+        stopped: Stopped,
+        reservation: Reservation | None,
+    ) -> CallResult:
+        """Make the changes that somebody said yes to, record and answer. Nothing runs in a sandbox."""
+        call, recorder, decision = allowed.call, allowed.recorder, allowed.decision
+        if decision.approval is None:  # whatever profile and policy say
+            raise AssertionError(call.id)
+        try:
+            async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
+                await recorder.flush()
+                listener.progress("Changing files")
+                if reservation is not None:
+                    reservation.started()
+                with anyio.CancelScope(shield=True):  # what is in force is told as that
+                    outcome = await self._proposals(call).put(changes, call)
+                    finished = call_finished(call, outcome, allowed.profile, None, {})
+                    receipt = await recorder.finish(finished)
+        except Refused as refusal:
+            return refused(call, denied(decision, refusal.refusal), recorder.head)
+        result = answered(
+            allowed.tool, call, outcome, NOTHING, decision=decision, plan=None, head=recorder.head,
+            elapsed_ms=finished.elapsed_ms, receipt=receipt,
+        )  # fmt: skip
+        self.governance.repeats.note(call, failed=False)
+        return reservation.spent(finished, result) if reservation else result
+
+    def _scanning(self, call: ToolCall, profile: Profile, recorder: CallRecorder | None = None) -> Scanning:
+        """How files are looked into for a call; without a recorder, before there is anything to record of it."""
+
+        async def before_start() -> None:
+            if recorder is not None:
+                await recorder.flush()
+
+        async def started(sandbox: AttestedSandbox) -> None:
+            if recorder is not None:
+                await recorder.record(sandbox.record)
+
+        return Scanning(
+            call=call, profile=profile, sandboxes=self.sandboxes, artifacts=self.artifacts,
+            forms=self.credentials.forms, before_start=before_start, started=started,
+        )  # fmt: skip
+
+    def _proposals(self, call: ToolCall) -> "Proposals":
+        if self.proposals is None:
+            raise Refused("promotion.folder", f"{call.tool} can change nothing here.", "Ask the operator.")
+        return self.proposals()
+
     async def _run(
         self,
         allowed: "_Allowed",
@@ -190,20 +299,28 @@ class Broker:
     ) -> CallResult:
         """Run, record and answer."""
         call, profile, recorder = allowed.call, allowed.profile, allowed.recorder
-        async with recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop):
+        async with (
+            recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop),
+            AsyncExitStack() as held,
+        ):
             redact, secrets = profile.result.redact, dict[str, int]()
             reveal = (*(each.path for each in profile.files.reveal), *await self.governance.planted(rights.workspace))
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
-            gate = gate_for(profile, recorder, call, connecting, reservation, credentials=self.credentials)
+            gate = gate_for(
+                profile, recorder, call, connecting, reservation, credentials=self.credentials, made=self.gates
+            )
             lender = gate.lender if gate is not None else None
             if lender is not None and any(each.env for each in lender.credentials):
                 await recorder.flush()  # a helper may be started for what the program finds in its place
             environment = await lender.environment() if lender is not None else {}
             look = self.governance.look(lender)
+            hidden = await held.enter_async_context(
+                self.hiding.guarding(to_spec(profile, workspace=rights.workspace), allowed.tool, reveal)
+            )
             wanted = Wanted(
                 isolation=profile.isolation,
-                spec=to_spec(profile, workspace=rights.workspace),
+                spec=hidden.spec,
                 prepared=profile.python.start == "warm",
                 code=call.arguments.get("code"),
                 key=call.principal.id,
@@ -223,10 +340,12 @@ class Broker:
                         file=collector.accept,
                         cut_file=partial(collector.accept, cut=True),
                         serve=serve_with(gate) if gate else None,
-                        printed=look.printed(shown_live(listener.printed, redact, lambda: self.credentials.forms)),
+                        printed=look.printed(
+                            shown_live(hidden.printed(listener.printed), redact, lambda: self.credentials.forms)
+                        ),
                     )
                     job = replace(allowed.tool.job(call.arguments, reveal), environment=environment)
-                    outcome = await run(sandbox, job, inputs=files, hooks=hooks)
+                    outcome = await hidden.run(partial(run, sandbox, job, inputs=files, hooks=hooks))
                 await self.governance.ended(call, outcome, look)
                 if redact != "none":
                     outcome, secrets = await redacted(outcome, self.credentials.forms)
@@ -240,11 +359,16 @@ class Broker:
                 if outcome.blobs or outcome.shown
                 else call_finished(call, outcome, profile, gate, secrets)
             )
+            scans = None
+            if profile.files.scan and (delivered.artifacts or delivered.figures):
+                listener.progress("Looking into files")
+                scans, finished = await self._scanned(allowed, (*delivered.artifacts, *delivered.figures), finished)
             receipt = await recorder.finish(finished)
         # After the block: the call has its end, and must not get a second one.
         result = answered(
             allowed.tool, call, outcome, delivered, decision=allowed.decision, plan=sandbox.plan, head=recorder.head,
             elapsed_ms=finished.elapsed_ms, receipt=receipt, secrets=secrets,
+            hidden=len(hidden.spec.masks), scans=scans,
         )  # fmt: skip
         if withheld:
             result = refused(call, denied(allowed.decision, withholding(secrets)), recorder.head)
@@ -255,6 +379,18 @@ class Broker:
             result = told(result, await self.governance.requested(proposal, gate.unnamed))
         self.governance.repeats.note(call, failed=result.failed)
         return reservation.spent(finished, result) if reservation else result
+
+    async def _scanned(
+        self, allowed: "_Allowed", files: Sequence[Link], finished: CallFinished
+    ) -> tuple[Sequence[Scan], CallFinished]:
+        """Have the files that a call gives back looked into; returns its end with what that took."""
+        call, recorder = allowed.call, allowed.recorder
+        began = anyio.current_time()
+        scans = await self._scanning(call, allowed.profile, recorder).scans(files)
+        for each in scans:
+            recorder.hold(artifact_scanned(call, each))
+        spent = {**finished.usage, "scan_ms": round((anyio.current_time() - began) * 1000, 3)}
+        return scans, replace(finished, elapsed_ms=elapsed_ms(call), usage=spent)
 
 
 def _ended_by(stopped: Stopped, listener: Listener) -> str:

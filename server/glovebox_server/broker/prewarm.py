@@ -14,6 +14,7 @@ from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSp
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.session.run import attest
+from glovebox_server.broker.broker import Broker
 from glovebox_server.governance.rights import Rights
 
 IMPORTS_AFTER_SECONDS = 1.0
@@ -68,25 +69,30 @@ async def _attest(driver: Driver, plan: Plan) -> None:
         await attest(sandbox, plan)
 
 
-async def prepare_sandboxes(every: Sequence[Rights], sandboxes: SandboxProvider) -> None:
+async def prepare_sandboxes(every: Sequence[Rights], broker: Broker) -> None:
     """Have sandboxes of profiles that preload ready: at once without the modules, which is quick, then with them.
 
     Args:
         every: what each role leaves of the profiles. Of many roles, the first are prepared for; sandboxes of the others
             are once a call has come.
-        sandboxes: which prepares them.
+        broker: whose calls will have them.
     """
     wanted: list[tuple[tuple[str, ...], SandboxSpec]] = []
     for rights in every:
         for profile in rights.profiles.values():
-            one = profile.isolation, to_spec(profile, workspace=rights.workspace)
-            if profile.python.preload and one not in wanted:
-                wanted.append(one)
+            if not profile.python.preload or len(wanted) == MAX_PREPARED:
+                continue
+            spec = to_spec(profile, workspace=rights.workspace)
+            reveal = (*(each.path for each in profile.files.reveal), *await broker.governance.planted(rights.workspace))
+            with suppress(UnsupportedSpec):  # as below
+                one = profile.isolation, await broker.hiding.masked(spec, broker.tools[profile.tool], reveal)
+                if one not in wanted:
+                    wanted.append(one)
 
     async def prepare(change: Callable[[SandboxSpec], SandboxSpec]) -> None:
-        for isolation, spec in wanted[:MAX_PREPARED]:
+        for isolation, spec in wanted:
             with suppress(UnsupportedSpec):  # its calls will hear of it
-                await sandboxes.prepare(isolation, change(spec))
+                await broker.sandboxes.prepare(isolation, change(spec))
 
     await prepare(SandboxSpec.without_preload)
     await anyio.sleep(IMPORTS_AFTER_SECONDS)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.attestation import made_with
@@ -12,21 +12,48 @@ from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.session.run import AttestedSandbox
 from glovebox_server.audit.chain import Draft
-from glovebox_server.audit.events import NOT_YET, CallDecided, CallFinished, Output, SandboxStarted, draft
+from glovebox_server.audit.events import (
+    NOT_YET,
+    ArtifactScanned,
+    CallDecided,
+    CallFinished,
+    Output,
+    SandboxStarted,
+    draft,
+)
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.secret_scan.redact import value_redacted
 
+if TYPE_CHECKING:
+    from glovebox_server.promotion.scanning import Scan
+    from glovebox_server.proof.sealed import Sealer
+
 MAX_KEPT = 128 * 1024
 """Characters of one output that a profile has kept in the log: a record holds 1 MiB, escaped."""
 
 
 async def call_decided(
+    call: ToolCall,
+    decision: Decision,
+    profile: Profile | None,
+    inputs: Inputs,
+    values: Forms,
+    *,
+    sealer: "Sealer | None" = None,
+) -> CallDecided:
+    """What was decided; with the arguments only where the profile keeps them, or sealed."""
+    event = await _decided(call, decision, profile, inputs, values)
+    if sealer is None or (event.arguments is not None and not event.redacted):
+        return event
+    return replace(event, sealed_arguments=sealer.seal(call))
+
+
+async def _decided(
     call: ToolCall, decision: Decision, profile: Profile | None, inputs: Inputs, values: Forms
 ) -> CallDecided:
-    """What was decided; with the arguments only where the profile keeps them."""
     keep = profile is not None and "arguments" in profile.audit.keep
     event = CallDecided.of(call, decision, keep_arguments=keep, inputs=inputs.listed)
     if profile is None or event.arguments is None or profile.result.redact == "none":
@@ -50,6 +77,19 @@ def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
             host=made_with(driver, plan),
             verified=not attestation.differences,
         )
+    )
+
+
+def artifact_scanned(call: ToolCall, scan: "Scan") -> ArtifactScanned:
+    """What was found in a file that the call gives back."""
+    return ArtifactScanned(
+        call_id=call.id,
+        name=scan.name,
+        uri=scan.uri,
+        findings=scan.findings or None,
+        more=scan.more or None,
+        not_scanned=scan.not_scanned or None,
+        sandbox_id=scan.sandbox_id or None,
     )
 
 

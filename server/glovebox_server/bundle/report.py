@@ -114,8 +114,8 @@ def withheld(receipt: bytes | None) -> list[str]:
     """What a call was not given, as its receipt says."""
     if receipt is None:
         return []
-    told = json.loads(dsse.parse(receipt).payload)["predicate"].get("withheld", [])
-    return [str(each) for each in told]
+    told = json.loads(dsse.parse(receipt).payload)["predicate"].get("withheld")
+    return [str(each) for each in told] if isinstance(told, list) else []
 
 
 def _others(records: Iterable[Record]) -> str:

@@ -84,3 +84,19 @@ def artifact_scan(settings: Settings, uris: tuple[str, ...], principal: str | No
 
     whose = principal or f"local:{os.getuid()}"
     sys.exit(commands.scan(settings, out, uris=uris, principal=whose, as_json=as_json))
+
+
+@artifact.command("reencode")
+@click.argument("uris", metavar="URI…", nargs=-1, required=True)
+@click.option("--principal", callback=_principal, help="Whose they are, where they are not yours: token:NAME.")
+@json_option
+@directories
+def artifact_reencode(settings: Settings, uris: tuple[str, ...], principal: str | None, as_json: bool) -> None:
+    """Make pictures anew in a sandbox, of their pixels alone.
+
+    Prints the address of each new artifact. Exit 1 where one could not be made.
+    """
+    from glovebox_server.cli.actions.governance import scans as commands  # noqa: PLC0415 - see the module's header
+
+    whose = principal or f"local:{os.getuid()}"
+    sys.exit(commands.reencode(settings, out, uris=uris, principal=whose, as_json=as_json))

@@ -80,4 +80,5 @@ def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
             body = {"error": None, "refused": refusal}
         print_json(sys.stdout, body)
     # It may quote a name or a file that is hostile, and a terminal obeys what it prints.
-    err.print(printable(str(problem), "\n"), style="red", markup=False, highlight=False)
+    told = f"Refused ({problem.rule}): {problem}" if isinstance(problem, Refused) else str(problem)
+    err.print(printable(told, "\n"), style="red", markup=False, highlight=False)

@@ -59,7 +59,13 @@ for _command in (promote, promotions, rollback):
 
 
 @main.command()
-@click.option("--transport", type=click.Choice(["stdio", "http"]), default="stdio", show_default=True)
+@click.option(
+    "--transport",
+    type=click.Choice(["stdio", "http"]),
+    default="stdio",
+    show_default=True,
+    help="How clients reach it.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (http).")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0 for any free one."
@@ -256,7 +262,13 @@ def completion(shell: str) -> None:
 
 
 @main.command("client-config")
-@click.option("--transport", type=click.Choice(["stdio", "http"]), default="stdio", show_default=True)
+@click.option(
+    "--transport",
+    type=click.Choice(["stdio", "http"]),
+    default="stdio",
+    show_default=True,
+    help="How clients reach it.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name clients reach the server by (http).")
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=8321, show_default=True, help="Its port (http); 443 means https."
@@ -271,9 +283,9 @@ def client_config(settings: Settings, transport: str, host: str, port: int) -> N
     if host.strip("[]") in ("0.0.0.0", "::", ""):  # noqa: S104 - what must not be shown to clients
         told = f"{host} is where a server listens, not a name that leads to it. Name the host that clients will use:"
         raise click.BadParameter(f"{told} the one given to `glovebox serve --allowed-host`.", param_hint="--host")
-    from glovebox_server.cli.actions.governance import clients  # noqa: PLC0415 - see the module's header
+    from glovebox_server.cli.actions import client_config as commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(clients.show(settings, out, err, transport=transport, host=host, port=port))
+    sys.exit(commands.show(settings, out, err, transport=transport, host=host, port=port))
 
 
 def _require_http(transport: str, *names: str) -> None:

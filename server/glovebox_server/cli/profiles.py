@@ -12,6 +12,11 @@ import click
 from glovebox_server.cli.options import Group, Moment, complete_tool, directories, json_option, out
 from glovebox_server.settings import Settings
 
+_since = click.option(
+    "--since", type=Moment(), default="30d", show_default=True, help="Calls not before this time, or so long."
+)
+_key = click.option("--key", type=click.Path(path_type=Path), help="The private key to which arguments were sealed.")
+
 
 @click.group(cls=Group)
 def profiles() -> None:
@@ -79,6 +84,7 @@ def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | N
         check_example=check_example,
         check_environments=partial(objections, settings),
         tools=TOOLS,
+        workspace=settings.workspace,
         as_json=as_json,
     )
     sys.exit(code)
@@ -110,19 +116,39 @@ def profiles_sign(file: Path, key: Path) -> None:
 
 @profiles.command("simulate")
 @click.argument("candidate", type=click.Path(path_type=Path))
-@click.option(
-    "--since", type=Moment(), default="30d", show_default=True, help="Calls not before this time, or so long."
-)
+@_since
 @json_option
+@_key
 @directories
-def profiles_simulate(settings: Settings, candidate: Path, since: datetime, as_json: bool) -> None:
+def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key: Path | None, as_json: bool) -> None:
     """Decide recorded calls again, under another profile.
 
     CANDIDATE is a file, or a directory as in force over the shipped ones. Exit 1 if one would be decided otherwise.
     """
     from glovebox_server.cli.actions.proof import simulate  # noqa: PLC0415 - see the module's header
 
-    sys.exit(simulate.simulate(settings.state_dir / "audit", candidate, since, out, as_json=as_json))
+    sys.exit(simulate.simulate(settings.state_dir / "audit", candidate, since, out, key=key, as_json=as_json))
+
+
+@profiles.command("suggest")
+@click.argument("tool", shell_complete=complete_tool)
+@_since
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the suggested profile here: a new file.")
+@json_option
+@_key
+@directories
+def profiles_suggest(
+    settings: Settings, tool: str, *, since: datetime, output: Path | None, key: Path | None, as_json: bool
+) -> None:
+    """The narrowest profile for what recorded calls used.
+
+    What would change, and what each change is based on. Nothing is changed.
+    """
+    from glovebox_server.app import load_profiles  # noqa: PLC0415 - see the module's header
+    from glovebox_server.cli.actions.proof import simulate  # noqa: PLC0415 - see the module's header
+
+    place, found = settings.state_dir / "audit", load_profiles(settings)
+    sys.exit(simulate.suggest(place, found, tool, since, out, key=key, output=output, as_json=as_json))
 
 
 @profiles.command("diff")

@@ -6,9 +6,9 @@ later. What has to stay exact does not come here, an artifact's bytes, or has no
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -43,6 +43,23 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(printable(text, LAYOUT), style)
+
+
+def new_table(*titles: str, right: Collection[str] = (), whole: bool = False) -> "Table":
+    """Return a table without rows.
+
+    Args:
+        titles: of its columns.
+        right: those of them that hold numbers.
+        whole: whether its cells are not folded on a terminal.
+    """
+    from rich.table import Table  # noqa: PLC0415 - only where one is printed
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        justify: Literal["right", "left"] = "right" if title in right else "left"
+        table.add_column(title, justify=justify, overflow="ellipsis" if whole else "fold", no_wrap=whole)
+    return table
 
 
 def print_table(console: Console, table: "Table", *, folded: bool = True, wide: int = _WIDE) -> None:

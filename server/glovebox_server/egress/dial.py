@@ -29,6 +29,9 @@ from glovebox_server.egress.limits import EgressLimits
 Resolver = Callable[[str], Awaitable[tuple[Address, ...]]]
 """Takes a canonical name, returns every address it has; raises OSError when it has none."""
 
+Dial = Callable[[str, tuple[Address, ...], int, EgressLimits, float], Awaitable[SocketStream]]
+"""Connects to one of the checked addresses of a host; see ``dial``."""
+
 LOOK_UPS = 64
 """Look-ups of all principals under way, those that nobody waits for included; each is a thread."""
 LOOK_UPS_OF_ONE = 16

@@ -30,6 +30,23 @@ class EgressAttempt:
     """Name of a credential whose placeholder stands in the request where the key is not to stand."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressAnswer:
+    """What came of one attempt that was allowed: the matter of another audit record."""
+
+    attempt: EgressAttempt
+    status: int
+    type: str | None
+    """The media type that the server says, without parameters; None where it says none that is one."""
+    bytes: int = 0
+    """Of the decoded body, as the sandbox got it; of a redirect that is followed it gets none."""
+    complete: bool = True
+
+
+OnAnswer = Callable[[EgressAnswer], None]
+"""Told of each answer when it is over."""
+
+
 OnDecision = Callable[[EgressAttempt], Awaitable[None]]
 """Awaited once per attempt before anything is dialled; when it raises, nothing is, and the exception passes through."""
 

@@ -19,8 +19,8 @@ from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, d
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.egress.rules import denial
 from glovebox_server.egress.credentials.lent import Lender
-from glovebox_server.egress.dial import Resolver, Unreachable, check, dial, resolve, system_resolver, within
-from glovebox_server.egress.events import EgressAttempt, OnConnection, OnDecision
+from glovebox_server.egress.dial import Dial, Resolver, Unreachable, check, dial, resolve, system_resolver, within
+from glovebox_server.egress.events import EgressAttempt, OnAnswer, OnConnection, OnDecision
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.tls.authority import Authority
 from glovebox_server.egress.traffic import Counted, Traffic
@@ -48,9 +48,11 @@ class EgressGate:
         rules: Sequence[EgressRule],
         on_decision: OnDecision,
         on_connection: OnConnection | None = None,
+        on_answer: OnAnswer | None = None,
         principal: str = "",
         resolver: Resolver | None = None,
         tls: ssl.SSLContext | None = None,
+        dial: Dial = dial,
         limits: EgressLimits | None = None,
         lender: Lender | None = None,
         authority: Authority | None = None,
@@ -61,9 +63,11 @@ class EgressGate:
             rules: The profile's rules after narrowing; empty denies everything.
             on_decision: Awaited before each connection is made or refused; if it raises, nothing is dialled.
             on_connection: Asked before each connection that is otherwise allowed; it may refuse it.
+            on_answer: Told of each answer when it is over.
             principal: Whose call it is; look-ups are bounded for each.
             resolver: Where names are looked up; the operating system unless a test brings its own zone.
             tls: How servers are verified; the system's trust store when left out.
+            dial: Connects to checked addresses; a proof's leads to a server of its own.
             limits: Bounds of this call.
             lender: What requests may have added to them; None where the profile lends nothing.
             authority: Who certifies that TLS may end inside the sandbox; None where it does not.
@@ -79,8 +83,10 @@ class EgressGate:
         """Attempts refused without a record of their own because there were too many; for the call's last record."""
         self.unnamed: set[EgressTarget] = set()
         """Requests to hosts that no rule names, up to ``MAX_UNNAMED``: an operator may be asked about them."""
+        self.on_answer = on_answer
         self._on_decision = on_decision
         self._on_connection = on_connection
+        self._connect = dial
         self._resolver = resolver or partial(system_resolver, principal=principal)
         self._attempts = 0
         self._connections = 0
@@ -162,7 +168,7 @@ class EgressGate:
         if self._on_connection and (refusal := await self._on_connection(target.host)):
             await self.refuse(attempt, InvalidTarget(refusal.rule, refusal.reason, refusal.hint))
         await self._record(attempt)
-        return await dial(target.host, addresses, target.port, self.limits, deadline)
+        return await self._connect(target.host, addresses, target.port, self.limits, deadline)
 
     async def _record(self, attempt: EgressAttempt) -> None:
         """Count and record one attempt, up to a number that a loop in the sandbox cannot turn into a full disk."""

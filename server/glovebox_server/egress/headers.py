@@ -41,6 +41,7 @@ _KEPT = frozenset(
     }
 )
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
+_MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 _USER_AGENT = "Glovebox"
 
 
@@ -78,6 +79,12 @@ def request_headers(
     passed.setdefault("accept", "*/*")
     passed["accept-encoding"] = ACCEPTED
     return tuple(passed.items()), tuple(dropped)
+
+
+def media_type(headers: Iterable[tuple[str, str]]) -> str | None:
+    """Return the media type that a response says, without its parameters; None where it says none, or no such thing."""
+    said = next((value for name, value in headers if name == "content-type"), "").partition(";")[0].strip().lower()
+    return said if _MEDIA_TYPE.fullmatch(said) else None
 
 
 def returned_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

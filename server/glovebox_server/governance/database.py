@@ -1,7 +1,7 @@
 """A SQLite file that all server processes of a state directory share: each transaction whole, or not at all.
 
 Rule 1  A transaction that returned survives SIGKILL of any process: it is in the kernel's page cache. Losing power can
-        cost the last ones, never half of one, unless the file was opened as ``durable`` (one fsync each).
+        cost the last ones, never half of one.
 Rule 2  What cannot be read or written raises ``StoreUnusable`` and stays as it is: a damaged file is never made anew,
         an emptied one is damaged.
 Rule 3  Waiting for another process's lock, or for the disk, happens in a worker thread: one for each open file.
@@ -120,16 +120,13 @@ class Database:
 
 
 @contextlib.contextmanager
-def opened(
-    path: Path, schema: Sequence[str], *, durable: bool = False, lock_wait: float = LOCK_WAIT_SECONDS
-) -> Iterator[Database]:
+def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SECONDS) -> Iterator[Database]:
     """Open a store, made (0600, its directory 0700) where there is none.
 
     Args:
         path: of the file, in a directory that holds stores alone.
         schema: SQL, one text for each version that there ever was, each leading from the one before to the next. The
             steps that a file lacks are taken when it is opened. A released one never changes.
-        durable: whether a transaction survives a power cut too, for an fsync each (milliseconds on a slow disk).
         lock_wait: seconds to wait for other processes.
 
     Raises:
@@ -144,7 +141,7 @@ def opened(
         # SQLite takes an empty file for a new one. Ours never are: what is empty was cut.
         if not path.stat().st_size:
             raise _damaged(path, "it is empty")
-        connection = _connected(path, lock_wait, durable=durable)
+        connection = _connected(path, lock_wait)
     with contextlib.closing(connection):
         with translated(path, "open"):
             for (problem,) in connection.execute("PRAGMA quick_check(1)").fetchall():
@@ -185,7 +182,7 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
         raise  # a mistake in a statement of ours
 
 
-def _connected(path: Path, lock_wait: float, *, durable: bool) -> sqlite3.Connection:
+def _connected(path: Path, lock_wait: float, synchronous: str = "NORMAL") -> sqlite3.Connection:
     # Ours alone, and never made by SQLite itself: mode=rw. `as_uri` escapes what a path may hold.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
@@ -195,7 +192,7 @@ def _connected(path: Path, lock_wait: float, *, durable: bool) -> sqlite3.Connec
         check_same_thread=False,
     )
     try:
-        for setting in (*_SETTINGS, f"synchronous = {'FULL' if durable else 'NORMAL'}"):
+        for setting in (*_SETTINGS, f"synchronous = {synchronous}"):
             connection.execute(f"PRAGMA {setting}")
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute(f"PRAGMA max_page_count = {MAX_MIB * 2**20 // page}")
@@ -210,7 +207,7 @@ def _make(path: Path, schema: Sequence[str]) -> None:
     half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
-        with contextlib.closing(_connected(half, LOCK_WAIT_SECONDS, durable=True)) as connection:
+        with contextlib.closing(_connected(half, LOCK_WAIT_SECONDS, "FULL")) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # kept in the file
             _upgrade(half, connection, schema)
         with contextlib.suppress(FileExistsError):

@@ -36,6 +36,11 @@ if TYPE_CHECKING:  # the parts import this one for ``Proposal``
     from glovebox_server.governance.approvals.states import State
 
 _T = TypeVar("_T")
+_NOBODY = Refusal(
+    rule="approval.nobody",
+    reason="Somebody has to say yes to changes, and nobody can be asked here; nothing was changed.",
+    hint="Tell the operator: `glovebox artifact promote` puts artifacts into a folder.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,8 @@ class Proposal:
     inputs: Inputs
     escalation: Escalation | None = None
     """What somebody would have to lift, where the call is denied otherwise; rights and profile are those with it."""
+    changes: str = ""
+    """What it would change on the host, as a person is to be shown it: nobody but they can let it run."""
 
 
 class Reservation(Protocol):
@@ -162,7 +169,9 @@ class Governance:
     async def _consulted(self, proposal: Proposal, settled: "State | None") -> "Decision | Question":
         rights = proposal.rights
         asks = proposal.decision.effect == "ask" or rights.approvals or proposal.escalation or rights.lifts
-        if self.approvals is None or not asks:
+        if self.approvals is None and proposal.changes:
+            return denied(proposal.decision, _NOBODY)
+        if self.approvals is None or not (asks or proposal.changes):
             return proposal.decision
         try:
             verdict = await self.approvals.consult(proposal, settled)

@@ -52,6 +52,8 @@ class InForce:
         self.now = read()
         self.scopes: dict[str, str] = {}
         """Role by scope; the same object whatever the policy."""
+        self.changed = anyio.Event()
+        """Set once another policy is in force; there is a new one then, for the next."""
         self.problem: str | None = None
         """Why the file as it is now is not in force; None where it is."""
         self._path = path
@@ -121,6 +123,8 @@ class InForce:
         self.now = found
         self.scopes.clear()
         self.scopes.update({} if found.policy is None else found.policy.scopes)
+        earlier, self.changed = self.changed, anyio.Event()
+        earlier.set()
 
     async def _refuse(self, problem: Exception, audit: AuditLog) -> None:
         self.problem, where = str(problem), ""

@@ -1,15 +1,14 @@
 """The policy of a server: read from its file, its examples decided as calls are, its workspaces found on this host."""
 
-import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.loader import ProfileSet
-from glovebox_profiles.model import Effect
+from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy import load as loading
 from glovebox_profiles.policy.load import PAGE, Known
 from glovebox_profiles.policy.model import Example, Policy, digest
@@ -27,6 +26,7 @@ from glovebox_server.governance.rights import Rights, RightsOf, Roles
 from glovebox_server.governance.watch.rules import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
+from glovebox_server.upkeep.credentials import require_apart
 from glovebox_server.upkeep.environments import required
 from glovebox_server.workspace import Workspace
 
@@ -68,19 +68,26 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
         tools: on offer.
 
     Raises:
-        ProfileError: the policy is wrong, or not safe; nothing was started.
+        ProfileError: the policy is wrong, or not safe, or a key lies in a workspace; nothing was started.
         WorkspaceRefused: a role's workspace must not be served.
     """
     plain = Rights(profiles=profiles, workspace=served.path)
     path = policy_file(settings)
+    sources = [(profiles.source(tool), profile) for tool, profile in profiles.items()]
     if path is None:
+        _require_apart(sources, (plain,))
         return Governed(rights_of=lambda _: plain, every=(plain,))
     policy = load(path, profiles, tools)
     roles = Roles(policy, profiles, served.path, workspaces(policy, settings, path))
     every = tuple(roles.all())
     for rights in every:
         required(settings, rights.profiles)
+    _require_apart(sources, (plain, *every))
     return Governed(rights_of=roles, policy=policy, digest=digest(policy), every=every)
+
+
+def _require_apart(sources: Sequence[tuple[Path, Profile]], rights: Sequence[Rights]) -> None:
+    require_apart(sources, [each.workspace for each in rights if each.workspace is not None])
 
 
 def require_workflow(policy: Policy | None, workflow: str | None) -> None:
@@ -91,9 +98,7 @@ def require_workflow(policy: Policy | None, workflow: str | None) -> None:
     """
     if policy is None or workflow is None or workflow in policy.workflows:
         return
-    close = difflib.get_close_matches(workflow, policy.workflows, n=1)
-    known = ", ".join(policy.workflows) or "none"
-    fix = f'The nearest is "{close[0]}".' if close else f"There are: {known}. Add it to [workflows]."
+    fix = f"{nearest(workflow, policy.workflows)} Or add it to [workflows]."
     raise ProfileError("--workflow", None, "", f'the policy has no workflow "{workflow}"', fix)
 
 

@@ -3,10 +3,10 @@
 In memory, of one server process, with and without a policy. Whoever waits here holds neither a turn nor a sandbox.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -28,7 +28,7 @@ FORGOTTEN_SECONDS: Final = 600.0
 """After so long without a failure it counts as new."""
 
 MAX_FAILING: Final = 4096
-"""Calls that are remembered; beyond it the one that failed longest ago is forgotten."""
+"""Calls that are remembered; beyond it one is forgotten, of the caller that has most of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Repeats:
             return
         self._failing[key] = _Failing(times=(known.times if known else 0) + 1, last=self._now())
         if len(self._failing) > MAX_FAILING:
-            self._failing.popitem(last=False)
+            make_room(self._failing, lambda key, _: key[0])
 
     def _found(self, call: ToolCall) -> _Failing | None:
         self._forget()
@@ -85,5 +85,16 @@ class Repeats:
             self._failing.popitem(last=False)
 
 
+def make_room(table: OrderedDict[Any, Any], whose: Callable[[Any, Any], str]) -> None:
+    """Forget the oldest of whoever has most, so that nobody pushes out what is kept of others."""
+    owners = [whose(*item) for item in table.items()]
+    del table[list(table)[owners.index(Counter(owners).most_common(1)[0][0])]]
+
+
 def _key(call: ToolCall) -> tuple[str, str | None, bytes]:
-    return call.principal.id, call.run, fingerprint(call.tool, call.arguments)
+    arguments = call.arguments
+    if isinstance(code := arguments.get("code"), str):  # a blank or a line of comment more makes no other program
+        lines = (line.rstrip() for line in code.splitlines())
+        told = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
+        arguments = {**arguments, "code": told}
+    return call.principal.id, call.run, fingerprint(call.tool, arguments)

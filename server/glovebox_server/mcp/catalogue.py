@@ -34,6 +34,7 @@ def listed(
     return [
         _entry(tool, profiles.get(tool.name), _packages(has.get(tool.name)))
         for tool in sorted(tools, key=lambda tool: tool.name)
+        if not tool.proposes or tool.name in profiles
     ]
 
 
@@ -67,10 +68,11 @@ def _entry(tool: Tool, profile: Profile | None, packages: str) -> types.Tool:
     schema = input_schema(tool.arguments)
     if profile is not None and "timeout_seconds" in schema["properties"]:
         schema["properties"]["timeout_seconds"]["maximum"] = profile.limits.wall_seconds
-    # Nothing outlives a call and the workspace is read-only, so no tool can destroy anything. A fetch may differ from
-    # one time to the next; so may a program, but calling either twice changes nothing.
+    # Nothing outlives a call and the workspace is read-only, so no tool can destroy anything, but for one that proposes
+    # to. A fetch may differ from one time to the next; so may a program, but calling either twice changes nothing.
+    reads = not tool.proposes
     hints = types.ToolAnnotations(
-        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=tool.open_world
+        read_only_hint=reads, destructive_hint=not reads, idempotent_hint=reads, open_world_hint=tool.open_world
     )
     return types.Tool(
         name=tool.name,

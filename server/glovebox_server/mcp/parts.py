@@ -5,6 +5,8 @@ Only ``glovebox_server.mcp.resources`` imports this.
 
 import base64
 import codecs
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import mcp_types as types
@@ -12,7 +14,7 @@ import mcp_types as types
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.artifacts.store import Reader
 from glovebox_server.errors import Refused
-from glovebox_server.mcp.rendering import CALL_META_KEY, SHA256_META_KEY, risks_meta
+from glovebox_server.mcp.rendering import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, risks_meta
 
 #: Most of an artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
 MAX_BYTES = 512 * 1024
@@ -26,14 +28,18 @@ _DIGITS = 15
 
 Contents = types.TextResourceContents | types.BlobResourceContents
 
+Mask = Callable[[bytes], Awaitable[tuple[bytes, dict[str, int]]]]
+"""Puts a word in the place of each secret, and counts them by kind."""
 
-async def read(reader: Reader, uri: str, query: str) -> Contents:
+
+async def read(reader: Reader, uri: str, query: str, mask: Mask) -> Contents:
     """Return one part of an artifact.
 
     Args:
         reader: the artifact, open for its owner.
         uri: the whole address, as it was asked for.
         query: what stands behind its question mark: anything.
+        mask: what is done with the part before it is shown.
 
     Raises:
         Refused: rule ``artifacts.part``; there is no such part.
@@ -49,22 +55,31 @@ async def read(reader: Reader, uri: str, query: str) -> Contents:
     about: dict[str, Any] = {"offset": offset, "bytes": len(content), "of": artifact.bytes}
     if (end := offset + len(content)) < artifact.bytes:
         about["next"] = f"{artifact.uri}?offset={end}&length={length}"
-    return contents(uri, artifact, content, {PART_META_KEY: about, SHA256_META_KEY: artifact.sha256})
+    content, secrets = await mask(content)
+    return contents(uri, artifact, content, secrets, {PART_META_KEY: about, SHA256_META_KEY: artifact.sha256})
 
 
-def contents(uri: str, artifact: Artifact, content: bytes, meta: dict[str, Any] | None = None) -> Contents:
+def contents(
+    uri: str,
+    artifact: Artifact,
+    content: bytes,
+    secrets: Mapping[str, int] = MappingProxyType({}),
+    meta: dict[str, Any] | None = None,
+) -> Contents:
     """Return bytes of an artifact as MCP shows them: as text, where they are some.
 
     Args:
         uri: under which they were asked for.
         artifact: what they are of.
         content: the bytes.
+        secrets: kinds of what was replaced in them.
         meta: further ``_meta``.
     """
+    redacted = {REDACTED_META_KEY: dict(secrets)} if secrets else {}
     known = {
         "uri": uri,
         "mime_type": artifact.media_type,
-        "_meta": {CALL_META_KEY: _made_by(artifact), **risks_meta(artifact.risks), **(meta or {})},
+        "_meta": {CALL_META_KEY: _made_by(artifact), **risks_meta(artifact.risks), **redacted, **(meta or {})},
     }
     if _is_text(artifact):
         try:

@@ -25,6 +25,9 @@ SHA256_META_KEY = "dev.glovebox/sha256"
 #: Where the reasons not to open a file unseen stand, in the ``_meta`` of its link and of its content.
 RISKS_META_KEY = "dev.glovebox/risks"
 
+#: Where the kinds of secrets that were replaced in a file's content stand, with their numbers, in its ``_meta``.
+REDACTED_META_KEY = "dev.glovebox/redacted"
+
 #: Revisions without resource links: their clients refuse a whole result for a block that they do not know.
 WITHOUT_LINKS = frozenset({"2024-11-05", "2025-03-26"})
 

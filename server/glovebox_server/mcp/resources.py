@@ -7,7 +7,7 @@ Also the two ways to hear of new audit records: ``resources/updated``, and our o
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -20,8 +20,10 @@ import anyio.abc
 import anyio.to_thread
 import mcp_types as types
 import rfc8785
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated, ServerEvent
 from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import event_to_notification
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from glovebox_sandboxes.sharing.limiter import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
@@ -32,13 +34,16 @@ from glovebox_server.audit.events import CallDecided, ReceiptSigned
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal
+from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
 from glovebox_server.governance.budgets.spending import Left
+from glovebox_server.governance.in_force import InForce
 from glovebox_server.governance.rights import MAX_KEYS, Rights
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.manifest import Manifest
+from glovebox_server.secret_scan.redact import content_redacted
 
 #: Most records of one call in one answer; a call makes about ten, one per connection besides.
 MAX_RECORDS = 500
@@ -65,7 +70,16 @@ _MAX_URI = 256
 #: The audit log's directory below the state directory, as the composition root opens it.
 AUDIT_DIRECTORY = "audit"
 
+#: Why a file is not shown, and what to do.
+_WITHHELD = (
+    "It holds what only a secret looks like, and the profile of its tool shows nothing of such a file.",
+    "The operator can look at it: glovebox artifact save.",
+)
+
 LISTEN_METHOD = "dev.glovebox/audit/listen"
+
+#: Key of a connection's state: it is told when its lists are others.
+_LISTS = "glovebox.lists"
 
 _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
 _RECEIPT_URI = re.compile(r"receipt://(c_[0-9a-z]{26})", re.ASCII)
@@ -128,17 +142,28 @@ class Stores(Protocol):
         """Where things lie."""
 
     @property
+    def in_force(self) -> InForce:
+        """The operator's policy, where there is one."""
+
+    @property
     def artifacts(self) -> ArtifactStore:
         """Files out of sandboxes."""
 
     def rights_of(self, principal: Principal) -> Rights:
         """What a caller may do."""
 
+    def redaction(self, principal: Principal, tool: str | None, /) -> tuple[str, Forms]:
+        """What becomes of secrets in files of a tool's programs, and the values that the server holds."""
+
     async def left(self, principal: Principal, run: str | None, /) -> Sequence[Left]:
         """What is left of a caller's budgets."""
 
     async def manifest(self, rights: Rights) -> Manifest:
         """What a caller can know before a call; asks the drivers."""
+
+
+Lists = Callable[[Principal], Mapping[ServerEvent, object]]
+"""What a caller finds in each list that a policy can change, by what says that it is another."""
 
 
 class ListenParams(types.RequestParams):
@@ -164,9 +189,10 @@ class Watches:
 class Resources:
     """The handlers of everything about resources and listening."""
 
-    def __init__(self, stores: Stores, stopping: anyio.Event) -> None:
-        """Take the stores, and the event that ends long-lived requests."""
+    def __init__(self, stores: Stores, stopping: anyio.Event, lists: Lists = lambda _: {}) -> None:
+        """Take the stores, the event that ends long-lived requests, and what callers find in lists."""
         self._stores = stores
+        self._lists = lists
         self._stopping = stopping
         self._readers = FairLimiter(READERS, shared=True)
         self._artifacts = FairLimiter(ARTIFACT_READERS, shared=True)
@@ -228,9 +254,25 @@ class Resources:
         address, asked, query = uri.partition("?")
         async with self._artifacts.turn(principal.id), self._stores.artifacts.open(address, principal) as reader:
             if asked:
-                return types.ReadResourceResult(contents=[await parts.read(reader, uri, query)])
+                mask = self._mask(principal, reader.artifact)
+                return types.ReadResourceResult(contents=[await parts.read(reader, uri, query, mask)])
             artifact, content = reader.artifact, await reader.read(parts.MAX_BYTES)
-        return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content)])
+            content, secrets = await self._mask(principal, artifact)(content)
+        return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content, secrets)])
+
+    def _mask(self, principal: Principal, artifact: Artifact) -> parts.Mask:
+        """What the profile of the tool that an artifact is of says of secrets in it, now."""
+        redact, values = self._stores.redaction(principal, artifact.tool)
+
+        async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
+            if redact == "none":
+                return content, {}
+            content, secrets = await content_redacted(content, values)
+            if secrets and redact == "refuse":
+                raise Refused("result.redact", *_WITHHELD)
+            return content, secrets
+
+        return mask
 
     async def _read_call(self, principal: Principal, uri: str) -> types.ReadResourceResult:
         match = _CALL_URI.fullmatch(uri)
@@ -295,9 +337,9 @@ class Resources:
     async def listen_resources(
         self, ctx: Context, principal: Principal, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve the modern era's ``subscriptions/listen``: updates of the principal's own calls under way.
+        """Serve the modern era's ``subscriptions/listen``: what a principal's calls under way, and its lists, become.
 
-        Nothing else of ours changes, and of no other call a record follows: only these are acknowledged.
+        Of no other call a record follows, and without a policy no list changes: only what may is acknowledged.
         """
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus)
@@ -308,12 +350,46 @@ class Resources:
         ):
             tasks.start_soon(_feed, bus, records)
             tasks.start_soon(_close_when, self._stopping, handler)
-            asked = params.notifications.resource_subscriptions or ()
-            told = [uri for uri in dict.fromkeys(asked) if self._changes(principal, uri)]
+            asked = params.notifications
+            uris = dict.fromkeys(asked.resource_subscriptions or ())
+            told = [uri for uri in uris if self._changes(principal, uri)]
             only = types.SubscriptionFilter(resource_subscriptions=told or None)
+            if self._stores.in_force.policy is not None:
+                only.tools_list_changed = asked.tools_list_changed
+                only.prompts_list_changed = asked.prompts_list_changed
+                tasks.start_soon(self._tell_lists, principal, bus.publish)
             result = await handler(ctx, params.model_copy(update={"notifications": only}))
             tasks.cancel_scope.cancel()
         return result
+
+    def follow_lists(self, ctx: Context, principal: Principal) -> None:
+        """Tell a connection of the handshake eras, which has read a list, when its lists are others, until it ends."""
+        connection = ctx.session._connection  # noqa: SLF001 - the SDK has no other way to learn of its end
+        modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        if modern or self._stores.in_force.policy is None or _LISTS in connection.state:
+            return
+        connection.state[_LISTS] = scope = anyio.CancelScope()
+        connection.exit_stack.callback(scope.cancel)
+
+        async def tell(event: ServerEvent) -> None:
+            await connection.notify(event_to_notification(event, {}).method, None)
+
+        async def follow() -> None:
+            with scope:
+                await self._tell_lists(principal, tell)
+
+        watches: Watches = ctx.lifespan_context
+        watches.tasks.start_soon(follow)
+
+    async def _tell_lists(self, principal: Principal, tell: Callable[[ServerEvent], Awaitable[None]]) -> None:
+        """Tell of each list of a caller's that a change of the policy made another."""
+        changed, found = self._stores.in_force.changed, self._lists(principal)
+        while True:
+            await changed.wait()
+            changed, before, found = self._stores.in_force.changed, found, self._lists(principal)
+            for event in found:
+                if found[event] != before[event]:
+                    await tell(event)
 
     def _changes(self, principal: Principal, uri: str) -> bool:
         """Whether a record may still come that changes what this principal finds there."""

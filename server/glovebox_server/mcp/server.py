@@ -15,7 +15,9 @@ import anyio
 import mcp_types as types
 import structlog
 from mcp.server.context import CallNext, HandlerResult
-from mcp.server.lowlevel import Server
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.subscriptions import PromptsListChanged, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
@@ -24,6 +26,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of
+from glovebox_server.governance.in_force import InForce
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.governance.rights import MAX_KEYS
 from glovebox_server.governance.runs import Runs
@@ -109,6 +112,10 @@ class App(Stores, Protocol):
         """Names the pieces of work that calls belong to."""
 
     @property
+    def in_force(self) -> InForce:
+        """The operator's policy, where there is one."""
+
+    @property
     def refusals(self) -> Refusals:
         """Counts requests that never become a call."""
 
@@ -129,12 +136,12 @@ class McpServer:
         self._app = app
         self._identify = identify
         self._stopping = anyio.Event()
-        self._resources = Resources(app, self._stopping)
+        self._resources = Resources(app, self._stopping, self._lists)
         self._levels: defaultdict[str, OrderedDict[str | None, types.LoggingLevel]] = defaultdict(OrderedDict)
         self._connection = app.runs.new()
         """The run of whoever calls over stdio: this server has one connection then."""
         self._offers: OrderedDict[tuple[object, ...], tuple[list[types.Tool], str]] = OrderedDict()
-        self.server: Server[Any] = Server(
+        self.server = _SdkServer(
             "glovebox",
             version=app.version,
             title="Glovebox",
@@ -152,6 +159,7 @@ class McpServer:
             on_get_prompt=self._get_prompt,
             on_completion=self._complete,
         )
+        self.server.lists_change = app.in_force.policy is not None
         self.server.add_request_handler(LISTEN_METHOD, ListenParams, self._listen_audit)
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
@@ -165,7 +173,14 @@ class McpServer:
 
     async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         _first_page(params)
-        rights = self._app.rights_of(self._identify(ctx))
+        principal = self._identify(ctx)
+        self._resources.follow_lists(ctx, principal)
+        listed, digest = self._listed(principal)
+        return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
+
+    def _listed(self, principal: Principal) -> tuple[list[types.Tool], str]:
+        """The tools a caller is shown, and their digest."""
+        rights = self._app.rights_of(principal)
         if rights.key not in self._offers:
             tools = [self._app.tools[name] for name in rights.offered(self._app.tools)]
             environments = catalogue.of_profiles(rights.profiles, self._app.environments)
@@ -173,8 +188,11 @@ class McpServer:
             self._offers[rights.key] = listed, catalogue.digest(listed)
             if len(self._offers) > MAX_KEYS:
                 self._offers.popitem(last=False)
-        listed, digest = self._offers[rights.key]
-        return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
+        return self._offers[rights.key]
+
+    def _lists(self, principal: Principal) -> Mapping[ServerEvent, object]:
+        """What a caller finds in each list that a policy can change, by what says that it is another."""
+        return {ToolsListChanged(): self._listed(principal)[1], PromptsListChanged(): self._prompts(principal)}
 
     async def _call_tool(
         self, ctx: Context, params: types.CallToolRequestParams
@@ -290,7 +308,12 @@ class McpServer:
 
     async def _list_prompts(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
         _first_page(params)
-        return types.ListPromptsResult(prompts=prompts.listed(self._offered(self._identify(ctx))))
+        principal = self._identify(ctx)
+        self._resources.follow_lists(ctx, principal)
+        return types.ListPromptsResult(prompts=self._prompts(principal))
+
+    def _prompts(self, principal: Principal) -> list[types.Prompt]:
+        return prompts.listed(self._offered(principal))
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         principal = self._identify(ctx)
@@ -321,6 +344,19 @@ class McpServer:
 
     async def _listen_audit(self, ctx: Context, _params: ListenParams) -> ListenResult:
         return await self._resources.listen_audit(ctx, self._identify(ctx), endings_of(ctx).values())
+
+
+class _SdkServer(Server[Any]):
+    """The SDK's server, which says at a handshake that lists may change, where they may."""
+
+    lists_change = False
+
+    def create_initialization_options(
+        self, notification_options: NotificationOptions | None = None, *more: Any, **named: Any
+    ) -> InitializationOptions:
+        """What a handshake is answered with."""
+        may = NotificationOptions(tools_changed=self.lists_change, prompts_changed=self.lists_change)
+        return super().create_initialization_options(notification_options or may, *more, **named)
 
 
 @asynccontextmanager

@@ -50,9 +50,10 @@ class Seen:
 class Folder:
     """An open folder; see ``opened``."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, largest: int) -> None:
         """Take what ``opened`` opened."""
         self.path = path
+        self._largest = largest
         found = os.fstat(descriptor)
         self.device, self.inode = found.st_dev, found.st_ino
         self._descriptor = descriptor
@@ -173,12 +174,13 @@ class Folder:
                     os.fsync(found[0])
 
     def clear(self, way: str) -> None:
-        """Remove a folder of plain files, if it is there."""
+        """Remove a folder of plain files, if it is there; where somebody made a folder in it, that alone stays."""
         with self.parent(f"{way}/.") as found:
             if found is None:
                 return
             for leaf in os.listdir(found[0]):  # noqa: PTH208 - by descriptor
-                os.unlink(leaf, dir_fd=found[0])
+                with suppress(IsADirectoryError):
+                    os.unlink(leaf, dir_fd=found[0])
         with self._parent_of(way) as (parent, leaf):
             os.rmdir(leaf, dir_fd=parent)
             os.fsync(parent)
@@ -211,8 +213,8 @@ class Folder:
             raise _in_the_way(name, "what is there is on another file system")
         if found.st_nlink > 1:
             raise _in_the_way(name, "what is there has other names too, which would no longer be the same file")
-        if found.st_size > MAX_FILE_BYTES:
-            raise _in_the_way(name, f"what is there is larger than {MAX_FILE_BYTES} bytes, which are not kept")
+        if found.st_size > self._largest:
+            raise _in_the_way(name, f"what is there is larger than {self._largest} bytes")
 
     def _is_there(self, name: str) -> bool:
         with self.parent(name) as found:
@@ -239,11 +241,12 @@ class Folder:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Folder]:
+def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[Folder]:
     """Open a folder.
 
     Args:
         path: whole, and without links.
+        largest: bytes of a file in it that is looked into; a larger one is refused before it is read.
 
     Raises:
         Refused: rule ``promotion.path``: it is not there, is a link or no folder, or may not be read.
@@ -254,7 +257,7 @@ def opened(path: Path) -> Iterator[Folder]:
         reason = f"{path} cannot be opened as a folder: {os.strerror(problem.errno or errno.EIO)}."
         raise Refused("promotion.path", reason, "Put it back in its place, or let yourself read it.") from problem
     try:
-        yield Folder(path, descriptor)
+        yield Folder(path, descriptor, largest)
     finally:
         os.close(descriptor)
 

@@ -12,6 +12,7 @@ Rule 2  Who changes anything holds the lock of the folder. One that is not at it
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import time
@@ -39,6 +40,7 @@ LOCK_SECONDS: Final = 10.0
 
 State = Literal["staging", "moving", "moved", "undone", "applied", "withdrawn"]
 ENDED: Final = ("applied", "withdrawn")
+IN_FORCE: Final = ("moved", "applied")
 
 
 class PromotionsUnusable(SecretUnusable):
@@ -61,6 +63,8 @@ class Change:
     """What it is to hold; None where it is to go."""
     origin: str
     """The artifact it comes from, or the promotion that is put back."""
+    findings: int | None = None
+    """How many things a scan found in that artifact, which were accepted; None where it was not looked into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ class Promotion:
     state: State
     made: AwareDatetime
     by: str
-    """Who did it: ``local:<uid>``."""
+    """Who did it: ``local:<uid>``, or the caller that proposed it."""
     folder: str
     """Its name in the policy."""
     path: str
@@ -99,6 +103,7 @@ class Promotion:
         return f".glovebox-promotion-{self.id}"
 
 
+_ID: Final = re.compile(r"p_[0-9a-f]{20}")
 _ADAPTER: Final = TypeAdapter(Promotion)
 
 
@@ -204,7 +209,7 @@ def interrupted(promotions: Iterable[Promotion]) -> list[Promotion]:
 
 def put_back(promotions: Iterable[Promotion]) -> Callable[[str], str | None]:
     """Tells of a promotion which other put it back."""
-    by = {each.of: each.id for each in promotions if each.of and each.state in ("moved", "applied")}
+    by = {each.of: each.id for each in promotions if each.of and each.state in IN_FORCE}
     return by.get
 
 
@@ -215,10 +220,14 @@ def _read(directory: SecretDirectory) -> list[Promotion]:
             continue
         path = directory.path / name
         try:
-            found.append(_ADAPTER.validate_json(directory.read(name, MAX_BYTES), strict=True))
+            promotion = _ADAPTER.validate_json(directory.read(name, MAX_BYTES), strict=True)
+            fits = _ID.fullmatch(promotion.id) is not None and name == f"{promotion.id}.json"
         except ValueError:
+            fits = False
+        if not fits:  # its id names files and folders, which are then removed
             fix = f"Compare the folder it names with your backup, then remove {path}."
-            raise PromotionsUnusable(path, "it is not what was written", fix) from None
+            raise PromotionsUnusable(path, "it is not what was written", fix)
+        found.append(promotion)
     return sorted(found, key=lambda each: each.made)
 
 

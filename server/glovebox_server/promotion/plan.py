@@ -7,8 +7,8 @@ import difflib
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from glovebox_server.errors import Refused
 from glovebox_server.promotion import patched
 from glovebox_server.promotion.folder import Folder, Seen
 from glovebox_server.promotion.journal import Change, Promotion, new_id
+from glovebox_server.promotion.scanner import Found
 from glovebox_server.settings import Settings
 
 MAX_FILES: Final = 256
@@ -58,6 +59,14 @@ class Planned:
     """Files that hold it already."""
     disk: Disk = field(repr=False)
     """Where the artifacts are."""
+    findings: Mapping[str, Found] = field(default_factory=dict)
+    """By address of an artifact that was looked into, what was found."""
+
+    def scanned(self, findings: Mapping[str, Found]) -> "Planned":
+        """The same, with what was found in those of its artifacts that were looked into, which its record counts."""
+        counts = {uri: found.count for uri, found in findings.items()}
+        changes = (replace(each, findings=counts.get(each.origin)) for each in self.promotion.changes)
+        return replace(self, findings=findings, promotion=replace(self.promotion, changes=tuple(changes)))
 
     def content(self, number: int) -> Iterator[bytes]:
         """What a file is to hold, in pieces."""

@@ -44,12 +44,15 @@ class Recovered:
     """Files that somebody had changed since: they stayed."""
     problem: str = ""
     """Why it is not at its end yet."""
+    settled: bool = True
+    """Whether no file is to be put back any more: what was laid ready may be left, which is in nobody's way."""
 
     def __str__(self) -> str:
         """Say it in one sentence."""
-        if self.problem and self.in_force:
+        if self.problem and self.settled:
+            how = "in force" if self.in_force else "put back"
             ready = "what was laid ready cannot be cleared away yet"
-            return f"{self.id}, into {self.folder}, is in force, but {ready}: {self.problem}"
+            return f"{self.id}, into {self.folder}, is {how}, but {ready}: {self.problem}"
         if self.problem:
             return f"{self.id}, into {self.folder}, was interrupted and cannot be put back yet: {self.problem}"
         ended = "had changed all its files, and is in force" if self.in_force else "was put back"
@@ -99,13 +102,15 @@ def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Con
             with suppress(Diagnosed):  # putting back is right, on record or not
                 record(_rolled_back(promotion, "failed"))
         try:
-            kept = _undo(folder, journal, promotion).kept
+            undone = _undo(folder, journal, promotion)
         except (OSError, Refused, Diagnosed) as problem:
             reason = f"{promotion.id} failed, and is not put back yet: {problem}"
             hint = "`glovebox artifact promotions` puts it back once that is repaired."
             raise Refused("promotion.interrupted", reason, hint) from problem
-        if kept:
-            reason = f"{promotion.id} was put back, but for {quoted(kept[0])}, which somebody changed meanwhile."
+        with suppress(OSError, Refused, Diagnosed):  # all is as before, whatever becomes of this
+            _clear(folder, journal, undone)
+        if undone.kept:
+            reason = f"{promotion.id} was put back, but for {quoted(undone.kept[0])}, which somebody changed meanwhile."
             raise Refused("promotion.conflict", reason, f"What it held is in {journal.path / promotion.id}.") from None
         raise
     with suppress(OSError, Refused, Diagnosed):  # it is in force, whatever becomes of this
@@ -122,21 +127,37 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
     """
     found = []
     for promotion in interrupted(journal.all()):
+        settled = promotion
         try:
             with _translated("to bring it to an end", then="."), opened(Path(promotion.path)) as folder:
                 require_same(folder, promotion)
                 if promotion.state in ("staging", "moving"):
                     record(_rolled_back(promotion, "interrupted"))
-                    ended = _undo(folder, journal, promotion)
-                else:
-                    ended = _clear(folder, journal, promotion)
+                    settled = _undo(folder, journal, promotion)
+                ended = _clear(folder, journal, settled)
         except Refused as problem:
-            made = promotion.state == "moved"
-            found.append(Recovered(id=promotion.id, folder=promotion.folder, in_force=made, problem=problem.reason))
+            found.append(
+                Recovered(
+                    id=promotion.id, folder=promotion.folder, in_force=settled.state == "moved", kept=settled.kept,
+                    problem=problem.reason, settled=settled.state in ("moved", "undone"),
+                )
+            )  # fmt: skip
         else:
             done = ended.state == "applied"
             found.append(Recovered(id=ended.id, folder=ended.folder, in_force=done, kept=ended.kept))
     return found
+
+
+def require_settled(recovered: Iterable[Recovered]) -> None:
+    """Refuse to change anything while files of another promotion are still to be put back.
+
+    Raises:
+        Refused: rule ``promotion.interrupted``.
+    """
+    if not all(each.settled for each in recovered):
+        reason = "An interrupted promotion could not be brought to its end; nothing was changed."
+        hint = "`glovebox artifact promotions` says why, for the operator to repair it."
+        raise Refused("promotion.interrupted", reason, hint)
 
 
 def require_same(folder: Folder, promotion: Promotion) -> None:
@@ -210,7 +231,7 @@ def _undo(folder: Folder, journal: Journal, promotion: Promotion) -> Promotion:
         promotion = replace(promotion, kept=tuple(kept))
     promotion = replace(promotion, state="undone")
     journal.save(promotion)
-    return _clear(folder, journal, promotion)
+    return promotion
 
 
 def _put_back(folder: Folder, promotion: Promotion, number: int, change: Change) -> bool:
@@ -297,6 +318,7 @@ def _files(changes: Iterable[Change]) -> tuple[PromotedFile, ...]:
             before=f"sha256:{each.before.sha256}" if each.before else None,
             after=f"sha256:{each.after.sha256}" if each.after else None,
             origin=each.origin,
+            findings=each.findings,
         )
         for each in changes
     )

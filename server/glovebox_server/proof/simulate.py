@@ -3,7 +3,7 @@
 Only what profiles say is decided: what a role, a budget or a stop refused stays refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,11 +12,9 @@ from pathlib import Path
 from glovebox_profiles.model import Profile, digest
 from glovebox_server.audit import chain, read
 from glovebox_server.audit.chain import NotARecord, Record
-from glovebox_server.audit.events import CallDecided
 from glovebox_server.broker.policy import decide
+from glovebox_server.proof.sealed import Opened, arguments_of
 from glovebox_server.tools.base import Tool
-
-_NEEDLE = f'"kind":"{CallDecided.kind}"'.encode()
 
 #: Rules of profiles (``broker.policy``): what another refused, no profile would have let through.
 _OF_PROFILES = frozenset(
@@ -52,13 +50,19 @@ class Simulated:
     """Calls that something else than a profile refused or lifted."""
 
 
-def simulate(records: Iterable[Record], profiles: Mapping[str, Profile], tools: Mapping[str, Tool]) -> Simulated:
+def simulate(
+    records: Iterable[Record],
+    profiles: Mapping[str, Profile],
+    tools: Mapping[str, Tool],
+    open_sealed: Opened | None = None,
+) -> Simulated:
     """Decide calls again.
 
     Args:
         records: each that decided about a call; those of tools without a profile here are left out.
         profiles: the candidates.
         tools: on offer.
+        open_sealed: opens arguments that were kept sealed; None where nobody has the key.
     """
     found = Simulated()
     digests = {tool: digest(profile) for tool, profile in profiles.items()}
@@ -72,10 +76,10 @@ def simulate(records: Iterable[Record], profiles: Mapping[str, Profile], tools: 
             found.elsewhere += 1
         elif data.get("profile_digest") == digests[tool]:
             found.same += 1
-        elif not isinstance(data.get("arguments"), dict) or data.get("redacted"):
+        elif (arguments := arguments_of(record, open_sealed)) is None:
             found.unknown[tool] = found.unknown.get(tool, 0) + 1
         else:
-            now = decide(tools[tool], data["arguments"], profiles[tool], digests[tool])
+            now = decide(tools[tool], arguments, profiles[tool], digests[tool])
             if now.effect == was:
                 found.same += 1
                 continue
@@ -89,23 +93,24 @@ def simulate(records: Iterable[Record], profiles: Mapping[str, Profile], tools: 
     return found
 
 
-def decisions(directory: Path, since: datetime) -> Iterator[Record]:
-    """The records that decided about calls, not before a time.
+def records(directory: Path, since: datetime, kinds: Collection[str]) -> Iterator[Record]:
+    """The records of some kinds, not before a time.
 
     Raises:
         AuditUnavailable: there is no log, or it cannot be read.
     """
+    needles = [f'"kind":"{kind}"'.encode() for kind in kinds]
     with read.opened(directory) as snapshot:
         for log, size in snapshot.newest_first():
             gaps, at, older = read.gaps_in(log, 0, size), 0, False
             log.seek(0)
             while at < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - at))):
-                if _NEEDLE in raw and not gaps.hold(at):
+                if any(each in raw for each in needles) and not gaps.hold(at):
                     with suppress(NotARecord):
                         record = chain.parse(raw)
                         if datetime.fromisoformat(record.time) < since:
                             older = True
-                        elif record.kind == CallDecided.kind:
+                        elif record.kind in kinds:
                             yield record
                 at += len(raw)
             if older:

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
-import anyio
-
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.conformance.call import Step
 from glovebox_server.app import App
@@ -33,6 +31,7 @@ from glovebox_server.governance.watch.watch import Watch
 _LATER: Final = 8 * 86400.0
 """Longer than any window, question or grant lasts."""
 _OPERATOR: Final = "proof:operator"
+_SECOND: Final = "proof:second-operator"
 
 
 class CaseGovernance:
@@ -93,7 +92,8 @@ class CaseGovernance:
                 budgets=budgets,
                 approvals=approvals,
                 watch=watch,
-                repeats=Repeats(lambda: anyio.current_time() + self._ahead),
+                # However long the host takes over what comes between two calls, what was counted is not over.
+                repeats=Repeats(lambda: self._ahead),
             )
 
     def _shown(self) -> Clocks:
@@ -135,9 +135,10 @@ class CaseGovernance:
             case ["revoke"]:
                 await self._approvals().withdraw(question, _OPERATOR)
             case [said, *reach]:
-                await self._answer(question, allow=said == "allow", reach=reach)
+                by = {"own": call.principal.id, "second": _SECOND}.get("".join(reach), _OPERATOR)
+                await self._answer(question, by, allow=said == "allow", reach=reach)
 
-    async def _answer(self, question: str, *, allow: bool, reach: list[str]) -> None:
+    async def _answer(self, question: str, by: str, *, allow: bool, reach: list[str]) -> None:
         found = await self._approvals().standing(question)
         if found is None:
             raise AssertionError(f"no question was put: {question!r}")
@@ -147,7 +148,7 @@ class CaseGovernance:
                 question,
                 Answer(
                     allow=allow,
-                    by=_OPERATOR,
+                    by=by,
                     channel="operator",
                     reach="run" if reach == ["run"] else "call",
                     digest=digest,

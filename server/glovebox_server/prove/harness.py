@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 from structlog.testing import capture_logs
 
 from glovebox_profiles.errors import ProfileError
@@ -24,7 +25,7 @@ from glovebox_profiles.load.loader import ProfileSet, load
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial
-from glovebox_sandboxes.conformance.call import Call, CallCase
+from glovebox_sandboxes.conformance.call import FOLDER_STEPS, Call, CallCase
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
 from glovebox_server.app import App
@@ -39,8 +40,11 @@ from glovebox_server.governance import policy as policies
 from glovebox_server.governance.approvals.question import Question
 from glovebox_server.governance.rights import Rights, Roles
 from glovebox_server.prove.governed import CaseGovernance
-from glovebox_server.prove.seen import Seen, incomplete, of_all, order, refused_requests
+from glovebox_server.prove.seen import Seen, incomplete, of_all, order, promoted, refused_requests
 from glovebox_server.settings import Settings
+
+if TYPE_CHECKING:
+    from glovebox_server.prove.promoting import CaseFolder
 
 _ARTIFACT_BYTES = 1 << 20
 """Most that is read back of one file; the trial's profile lets out no more."""
@@ -101,21 +105,40 @@ class CallHarness:
         """Make calls one after the other; what was not as they say."""
         problems: list[str] = []
         uris: dict[str, str] = {}
-        async with CaseGovernance.opened(self._app, Path(tempfile.mkdtemp(dir=self._state))) as governance:
+        place = Path(tempfile.mkdtemp(dir=self._state))
+        async with AsyncExitStack() as opened:
+            governance = await opened.enter_async_context(CaseGovernance.opened(self._app, place))
+            folder: CaseFolder | None = None
+            if any(call.folder is not None for call in calls):
+                from glovebox_server.prove import promoting  # noqa: PLC0415 - which other cases do without
+
+                path = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="glovebox-proof-")))
+                folder = promoting.CaseFolder(app=self._app, path=path, workspace=self._host.workspace)
             for number, call in enumerate(calls, 1):
-                seen, counted = await self._all(call, driver, uris, governance)
+                seen, counted = await self._all(call, driver, uris, governance, folder)
                 found = [*of_all(call, seen), *(problem for each in seen for problem in self._always(each))]
                 found += [] if call.counted is None else refused_requests(call.counted, counted)
-                problems += found if number == len(calls) else [f"call {number}: {each}" for each in found]
                 uris |= {f"artifact {name}": uri for name, uri in seen[-1].uris.items()}
                 uris[f"handle {call.caller}"] = seen[-1].handle
                 for step in call.then:
-                    await governance.happens(step, self._asked(call, seen[-1]), seen[-1].question)
+                    if folder is not None and step in FOLDER_STEPS:
+                        seen[-1].promotions.append(await folder.happens(step, seen[-1].uris))
+                    else:
+                        await governance.happens(step, self._asked(call, seen[-1]), seen[-1].question)
+                if folder is not None:
+                    seen[-1].folder = folder.held()
+                found += promoted(call, seen[-1])
+                problems += found if number == len(calls) else [f"call {number}: {each}" for each in found]
         report = verify(self._state / "audit")
         return problems if report.ok else [*problems, f"the audit log does not verify: {report.problems[:1]}"]
 
     async def _all(
-        self, call: Call, driver: str, given: Mapping[str, str], governance: CaseGovernance
+        self,
+        call: Call,
+        driver: str,
+        given: Mapping[str, str],
+        governance: CaseGovernance,
+        folder: "CaseFolder | None" = None,
     ) -> tuple[list[Seen], list[RequestsRefused]]:
         """Make a call as often as it says; what was seen, and the records of requests that became no calls."""
         marker = governance.marker
@@ -126,10 +149,16 @@ class CallHarness:
             broker = await self._broker(call, driver, names, governance)
         except ProfileError as problem:
             return [Seen(how="profile_error", told=str(problem))], []
+        if folder is not None:
+            broker = replace(broker, proposals=folder.proposals)
         stop = partial(governance.stop, "call")
         seen = [Seen(call_id=new_call_id(), tool=call.tool) for _ in range(call.times)]
         counted: list[RequestsRefused] = []
         async with AsyncExitStack() as opened:
+            if call.echoes:
+                from glovebox_server.prove import echoing  # noqa: PLC0415 - brings certificates, which other cases do without
+
+                broker = replace(broker, gates=await opened.enter_async_context(echoing.opened()))
             make = partial(self._make, broker, call, names, stop)
             if call.token:
                 from glovebox_server.prove.over_http import OverHttp  # noqa: PLC0415 - brings the SDK, which other cases do without
@@ -151,7 +180,12 @@ class CallHarness:
 
     async def _broker(self, call: Call, driver: str, names: Mapping[str, str], governance: CaseGovernance) -> Broker:
         """The server's broker, with the profile and policy that the case brings."""
-        profiles = load([self._profile(call, driver, names)], check_example=apps.check_example)
+        place = self._profile(call, driver, names)
+        profiles = load([place], check_example=apps.check_example)
+        if call.locked:
+            from glovebox_server.prove.proofs import require_locked  # noqa: PLC0415 - other cases do without
+
+            require_locked(call.locked, profiles, place)
         served = self._host.root / "gone" if call.workspace == "gone" else self._app.workspace.path
         policy = self._policy(call, profiles)
         plain = Rights(profiles=profiles, workspace=served)
@@ -186,7 +220,14 @@ class CallHarness:
         seen.records = list(records_of(self._state / "audit", seen.call_id))
         for record in seen.records:
             if record.kind == "sandbox.started":
-                seen.left += await trial.left(record.data["measured"]["namespaces"], record.data["sandbox_id"])
+                ago = (datetime.now(UTC) - datetime.fromisoformat(record.time)).total_seconds()
+                namespaces, name = record.data["measured"]["namespaces"], record.data["sandbox_id"]
+                seen.left += await trial.left(namespaces, name, trial.now() - ago)
+        if call.shown:
+            from glovebox_server.prove.proofs import shown  # noqa: PLC0415 - other cases do without
+
+            shows = partial(shown, call.shown, self._app.settings, seen.call_id)
+            seen.verified = await anyio.to_thread.run_sync(shows)
         await self._fetch(call, seen)
 
     def _asked(self, call: Call, seen: Seen) -> ToolCall:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -28,6 +28,7 @@ from glovebox_server.transport.serve import by_token, http_application
 
 _HOST = "glovebox.proof"
 _VERSION = "2026-07-28"
+_ISSUED = ("issued", "issued for another", "issued long ago", "signed by another", "unsigned")
 _ABOUT: Mapping[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": _VERSION,
     "io.modelcontextprotocol/clientInfo": {"name": "proof", "version": "1"},
@@ -68,16 +69,23 @@ class OverHttp:
         callers = Callers(files.tokens)
         surface = build(replace(app, broker=broker, refusals=refusals), partial(by_token, workflow=None))
         application, sessions = http_application(surface, app.artifacts, callers, refusals)
-        gate = AuthMiddleware(application, hosts=[_HOST], callers=callers, refusals=refusals)
         if call.token == "revoked":  # noqa: S105 - another word
             # What a server does within a second: it looks at the files.
             tokens.revoke(directory, call.caller)
             files.look()
             callers.replace(files.tokens)
         token: str | None = made[1]
+        authority = None
         if call.token == "forged":  # noqa: S105 - and another
             token = made[1][:-1] + ("A" if made[1][-1] != "A" else "B")
-        async with sessions.run():
+        async with AsyncExitStack() as opened:
+            if call.token in _ISSUED:
+                from glovebox_server.prove import issuing  # noqa: PLC0415 - brings what checks signatures, which others do without
+
+                authority, sign = await opened.enter_async_context(issuing.opened(_HOST))
+                token = sign(call.token, call.caller)
+            await opened.enter_async_context(sessions.run())
+            gate = AuthMiddleware(application, hosts=[_HOST], callers=callers, authority=authority, refusals=refusals)
             way = cls(gate, None if call.token == "none" else token, refusals, app.audit)  # noqa: S105 - the last
             async with way._client:
                 yield way

@@ -35,7 +35,12 @@ class Seen:
     """Of its run, as the caller was given it over HTTP."""
     shared: list[str] = field(default_factory=list)
     """Names of artifacts that another caller could fetch."""
+    promotions: list[str] = field(default_factory=list)
+    """What came of each step that is about the folder."""
+    folder: dict[str, str] = field(default_factory=dict)
     printed: str = ""
+    verified: str = ""
+    """What whoever verifies what is shown of it is told."""
     left: tuple[str, ...] = ()
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -94,6 +99,8 @@ def differences(wanted: Call, seen: Seen) -> list[str]:
         found.append(f"its text is {shown(seen.result)[:500]!r} and does not match {wanted.text}")
     if wanted.artifacts is not None:
         found += _files(wanted.artifacts, seen.artifacts)
+    if not re.search(wanted.verified, seen.verified):
+        found.append(f"whoever verifies is told {seen.verified[:500]!r} and not {wanted.verified}")
     kinds = " ".join(record.kind for record in seen.records)
     if wanted.audit and not re.fullmatch(wanted.audit, kinds):
         found.append(f"its records are {kinds!r} and not {wanted.audit}")
@@ -138,9 +145,16 @@ def _ending(wanted: Call, seen: Seen) -> list[str]:
     return found
 
 
+def promoted(wanted: Call, seen: Seen) -> list[str]:
+    """What is not as the case says in the folder that is promoted into."""
+    came = " ".join(seen.promotions)
+    found = [] if came == wanted.promotions else [f"promoting came to {came!r} instead of {wanted.promotions!r}"]
+    return found if wanted.folder is None else [*found, *_files(wanted.folder, seen.folder)]
+
+
 def _files(wanted: Mapping[str, str], fetched: Mapping[str, str]) -> list[str]:
     if set(wanted) != set(fetched):
-        return [f"the files {sorted(fetched)} could be fetched instead of {sorted(wanted)}"]
+        return [f"the files are {sorted(fetched)} instead of {sorted(wanted)}"]
     return [
         f"{name!r} holds {fetched[name][:200]!r} and not {pattern}"
         for name, pattern in wanted.items()

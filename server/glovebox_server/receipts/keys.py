@@ -76,9 +76,9 @@ def operators(path: Path) -> Ed25519PrivateKey:
         OperatorKeyUnusable: it is not there, a link, another user's, open to others, or no Ed25519 key.
     """
     make = f"Make one: `openssl genpkey -algorithm ed25519 -out {path}`."
-    return _private(
-        secret_files.read_own(path, MAX_KEY_BYTES, OperatorKeyUnusable, make), path, make, OperatorKeyUnusable
-    )
+    content = secret_files.read_own(path, MAX_KEY_BYTES, OperatorKeyUnusable, make)
+    # What is there may be the only copy of another key: no command that would write over it.
+    return _private(content, path, "Name the file of one.", OperatorKeyUnusable)
 
 
 def own_public(state_dir: Path) -> Ed25519PublicKey | None:

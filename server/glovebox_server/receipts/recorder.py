@@ -126,6 +126,10 @@ class CallRecorder:
         else:
             await self._write([self._named(event)])
 
+    def hold(self, event: CallEvent) -> None:
+        """Have one record written with the one after it: it announces nothing, and is not worth a disk write."""
+        self._held.append(self._named(event))
+
     def published(self, uris: Iterable[str], take_back: Callable[[], Awaitable[None]] | None = None) -> None:
         """Note which files its caller can read from now on: the call's last record says it, and its receipt.
 
@@ -208,7 +212,7 @@ class CallRecorder:
             AuditUnavailable: neither is on the disk.
         """
         issuer = self._issuer
-        if not self._held and not any(each.kind == CallDecided.kind for each in self._written):
+        if not any(each.kind == CallDecided.kind for each in (*self._held, *self._written)):
             reason = "that it was allowed could not be recorded"
             raise AuditUnavailable(f"record {last.kind}", reason, "Look at the disk, and try again.")
         last = replace(last, published=self._published or None)

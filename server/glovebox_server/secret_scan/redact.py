@@ -56,6 +56,12 @@ async def value_redacted(value: Any, values: Forms) -> tuple[Any, dict[str, int]
     return _value_redacted(value, values)
 
 
+async def content_redacted(content: bytes, values: Forms) -> tuple[bytes, dict[str, int]]:
+    """Return a file's bytes without secrets, and how many of each kind there were; what is not UTF-8 stays as it is."""
+    text, secrets = await value_redacted(content.decode("utf-8", "surrogateescape"), values)
+    return (text.encode("utf-8", "surrogateescape"), secrets) if secrets else (content, secrets)
+
+
 def text_redacted(text: str, values: Forms, count: Counter[str]) -> str:
     """Return a text with ``[secret: …]`` in the place of each secret, which are counted by kind."""
     return _Mask(values, count).text(text)

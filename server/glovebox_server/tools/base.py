@@ -63,6 +63,7 @@ class Result(BaseModel):
     elapsed_ms: float = 0.0
     budget: tuple[BudgetLeft, ...] | None = None
     redacted: Mapping[str, int] | None = None
+    invisible: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Tool:
     arguments: type[Arguments]
     result: type[Result]
     kind: str
-    """The guest's job: the name of a module in ``_glovebox_guest.jobs``."""
+    """The guest's job: the name of a module in ``_glovebox_guest.jobs``; empty where nothing runs: it ``proposes``."""
     answer: Callable[[Outcome], Answer]
     """Outcome to what the caller sees. Everything in an outcome is untrusted text."""
     needs: tuple[Grant, ...] = ()
@@ -106,6 +107,11 @@ class Tool:
     def imports(self) -> bool:
         """Whether it runs programs, which import packages."""
         return PACKAGES in self.description
+
+    @property
+    def proposes(self) -> bool:
+        """Whether its work is the host's: files put into a folder of the operator's, once somebody said yes."""
+        return not self.kind
 
     @property
     def open_world(self) -> bool:

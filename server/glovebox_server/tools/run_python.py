@@ -58,6 +58,16 @@ class File(BaseModel):
     risks: tuple[str, ...]
 
 
+class Findings(BaseModel):
+    """What a look into a file gave."""
+
+    name: str
+    uri: str
+    findings: tuple[str, ...]
+    more: int
+    not_scanned: str | None
+
+
 class Changes(BaseModel):
     """What the program changed in its copy of the workspace."""
 
@@ -77,7 +87,9 @@ class RunPythonResult(Result):
     value: str | None = None
     images: tuple[File, ...] = ()
     artifacts: tuple[File, ...] = ()
+    findings: tuple[Findings, ...] = ()
     changes: Changes | None = None
+    hidden: int = 0
     notes: tuple[str, ...] = ()
     usage: Usage | None = None
 

@@ -16,6 +16,8 @@ from glovebox_sandboxes.runtime import environments, guest_gc, runtime
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem, Record
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.credentials import require_apart
+from glovebox_server.workspace import WorkspaceRefused, find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,15 @@ def required(settings: Settings, profiles: ProfileSet) -> Mapping[str, Environme
 def objections(settings: Settings, profiles: Iterable[tuple[Path, Profile]]) -> list[ProfileError]:
     """What is wrong with what these profiles name."""
     found = []
+    try:
+        served = find(settings, "cli").path
+    except WorkspaceRefused:
+        served = None  # nothing starts with it; `glovebox doctor` says so
     for path, profile in profiles:
         try:
             _required(settings, profile, path)
             _require_preload(settings, profile, path)
+            require_apart([(path, profile)], [served] if served else ())
         except ProfileError as problem:
             found.append(problem)
     return found

@@ -40,6 +40,11 @@ const options = sdk === "v2-modern" ? { versionNegotiation: { mode: "auto" } } :
 // What the person at this client says to each question, where they are asked at all.
 const answers = process.env.ANSWERS?.split(",");
 if (answers) options.capabilities = { elicitation: { form: {} } };
+// Where its list changes, that is all it waits for: it prints the names before, and those after.
+const print = (tools) => process.stdout.write(JSON.stringify(tools.map((tool) => tool.name)) + "\n");
+let changed;
+const change = new Promise((resolve) => (changed = resolve));
+if (process.env.LIST_CHANGES) options.listChanged = { tools: { onChanged: (error, tools) => changed(print(tools)) } };
 const client = new Client({ name: `typescript-${sdk}`, version: "1" }, options);
 // v1 takes the result's schema as the second parameter, v2 has none.
 const call = (name, args, more) =>
@@ -54,6 +59,12 @@ if (answers) {
   });
 }
 await client.connect(connection());
+if (process.env.LIST_CHANGES) {
+  print((await client.listTools()).tools);
+  await change;
+  await client.close();
+  process.exit(0);
+}
 seen.protocol = client.getNegotiatedProtocolVersion?.() ?? client.transport?._protocolVersion ?? null;
 seen.tools = (await client.listTools()).tools.map((tool) => tool.name);
 const code = process.env.GLOVEBOX_CODE ?? "plot";

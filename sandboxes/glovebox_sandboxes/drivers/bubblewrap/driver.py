@@ -56,7 +56,12 @@ class Bubblewrap(wall.Walled):
                 "runtime": runtime.digest,
             },
             expected=wall.expected(
-                spec, _DEVICES, namespaces=NAMESPACES, hidden=wall.HIDDEN, kept_groups=_kept_groups()
+                spec,
+                _DEVICES,
+                masks=spec.masked,
+                namespaces=NAMESPACES,
+                hidden=wall.HIDDEN,
+                kept_groups=_kept_groups(),
             ),
             rlimits=() if self._hierarchy else ("memory_bytes", "pids"),
         )
@@ -85,6 +90,7 @@ class Bubblewrap(wall.Walled):
         argv += ["--remount-ro", "/dev"]
         for number, mount in enumerate(spec.mounts):
             argv += ["--ro-bind-fd", f"{{mount{number}}}", mount.target]
+            argv += wall.masks(spec, mount.target)
         argv += ["--clearenv"]
         for key, value in guest_tree.ENVIRONMENT.items():
             argv += ["--setenv", key, value]

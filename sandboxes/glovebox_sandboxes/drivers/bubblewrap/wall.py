@@ -23,6 +23,8 @@ SHM_BYTES = 16 * 1024 * 1024
 """Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
 INPUT_BYTES = 64 * 1024 * 1024
 """Size of /input: the broker sends no more than this of earlier artifacts."""
+_EMPTY_BYTES = 4096
+"""Size of the tmpfs that covers a folder: nothing is ever written there."""
 HIDDEN = ("/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/root", "/home", "/sys/fs/cgroup")
 """Never to be seen inside, whatever is mounted."""
 
@@ -154,12 +156,35 @@ def own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:
     return found
 
 
-def expected(spec: SandboxSpec, writable: Iterable[str], **kernel: Any) -> Expected:
-    """What the guest must find: its own mounts and ``writable`` places, on the ``kernel`` the driver gives it."""
+def masks(spec: SandboxSpec, at: str) -> list[str]:
+    """Arguments that cover what is masked, below the place where its directory is mounted: nothing of it can be read.
+
+    A file is covered by a device that may not be opened there, a folder by an empty one.
+    """
+    argv = []
+    for name in spec.masks:
+        place = f"{at}/{name.rstrip('/')}"
+        if name.endswith("/"):
+            argv += ["--perms", "0000", "--size", str(_EMPTY_BYTES), "--tmpfs", place, "--remount-ro", place]
+        else:
+            argv += ["--ro-bind", "/dev/null", place]
+    return argv
+
+
+def expected(spec: SandboxSpec, writable: Iterable[str], *, masks: Iterable[str] = (), **kernel: Any) -> Expected:
+    """What the guest must find: its own mounts and ``writable`` places, on the ``kernel`` the driver gives it.
+
+    ``masks`` are the covers that it sees as mounts.
+    """
     return Expected(
         uid=GUEST_UID,
         interfaces=("lo",),
         writable=tuple(sorted([*writable, *(target for target, _ in own_mounts(spec))])),
-        mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts)])),
+        mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts), *map(_shown, masks)])),
         **kernel,
     )
+
+
+def _shown(path: str) -> str:
+    """A path as proc_pid_mountinfo(5) writes it."""
+    return "".join(f"\\{ord(each):03o}" if each in "\\ \t\n" else each for each in path.rstrip("/"))

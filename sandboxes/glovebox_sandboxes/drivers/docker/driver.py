@@ -134,12 +134,11 @@ class DockerSandbox:
             return
         if self._groups:
             # They were there and are gone: so is every process, and the Engine is about to say why.
-            state = await self._engine.ended(self._name)
-        else:
-            # Control groups out of our sight (this server may be in a container itself): only the Engine's word.
-            state = ((await self._engine.inspect(self._name)) or {}).get("State")
-        if state is not None:
-            self._out_of_memory |= bool(state["OOMKilled"])
+            self._out_of_memory |= await self._engine.ran_out_of_memory(self._name)
+            return
+        # Control groups out of our sight (this server may be in a container itself): only the Engine's word.
+        found = await self._engine.inspect(self._name)
+        self._out_of_memory |= found is not None and bool(found["State"]["OOMKilled"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

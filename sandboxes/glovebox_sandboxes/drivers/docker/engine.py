@@ -147,19 +147,27 @@ class Engine:
 
         return await self._call("Inspecting a container", lambda: _unless((_NOT_FOUND,), inspect))
 
-    async def ended(self, name: str) -> Mapping[str, Any] | None:
-        """The state of a container whose processes are gone, once the Engine has noticed; None when it is removed.
+    async def ran_out_of_memory(self, name: str) -> bool:
+        """Whether memory ended a container whose processes are gone, once the Engine has noticed that they are.
 
         Raises:
             SandboxUnavailable: the Engine does not answer.
         """
 
-        def state() -> Mapping[str, Any]:
+        def told() -> bool:
             self.api.wait(name, timeout=CALL_SECONDS, condition="not-running")
-            found: Mapping[str, Any] = self.api.inspect_container(name)["State"]
-            return found
+            return bool(self.api.inspect_container(name)["State"]["OOMKilled"])
 
-        return await self._call("Looking at an ended container", lambda: _unless((_NOT_FOUND,), state))
+        def remembered() -> bool:
+            # It removes what has ended by itself (AutoRemove), but keeps its last 256 events: these, until now.
+            filters = {"container": [name], "event": ["oom"]}
+            return bool(list(self.api.events(since=1, until=f"{time.time():.9f}", filters=filters, decode=True)))
+
+        def answered() -> bool:
+            found = _unless((_NOT_FOUND,), told)
+            return remembered() if found is None else found
+
+        return await self._call("Looking at an ended container", answered)
 
     async def kill(self, name: str) -> None:
         """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxUnavailable."""

@@ -209,7 +209,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
             ],
             "Tmpfs": {target: _tmpfs(size) for target, size in sorted(writable.items())},
             "Mounts": [_bind(mount) for mount in spec.mounts],
-            "MaskedPaths": sorted((*_MASKED_FILES, *_MASKED_DIRECTORIES)),
+            "MaskedPaths": sorted((*_MASKED_FILES, *_MASKED_DIRECTORIES, *_masked(spec))),
             "ReadonlyPaths": list(READ_ONLY),
         },
     }
@@ -229,7 +229,7 @@ def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expec
     linux = Expected(
         uid=GUEST_UID,
         interfaces=("lo",),
-        writable=tuple(sorted((*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *writable))),
+        writable=tuple(sorted((*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *_masked(spec), *writable))),
         # The image's own file system, what the Engine adds, and what the profile grants.
         mounts=tuple(sorted(("/", *host.added, *(mount.target for mount in spec.mounts)))),
         namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),
@@ -245,6 +245,10 @@ def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expec
         system="gvisor",
         unmeasured=sentry.UNMEASURED,
     )
+
+
+def _masked(spec: SandboxSpec) -> tuple[str, ...]:
+    return tuple(path.rstrip("/") for path in spec.masked)
 
 
 def check_closed(body: Mapping[str, Any]) -> None:

@@ -44,15 +44,15 @@ def groups(
     return {each: root / each / path.lstrip("/") for each, path in found.items() if container in path}
 
 
-def started(pid: int, container: str, proc: Path = Path("/proc")) -> bool:
+def started(pid: int, container: str) -> bool:
     """Whether a container's shim or monitor, which has its id among its arguments, is the parent of a process.
 
     Tells whose a number is where there are no control groups; arguments as for ``groups``.
     """
     try:
         # Behind the name in parentheses, which may hold anything: state, parent. See proc_pid_stat(5).
-        parent = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]
-        return container.encode() in (proc / parent / "cmdline").read_bytes().split(b"\0")
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        return container.encode() in Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
     except (OSError, IndexError):
         return False
 

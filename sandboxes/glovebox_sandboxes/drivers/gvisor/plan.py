@@ -128,7 +128,7 @@ def _wall(spec: SandboxSpec, runsc: str) -> list[str]:
         *bwrap.tmpfs(_TMP, _SMALL_BYTES),
     ]  # fmt: skip
     for number, _ in enumerate(spec.mounts):
-        argv += ["--ro-bind-fd", f"{{mount{number}}}", f"/mounts/{number}"]
+        argv += ["--ro-bind-fd", f"{{mount{number}}}", f"/mounts/{number}", *wall.masks(spec, f"/mounts/{number}")]
     return [*argv, "--remount-ro", "/", "--clearenv"]
 
 
@@ -143,7 +143,9 @@ def _config(spec: SandboxSpec, runtime: Runtime, *, counted: bool) -> dict[str, 
         _bind(GUEST, GUEST),
         *(_tmpfs(target, size) for target, size in wall.own_mounts(spec)),
     ]
-    mounts += [_bind(f"/mounts/{number}", mount.target) for number, mount in enumerate(spec.mounts)]
+    mounts += [
+        _bind(f"/mounts/{number}", mount.target, whole=bool(spec.masks)) for number, mount in enumerate(spec.mounts)
+    ]
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
@@ -169,5 +171,7 @@ def _tmpfs(target: str, size: int) -> Mapping[str, Any]:
     return {"destination": target, "type": "tmpfs", "source": "tmpfs", "options": options}
 
 
-def _bind(source: str, target: str) -> Mapping[str, Any]:
-    return {"destination": target, "type": "bind", "source": source, "options": ["bind", "ro", "nosuid", "nodev"]}
+def _bind(source: str, target: str, *, whole: bool = False) -> Mapping[str, Any]:
+    """A bind, with all that is mounted inside it where it is to be ``whole``: the covers of what is masked."""
+    options = ["rbind" if whole else "bind", "ro", "nosuid", "nodev"]
+    return {"destination": target, "type": "bind", "source": source, "options": options}

@@ -27,11 +27,13 @@ from glovebox_server.audit.events.base import (
 from glovebox_server.audit.events.calls import (
     ArtifactCollected,
     ArtifactRefused,
+    ArtifactScanned,
     CallCancelled,
     CallDecided,
     CallFailed,
     CallFinished,
     CallLost,
+    EgressAnswered,
     EgressDecided,
     Input,
     LossCause,
@@ -46,7 +48,7 @@ from glovebox_server.audit.events.log import (
     SegmentRemoved,
     SegmentSealed,
 )
-from glovebox_server.audit.events.promotions import PromotedFile, PromotionApplied, PromotionRolledBack
+from glovebox_server.audit.events.promotions import PromotedFile, PromotionApplied, PromotionRolledBack, ProposalScanned
 from glovebox_server.audit.events.server import (
     PolicyChanged,
     PolicyRefused,
@@ -74,12 +76,14 @@ __all__ = [
     "ApprovalWithdrawn",
     "ArtifactCollected",
     "ArtifactRefused",
+    "ArtifactScanned",
     "CallCancelled",
     "CallDecided",
     "CallEvent",
     "CallFailed",
     "CallFinished",
     "CallLost",
+    "EgressAnswered",
     "EgressDecided",
     "Event",
     "GapRecorded",
@@ -95,6 +99,7 @@ __all__ = [
     "PromotedFile",
     "PromotionApplied",
     "PromotionRolledBack",
+    "ProposalScanned",
     "ReceiptSigned",
     "RemovalReason",
     "RequestsRefused",
@@ -128,8 +133,10 @@ EVENTS: Mapping[str, type[Event]] = {
         CallDecided,
         SandboxStarted,
         EgressDecided,
+        EgressAnswered,
         ArtifactCollected,
         ArtifactRefused,
+        ArtifactScanned,
         CallFinished,
         CallCancelled,
         CallFailed,
@@ -150,6 +157,7 @@ EVENTS: Mapping[str, type[Event]] = {
         WatchAlarm,
         PromotionApplied,
         PromotionRolledBack,
+        ProposalScanned,
     )
 }
 

@@ -47,6 +47,8 @@ class CallDecided(CallEvent):
     """The arguments themselves, only where the profile keeps them."""
     redacted: Mapping[str, int] | None = None
     """Secrets that were replaced in them, by kind; absent where there were none. The digest is of what was asked."""
+    sealed_arguments: str | None = None
+    """The arguments sealed to the operator's key, where they are not above as they were asked (HPKE, base64)."""
     inputs: tuple[Input, ...] | None = None
     """``name``, ``uri``, ``sha256`` and ``bytes`` of each artifact that goes in."""
     role: str | None = None
@@ -149,6 +151,26 @@ class EgressDecided(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EgressAnswered(CallEvent):
+    """A server answered a request that was allowed, and the answer is over. On disk with the record after it."""
+
+    kind: ClassVar[str] = "egress.answered"
+
+    host: str
+    """Who answered."""
+    asked_digest: str
+    """As in the ``egress.decided`` before it."""
+    status: int
+    """Status code."""
+    type: str | None = None
+    """Media type, as the server says; absent where it says none."""
+    bytes: int
+    """Bytes of the decoded body that the sandbox got."""
+    complete: bool
+    """Whether that is all of it: it may have broken off, or a bound or the call's end cut it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactCollected(CallEvent):
     """An output file passed its checks and lies in quarantine. The call's last record says which became readable."""
 
@@ -183,6 +205,26 @@ class ArtifactRefused(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactScanned(CallEvent):
+    """An output file was looked into for what acts when it is opened, or could not be; before the call's result."""
+
+    kind: ClassVar[str] = "artifact.scanned"
+
+    name: str
+    """File name inside ``/output``."""
+    uri: str
+    """Its address, as in ``artifact.collected``."""
+    findings: tuple[str, ...] | None = None
+    """What was found, as the scanner says, which a file may have taken over; absent where that is nothing."""
+    more: int | None = None
+    """How many more were found, which are not listed; absent where there are none."""
+    not_scanned: str | None = None
+    """Why it was not looked into; absent where it was."""
+    sandbox_id: str | None = None
+    """Where that was done, as in its ``sandbox.started``; absent where there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """One thing a call gave back, by digest and size."""
 
@@ -210,7 +252,8 @@ class CallFinished(CallEvent):
     """Milliseconds from receiving the call to its outcome."""
     usage: Mapping[str, Any]
     """Resources used, as the driver measured them; for a call with a network also ``egress_…``, sums over its
-    connections. Keys carry their unit; ``cpu_from`` and ``memory_from`` say who counted."""
+    connections, and ``scan_ms`` where its files were looked into. Keys carry their unit; ``cpu_from`` and
+    ``memory_from`` say who counted."""
     outputs: tuple[Output, ...] = ()
     """``name``, ``digest`` and ``bytes`` of each output."""
     kept: Mapping[str, str] | None = None

@@ -115,6 +115,15 @@ def verify(
     return OK if report.ok else FAILED
 
 
+def not_proved(console: Console, what: str, problem: proof.NotAProof, *, as_json: bool) -> int:
+    """Say exactly why something that was given as a proof does not hold."""
+    if as_json:
+        print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
+    else:
+        console.print(Text(f"The {what} does not hold: {problem}.", style="red"))
+    return FAILED
+
+
 def verify_proof(file: Path, console: Console, *, key_file: Path, as_json: bool) -> int:
     """Check an inclusion proof with a public key, and nothing else; 1 and the exact reason when it does not hold."""
     try:
@@ -127,11 +136,7 @@ def verify_proof(file: Path, console: Console, *, key_file: Path, as_json: bool)
     try:
         proved = proof.verify(content, given, dsse.key_id(given))
     except proof.NotAProof as problem:
-        if as_json:
-            print_json(console.file, {"ok": False, "reason": str(problem)}, indent=None)
-        else:
-            console.print(Text(f"The proof does not hold: {problem}.", style="red"))
-        return FAILED
+        return not_proved(console, "proof", problem, as_json=as_json)
     if as_json:
         records = [json.loads(each.line) for each in proved.records]
         seals = [asdict(each) for each in proved.seals]

@@ -11,7 +11,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.governance.policy import governed
 from glovebox_server.mcp.manifest import Manifest, manifest
@@ -52,13 +52,13 @@ def _print(out: Console, found: Manifest) -> None:
     out.print(Text(f"Glovebox {found.glovebox}, tools {found.tools_digest}, profiles {found.profiles_digest}"))
     if found.policy_digest:
         out.print(Text(f"role {found.role or 'none'}, policy {found.policy_digest}"))
-    table = _table("driver", "level", "usable", "version", "limits by")
+    table = new_table("driver", "level", "usable", "version", "limits by")
     for each in found.drivers:
         usable = "yes, experimental" if each.usable and each.experimental else "yes" if each.usable else "no"
         table.add_row(each.name, each.level, usable, each.version, mechanisms(each.limits))
     _section(out, table)
     refused = ["why it does not run here"] if any(tool.refused for tool in found.tools) else []
-    table = _table("tool", "driver", "network", "workspace", "files out, in", *refused)
+    table = new_table("tool", "driver", "network", "workspace", "files out, in", *refused)
     for tool in found.tools:
         files = f"{'yes' if tool.output else 'no'}, {'yes' if tool.inputs else 'no'}"
         cells = (tool.name, tool.driver or "none", tool.network, tool.workspace, files, tool.refused)
@@ -69,13 +69,6 @@ def _print(out: Console, found: Manifest) -> None:
     out.print(Text("\nunsupported or experimental in a profile", style="bold"))
     for feature in found.features:
         out.print(Text(f'{feature.key} = "{feature.value}": {feature.status}: {feature.reason}. {feature.instead}'))
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
 
 
 def _section(out: Console, table: Table) -> None:

@@ -1,4 +1,4 @@
-"""Ready-to-paste configuration for the clients people use. Text alone: nothing is written, nobody is asked.
+"""Ready-to-paste configuration for the clients people use. Nothing is written, but a token where there is none to show.
 
 Formats: https://code.claude.com/docs/en/mcp, https://modelcontextprotocol.io/docs/develop/connect-local-servers,
 https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://cursor.com/docs/context/mcp.
@@ -11,6 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from glovebox_server import workspace
+from glovebox_server.cli.actions.commands import given
+from glovebox_server.cli.actions.governance.tokens import to_show
+from glovebox_server.exits import OK
+from glovebox_server.settings import Settings
+from glovebox_server.workspace import WorkspaceRefused
+
 #: Of web servers with TLS, RFC 9110, 4.2.2.
 HTTPS_PORT = 443
 
@@ -18,6 +27,25 @@ _FLEETING = (
     "These lines work until uv cleans its cache",
     "# This Glovebox lies there. Install it (uv tool install), and call client-config of that one.",
 )
+
+
+def show(settings: Settings, out: Console, err: Console, *, transport: str, host: str, port: int) -> int:
+    """Print what to paste into clients; see ``glovebox client-config``."""
+    if transport == "http":
+        # The server itself speaks no TLS: on this port it is a proxy's.
+        scheme = "https" if port == HTTPS_PORT else "http"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        text = for_http(url, to_show(settings, err))
+    else:
+        served = workspace.find(settings, transport)
+        if served.path is None:
+            raise WorkspaceRefused(
+                "Configuring clients", served.reason, "Name the folder that tools may read with --workspace."
+            )
+        options = given(settings, "profiles_dir", "policy", "data_dir", "state_dir")
+        text = for_stdio([*program(), "serve", "--workspace", str(served.path), *options])
+    out.print(text, markup=False, highlight=False)
+    return OK
 
 
 def program() -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text as Plain
 
 from glovebox_profiles.load.loader import ProfileSet
@@ -21,7 +20,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
-from glovebox_server.cli.terminal import print_json, print_question, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_question, print_table
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.governance.approvals.question import Answer, Question
@@ -223,9 +222,7 @@ def clean(settings: Settings, out: Console, *, dry_run: bool, as_json: bool) -> 
     if as_json:
         print_json(out.file, {"removed": not dry_run, "bytes": total, "items": [asdict(item) for item in items]})
         return OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("kind", "name", "bytes", "why"):
-        table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
+    table = new_table("kind", "name", "bytes", "why", right=["bytes"])
     for item in items:
         table.add_row(item.kind, Plain(item.name), str(item.bytes), item.why)
     if items:

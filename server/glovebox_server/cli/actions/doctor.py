@@ -25,6 +25,7 @@ from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.governance.policy import governed, policy_file
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.credentials import require_apart
 from glovebox_server.upkeep.environments import required
 from glovebox_server.workspace import Workspace, WorkspaceRefused
 
@@ -46,10 +47,10 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
     """
     async with registry.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
         found = [(await available.get(name)).capabilities for name in registry.NAMES]
-    problem, loaded = _profiles(settings)
+    refused, served = _workspace(settings)
+    problem, loaded = _profiles(settings, served)
     file = policy_file(settings)
     objection = None if problem or file is None else _policy(settings)
-    refused, served = _workspace(settings)
     advice = _advice(settings, found)
     if as_json:
         reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
@@ -106,11 +107,13 @@ def _workspace(settings: Settings) -> tuple[str | None, Workspace]:
         return str(problem), Workspace(path=None)
 
 
-def _profiles(settings: Settings) -> tuple[str | None, str]:
+def _profiles(settings: Settings, served: Workspace) -> tuple[str | None, str]:
     """What is wrong with a profile, None for nothing; and which ones there are."""
     try:
         found = apps.load_profiles(settings)
         required(settings, found)
+        sources = [(found.source(tool), profile) for tool, profile in found.items()]
+        require_apart(sources, [] if served.path is None else [served.path])
     except ProfileError as problem:
         return str(problem), ""
     own = [tool for tool, _ in found.items() if found.source(tool).parent != SHIPPED]

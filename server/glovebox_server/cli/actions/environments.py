@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import anyio
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from glovebox_sandboxes.contract.spec import DEFAULT
@@ -16,7 +15,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
 from glovebox_server import app as apps
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
@@ -88,9 +87,7 @@ def show(settings: Settings, out: Console, *, as_json: bool) -> int:
     if as_json:
         print_json(out.file, {"environments": [asdict(each) for each in listed]})
         return OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "MiB", "digest", "tools", "from", "state"):
-        table.add_column(title, justify="right" if title == "MiB" else "left", overflow="fold")
+    table = new_table("name", "MiB", "digest", "tools", "from", "state", right=["MiB"])
     for each in listed:
         mib = f"{each.bytes / _MIB:.0f}" if each.bytes else ""
         cells = (each.name, mib, each.digest[:19], ", ".join(each.tools), each.source, each.state)

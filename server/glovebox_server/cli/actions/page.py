@@ -13,6 +13,7 @@ from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import (
     ArtifactCollected,
     ArtifactRefused,
+    ArtifactScanned,
     CallDecided,
     EgressDecided,
     ReceiptSigned,
@@ -68,6 +69,8 @@ def _rows(records: Sequence[Record]) -> Iterator[_Row]:
         yield from _measured(data)
     yield from _done(by_kind.get(EgressDecided.kind, []))
     yield from _came_out(by_kind.get(ArtifactCollected.kind, []), by_kind.get(ArtifactRefused.kind, []), last.data)
+    for data in by_kind.get(ArtifactScanned.kind, []):
+        yield from _looked_into(data)
     yield from _ended(last)
     for data in by_kind.get(ReceiptSigned.kind, []):
         words = f"`glovebox receipt show {records[0].call_id}`; signed with key {data.get('key')}"
@@ -157,6 +160,16 @@ def _came_out(
     for each in refused:
         more = f" ({each['count']} files)" if each.get("count") else ""
         yield ("refused", f"{each.get('name')}: {each.get('reason')}{more}", "yellow")
+
+
+def _looked_into(data: Mapping[str, Any]) -> Iterator[_Row]:
+    """What was found in what it gave back."""
+    why, found = data.get("not_scanned"), data.get("findings") or ()
+    what = f"NOT looked into: {why}" if why else "" if found or data.get("more") else "nothing was found"
+    yield ("found", f"{data.get('name')}: {what}".rstrip(), "yellow" if why or found else "")
+    yield from (("", f"  {each}", "yellow") for each in found)
+    if more := data.get("more"):
+        yield ("", f"  and {more} more, which are not listed", "yellow")
 
 
 def _ended(last: Record) -> Iterator[_Row]:

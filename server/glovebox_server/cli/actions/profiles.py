@@ -3,19 +3,19 @@
 Everything from a file is printed as plain text, never as terminal markup.
 """
 
-import difflib
 import json
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from glovebox_profiles.diff import Change, diff, diff_sets
-from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import (
     SHIPPED,
@@ -29,12 +29,13 @@ from glovebox_profiles.load.loader import (
 )  # fmt: skip
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
 
 CheckEnvironments = Callable[[Sequence[tuple[Path, Profile]]], list[ProfileError]]
 """Says what is wrong with the environments that profiles name, and with what they preload of them."""
+_NO_PATTERN = "it is no pattern, and names the one file that is called so; name each file, or their folder"
 _STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
 
 
@@ -55,9 +56,7 @@ def list_profiles(profiles: ProfileSet, console: Console, *, as_json: bool = Fal
     ]
     if as_json:
         return _json(console, {"digest": profiles.digest, "profiles": rows})
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("tool", "risk", "isolation", "network", "approval", "from"):
-        table.add_column(title, overflow="fold")
+    table = new_table("tool", "risk", "isolation", "network", "approval", "from")
     for tool, profile in profiles.items():
         network = f"{len(profile.network.allow)} rules" if profile.network.allow else "none"
         source = profiles.source(tool)
@@ -74,7 +73,7 @@ def show(profiles: ProfileSet, tool: str, console: Console, *, as_json: bool = F
     Raises:
         ProfileError: there is none for this tool.
     """
-    profile = _find(profiles, tool)
+    profile = found_for(profiles, tool)
     if as_json:
         described = {"digest": profiles.digest_for(tool), "source": str(profiles.source(tool))}
         return _json(console, {**described, "profile": effective(profile)})
@@ -95,7 +94,7 @@ def explain_tool(
     Raises:
         ProfileError: there is no profile for it.
     """
-    profile = _find(profiles, tool)
+    profile = found_for(profiles, tool)
     errors = check_environments([(profiles.source(tool), profile)]) if check_environments else []
     if as_json:
         sections = [asdict(section) for section in explain(profile)]
@@ -114,11 +113,13 @@ def check(
     check_example: CheckExample | None,
     check_environments: CheckEnvironments | None = None,
     tools: Collection[str] | None = None,
+    workspace: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Load each file, and each file of each directory; print ``path:line`` and the problem of every one that fails.
 
-    What lies in a directory and is no profile is named: what may be meant as one, as an error.
+    What lies in a directory and is no profile is named: what may be meant as one, as an error. Named too is what is to
+    be shown (``files.reveal``) and is not in the workspace, or looks like a pattern where none is given.
     """
     checked: list[Path] = []
     errors: list[ProfileError] = []
@@ -140,9 +141,10 @@ def check(
             except ProfileError as error:
                 errors.append(error)
     errors += check_environments(found) if check_environments else []
+    absent = list(_showing_nothing(found, workspace))
     if as_json:
         paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
-        _json(console, {**paths_of, "errors": [described(each) for each in errors]})
+        _json(console, {**paths_of, "shows_nothing": absent, "errors": [described(each) for each in errors]})
         return USAGE if errors else OK
     lost = {each.path for each in errors}
     for path in others:
@@ -152,13 +154,46 @@ def check(
                 f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself",
                 "dim",
             )
+    _say_nothing(console, absent)
     for each in errors:
         say(console, str(each), "red")
     say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
     return USAGE if errors else OK
 
 
-def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, as_json: bool = False) -> int:
+def _showing_nothing(found: Sequence[tuple[Path, Profile]], workspace: Path | None) -> Iterator[dict[str, str]]:
+    """Each path that is to be shown and is not there, with its file and why."""
+    for file, profile in found:
+        for each in profile.files.reveal:
+            if reason := _absent(each.path, workspace):
+                yield {"path": str(file), "reveal": each.path, "reason": reason}
+
+
+def _say_nothing(console: Console, absent: Sequence[dict[str, str]]) -> None:
+    for each in absent:
+        text = f"{printable(each['path'])}: files.reveal: {json.dumps(each['reveal'])} shows nothing: {each['reason']}."
+        say(console, text, "yellow")
+
+
+def _absent(path: str, workspace: Path | None) -> str:
+    """Why a file that is to be shown is not there; empty where it is, or where nobody can know."""
+    if workspace is None or os.path.lexists(workspace / path):
+        return _NO_PATTERN if workspace is None and set(path) & set("*?[") else ""
+    if set(path) & set("*?["):
+        return _NO_PATTERN
+    at = workspace
+    for part in path.split("/"):
+        if not os.path.lexists(at / part):
+            with suppress(OSError):
+                for each in sorted(at.iterdir()):
+                    if each.name.casefold() == part.casefold():
+                        return f"there is {json.dumps(str(each.relative_to(workspace)))}, and case counts"
+            break
+        at /= part
+    return f"it is not in {printable(str(workspace))}"
+
+
+def diff_paths(a: Path, b: Path, console: Console, *, as_json: bool = False) -> int:
     """Print what changes from ``a`` to ``b``, two files or two directories; 1 if anything widens.
 
     Directories are compared as they would be in force, over the shipped profiles: taking a narrow file out of one
@@ -167,7 +202,7 @@ def diff_paths(a: Path, b: Path, console: Console, *, shipped: Path = SHIPPED, a
     Raises:
         ProfileError: one does not load, or they cannot be compared.
     """
-    changes = _changes(a, b, shipped)
+    changes = _changes(a, b)
     widened = any(change.direction == "widening" for found in changes.values() for change in found)
     if as_json:
         tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
@@ -211,11 +246,11 @@ def _quoted(text: str) -> str:
     return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)
 
 
-def _changes(a: Path, b: Path, shipped: Path) -> dict[str, tuple[Change, ...]]:
+def _changes(a: Path, b: Path) -> dict[str, tuple[Change, ...]]:
     for path in (a, b):
         _existing(path)
     if a.is_dir() and b.is_dir():
-        return diff_sets(load([shipped, a], check_example=None), load([shipped, b], check_example=None))
+        return diff_sets(load([SHIPPED, a], check_example=None), load([SHIPPED, b], check_example=None))
     if a.is_dir() or b.is_dir():
         raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
     before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
@@ -236,12 +271,12 @@ def _existing(path: Path) -> tuple[Path, ...]:
     return (path,)
 
 
-def _find(profiles: ProfileSet, tool: str) -> Profile:
+def found_for(profiles: ProfileSet, tool: str) -> Profile:
+    """The profile in force for a tool; raises ProfileError where there is none."""
     if tool in profiles:
         return profiles[tool]
-    close = difflib.get_close_matches(tool, profiles, n=1)
-    hint = f'Did you mean "{close[0]}"?' if close else f"There are: {', '.join(profiles)}."
-    raise ProfileError(tool, None, "", "there is no profile for this tool, so every call of it is refused", hint)
+    reason = "there is no profile for this tool, so every call of it is refused"
+    raise ProfileError(tool, None, "", reason, nearest(tool, profiles))
 
 
 def described(error: ProfileError) -> dict[str, Any]:

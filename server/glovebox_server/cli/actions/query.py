@@ -17,7 +17,7 @@ from glovebox_server.audit.query import ask
 from glovebox_server.audit.query.ask import Told
 from glovebox_server.audit.query.calls import Call
 from glovebox_server.audit.query.index import Filters
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.printable import printable
 
@@ -69,9 +69,7 @@ def query(directory: Path, console: Console, err: Console, filters: Filters, *, 
 
 
 def _table(calls: tuple[Call, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("time", "call", "outcome", "tool", "principal", "client", "ms"):
-        table.add_column(title, justify="right" if title == "ms" else "left", no_wrap=True)
+    table = new_table("time", "call", "outcome", "tool", "principal", "client", "ms", right=["ms"], whole=True)
     for each in calls:
         spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
         cells = (each.call_id, Text(_outcome(each), style=_STYLES.get(each.outcome, "red")), each.tool, each.principal)

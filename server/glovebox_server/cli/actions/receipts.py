@@ -12,7 +12,7 @@ from rich.text import Text
 
 from glovebox_server.audit import chain
 from glovebox_server.cli.actions.query import call_named
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
 from glovebox_server.receipts import dsse, keys, statement
@@ -175,10 +175,8 @@ def _show(console: Console, said: Statement) -> None:
 def _show_fields(console: Console, said: Statement) -> None:
     if said.predicate.isolation is None or not said.predicate.isolation.fields:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("isolation", overflow="fold", min_width=36)  # the longest of them
-    for title in ("planned", "inside", "outside", "verdict"):
-        table.add_column(title, overflow="fold")
+    table = new_table("isolation", "planned", "inside", "outside", "verdict")
+    table.columns[0].min_width = 36  # the longest of them
     for each in said.predicate.isolation.fields:
         values = (each.planned, each.inside, each.outside)
         style = {"ok": "green", "differs": "red"}.get(each.verdict, "yellow")

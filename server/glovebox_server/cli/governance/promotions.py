@@ -15,10 +15,20 @@ _ID = Form("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promot
 @click.option("--into", metavar="FOLDER", required=True, help="One of those that [promote] of policy.toml names.")
 @click.option("--apply", is_flag=True, help="The artifact is a patch (changes.patch): change the files that it names.")
 @click.option("--expect", metavar="DIGEST", help="Do it without asking, if this is the digest of what would change.")
+@click.option("--scan", is_flag=True, help="Look into each artifact first; refuse where something is found.")
+@click.option("--accept-findings", "accept", is_flag=True, help="Go on with what --scan found, which is shown.")
 @json_option
 @directories
 def promote(
-    settings: Settings, *, uris: tuple[str, ...], into: str, apply: bool, expect: str | None, as_json: bool
+    settings: Settings,
+    *,
+    uris: tuple[str, ...],
+    into: str,
+    apply: bool,
+    expect: str | None,
+    scan: bool,
+    accept: bool,
+    as_json: bool,
 ) -> None:
     """Put artifacts into a folder, all or none.
 
@@ -28,7 +38,12 @@ def promote(
         raise click.UsageError("--apply takes one patch at a time.")
     from glovebox_server.cli.actions.governance import promotions as commands  # noqa: PLC0415 - see the header of ``main``
 
-    sys.exit(commands.promote(settings, out, err, uris=uris, into=into, apply=apply, expect=expect, as_json=as_json))
+    sys.exit(
+        commands.promote(
+            settings, out, err, uris=uris, into=into, apply=apply, expect=expect, scan=scan or accept, accept=accept,
+            as_json=as_json,
+        )
+    )  # fmt: skip
 
 
 @click.command("promotions", cls=Told)

@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.credentials.redact import Form, Forms, forms
@@ -14,6 +16,8 @@ from glovebox_server.egress.credentials.sources import CredentialUnavailable, Va
 
 EARLY: Final = timedelta(seconds=30)
 """A value is read again so long before it expires: a request with it may take that long to arrive."""
+AHEAD: Final = timedelta(seconds=60)
+"""And so long before that, whoever asks has the one that is held, while the next is read."""
 UNSAID: Final = timedelta(seconds=60)
 """How long one is held whose source says no expiry: a helper is not started for every request."""
 AGAIN: Final = timedelta(seconds=5)
@@ -22,11 +26,38 @@ KEPT: Final = 3
 """Values of one source that go on to be looked for: one that was replaced by another may still be valid."""
 
 
+@dataclass(slots=True, repr=False)
+class _Reading:
+    """One reading of a source, for all who wait for it."""
+
+    over: anyio.Event = field(default_factory=anyio.Event)
+    value: Value | None = None
+    failure: Exception | None = None
+
+    async def result(self) -> Value:
+        await self.over.wait()
+        if self.value is None:
+            raise self.failure or CredentialUnavailable("the server was ending", "Start it again.")
+        return self.value
+
+
 class Held:
     """The values that one server holds, by their source; kept in memory alone."""
 
-    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self, tasks: TaskGroup | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """Hold none yet.
+
+        Args:
+            tasks: where values are read, also ahead: a call that ends while it waits ends no reading, so none can
+                have one begun over and over. With None they are read when they are needed, by who needs them.
+            clock: the time.
+        """
+        self._tasks = tasks
         self._clock = clock
+        self._readings: dict[str, _Reading] = {}
+        self._soon: dict[str, datetime] = {}
         self._values: dict[str, tuple[Value, datetime]] = {}
         self._failures: dict[str, tuple[CredentialUnavailable, datetime]] = {}
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -42,24 +73,49 @@ class Held:
         """
         if source.startswith(("env:", "file:")):
             return await self._known(source, await read(source))  # as cheap as looking whether it has changed
-        async with self._locks[source]:
-            now = self._clock()
-            held = self._values.get(source)
-            if held is not None and now < held[1]:
-                return held[0]
-            failed = self._failures.get(source)
-            if failed is not None and now < failed[1]:
-                raise failed[0]
-            try:
-                value = await read(source)
-            except CredentialUnavailable as failure:
-                self._failures[source] = failure, self._clock() + AGAIN
-                raise
-            until = self._clock() + UNSAID if value.expires is None else value.expires - EARLY
-            await self._known(source, value)  # before anybody can be given it
-            self._values[source] = value, until
-            self._failures.pop(source, None)
+        value = self._good(source)
+        if self._tasks is None:
+            async with self._locks[source]:
+                return self._good(source) or await self._read(source)
+        if value is not None and self._clock() < self._soon[source]:
             return value
+        reading = self._readings.get(source)
+        if reading is None:
+            reading = self._readings[source] = _Reading()
+            self._tasks.start_soon(self._read_apart, source, reading)
+        return value or await reading.result()
+
+    def _good(self, source: str) -> Value | None:
+        held = self._values.get(source)
+        return held[0] if held is not None and self._clock() < held[1] else None
+
+    async def _read_apart(self, source: str, reading: _Reading) -> None:
+        try:
+            reading.value = await self._read(source)
+        except Exception as failure:  # noqa: BLE001 - whoever needs it is told
+            reading.failure = failure
+        finally:
+            del self._readings[source]
+            reading.over.set()
+
+    async def _read(self, source: str) -> Value:
+        """Read a value, unless that failed just now; of one source there is one reading at a time."""
+        failed = self._failures.get(source)
+        if failed is not None and self._clock() < failed[1]:
+            raise failed[0]
+        try:
+            value = await read(source)
+        except CredentialUnavailable as failure:
+            self._failures[source] = failure, self._clock() + AGAIN
+            raise
+        now = self._clock()
+        until = now + UNSAID if value.expires is None else value.expires - EARLY
+        # One that lives for a minute is not read without a pause.
+        self._soon[source] = until if value.expires is None else max(until - AHEAD, now + (until - now) / 2)
+        await self._known(source, value)  # before anybody can be given it
+        self._values[source] = value, until
+        self._failures.pop(source, None)
+        return value
 
     def used(self, credentials: Sequence[Credential]) -> dict[bytes, Form]:
         """Return the ways of writing what the sources of these have given, with their names."""

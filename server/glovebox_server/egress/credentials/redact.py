@@ -118,37 +118,42 @@ class Redactor:
         """Prepare what is compared, of all that is looked for by now."""
         self._count = len(self._forms)
         self._starts: dict[bytes, list[bytes]] = {}
-        self._grams = frozenset(form[at : at + _GRAM] for form in self._forms for at in range(_GRAM))
+        self._grams: dict[bytes, list[bytes]] = {}
         self._short: set[bytes] = set()
         for form, its in self._forms.items():
             self._starts.setdefault(form[:_START], []).append(form)
             self._short.update(form[:end] for end in range(its.least, _START))
+        for first in self._starts:
+            for at in range(_GRAM):
+                self._grams.setdefault(first[at : at + _GRAM], []).append(first)
 
     def _advance(self, old: int) -> Iterator[tuple[int, int, str]]:
         """Follow what has begun, and find what begins, in the letters from ``old`` on; yield what is whole."""
         text, still = self._text, list[tuple[int, bytes]]()
-        begun = [(at, old - at, form) for at, form in self._open]
-        begun += [(at, _START, form) for at, form in self._beginnings(max(0, old - _START + 1))]
-        for at, same, form in begun:
+        for at, form in self._open:
             if len(text) - at >= len(form):
-                if text.startswith(form[same:], at + same):
+                if text.startswith(form[old - at :], old):
                     yield at, at + len(form), self._forms[form].name
-            elif form.startswith(text[at + same :], same):
+            elif form.startswith(text[old:], old - at):
                 still.append((at, form))
+        start = max(0, old - _START + 1)
+        for form in self._present(start):
+            for at, end in _standing(text, form, start):
+                if end <= len(text):
+                    yield at, end, self._forms[form].name
+                else:
+                    still.append((at, form))
         self._open = still
 
-    def _beginnings(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield where the first letters of forms stand; the gram makes nearly all texts cheap."""
-        text = self._text[start:]
-        whole = (text[at : at + _GRAM] for at in range(0, len(text) - _GRAM + 1, _GRAM))
-        if self._grams.isdisjoint(whole):
+    def _present(self, start: int) -> Iterator[bytes]:
+        """Yield the forms whose first letters stand in the text from ``start`` on; the gram makes most texts cheap."""
+        text = self._text
+        grams = [text[at : at + _GRAM] for at in range(start, len(text) - _GRAM + 1, _GRAM)]
+        if self._grams.keys().isdisjoint(grams):
             return
-        for first, its in self._starts.items():
-            at = text.find(first)
-            while at >= 0:
-                for form in its:
-                    yield start + at, form
-                at = text.find(first, at + 1)
+        for first in {first for gram in self._grams.keys() & grams for first in self._grams[gram]}:
+            if text.find(first, start) >= 0:
+                yield from self._starts[first]
 
     def _pass(self, spans: list[tuple[int, int, str]], cut: int) -> bytes:
         """Return what stands before the letter ``cut``, with the values replaced."""
@@ -173,6 +178,32 @@ class Redactor:
         self._left = max(cut, self._left) - keep
         self._open = [(at - keep, form) for at, form in self._open]
         return b"".join(pieces)
+
+
+def _standing(text: bytes, form: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """Yield where a form stands, from ``start`` on, with its end: the text's, or behind it where more has to come.
+
+    A server can repeat how a form begins, so beginnings are not compared one by one: whole ones are searched for, and
+    of those at the end of the text few can have a given size, however often a shorter one is repeated. Whole ones that
+    overlap are one.
+    """
+    size, at = _START, start
+    while size < len(form):
+        at = text.find(form[:size], at)
+        if at < 0:
+            return
+        last = max(at, len(text) - min(2 * size, len(form)) + 1)
+        while (last := text.find(form[:size], last)) >= 0:
+            if form.startswith(text[last + size :], size):
+                yield last, last + len(form)
+            last += 1
+        size *= 2
+    while (at := text.find(form, at)) >= 0:
+        first = at
+        while (again := text.find(form, at + 1, at + 2 * len(form) - 1)) >= 0:
+            at = again
+        at += len(form)
+        yield first, at
 
 
 def _escapes(value: str) -> Sequence[Mapping[int, str]]:

@@ -3,10 +3,10 @@
 No value is ever in a message: what a source gave is described by what is wrong with it.
 """
 
+import errno
 import importlib
 import json
 import os
-import re
 import shlex
 import signal
 import stat
@@ -29,9 +29,28 @@ SECONDS: Final = 10.0
 SHORTEST: Final = 16
 """Letters and digits of a value: a shorter one could not be told from ordinary text in an answer."""
 _LONGEST: Final = 8192
-_VALUE: Final = re.compile(rf"[\x21-\x7e]{{{SHORTEST},{_LONGEST}}}")
 _TOKENS: Final = ("value", "token", "access_token", "id_token")
+_ASKING: Final = dict[str, object]()
+"""Entries that a keyring is asked for. A thread cannot be ended: of an entry there is one, however long it hangs."""
 _EXPIRIES: Final = ("expires", "expirationTimestamp", "expiration", "token_expiry", "expiry")
+_ALONE: Final = (
+    f"It has to be the value alone: {SHORTEST} to {_LONGEST} printable characters without blanks, {SHORTEST} of them "
+    "letters or digits."
+)
+_JSON: Final = 'It prints JSON such as {"value": "...", "expires": "2026-01-01T00:00:00Z"}: run it by hand.'
+_UNLOCK: Final = "Unlock it as the server's user: it may be asking somebody at a screen."
+_OF_FILES: Final = {
+    errno.ENOENT: "Make it where source says, or name there where it is.",
+    errno.ENOTDIR: "Make it where source says, or name there where it is.",
+    errno.EACCES: "Let the server's user read it and enter its folders: `chown USER FILE`, `chmod 600 FILE`.",
+    errno.ELOOP: "Name the file itself: links lead in a circle.",
+}
+_OF_PROGRAMS: Final = {
+    errno.ENOENT: "Name it by its full path; a script's first line has to name an interpreter that is there.",
+    errno.EACCES: "Make it executable for the server's user: `chmod u+x PROGRAM`.",
+    errno.ENOEXEC: "Name a program of this machine; a script begins with #! and what runs it.",
+}
+"""What to do, by what the system says."""
 
 
 class CredentialUnavailable(Exception):  # noqa: N818 - as the design's other failures
@@ -63,7 +82,9 @@ async def read(source: str) -> Value:
     kind, _, where = source.partition(":")
     match kind:
         case "env":
-            value = _plain(os.environ.get(where), f"the variable {where}")
+            # Not by name: somebody may have put a key there.
+            fix = "Set it where the server is started, and start it again."
+            value = _plain(os.environ.get(where), "its variable", "is not set or empty", fix)
         case "file":
             value = await anyio.to_thread.run_sync(_of_file, Path(where))
         case "keyring":
@@ -71,52 +92,104 @@ async def read(source: str) -> Value:
         case _:
             value = await _of_program(where)
     if value.expires is not None and value.expires <= datetime.now(UTC):
-        raise CredentialUnavailable(f"what {kind} gave has expired", "Renew it where it comes from.")
+        fix = "Have it print one that is valid: sign in again where it has it from, and compare this host's clock."
+        raise CredentialUnavailable("what its program printed has expired", fix)
     return value
 
 
-def _plain(text: str | None, whence: str, expires: datetime | None = None) -> Value:
+def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime | None = None) -> Value:
+    """Check that a text can be a value.
+
+    Args:
+        text: what the source gave.
+        whence: how it is called in the reason.
+        none: what is said of it where the source gave nothing.
+        fix: what to do then.
+        expires: when the value stops working.
+    """
     if not text:
-        raise CredentialUnavailable(f"{whence} is not set or empty", "Set it before the server starts.")
-    if not _VALUE.fullmatch(text) or sum(map(str.isalnum, text)) < SHORTEST:
-        what = f"{SHORTEST} to {_LONGEST} printable characters without blanks, {SHORTEST} of them letters or digits"
-        raise CredentialUnavailable(f"{whence} does not hold a credential", f"It has to be {what}.")
+        raise CredentialUnavailable(f"{whence} {none}", fix)
+    if problem := _problem(text):
+        raise CredentialUnavailable(f"{whence} does not hold a credential: {problem}", _ALONE)
     return Value(text=text, expires=expires)
+
+
+def _problem(text: str) -> str:
+    """Say of a text why it is no value, without anything of it; nothing where it is one."""
+    if "\n" in text or "\r" in text:
+        return "it has several lines"
+    if not text.isascii() or not text.replace(" ", "").isprintable():
+        return "it has characters that are no printable ASCII"
+    if " " in text:
+        return "it has blanks"
+    if len(text) > _LONGEST:
+        return f"it has more than {_LONGEST} characters"
+    return "" if sum(map(str.isalnum, text)) >= SHORTEST else f"it has fewer than {SHORTEST} letters and digits"
 
 
 def _of_file(path: Path) -> Value:
     try:
         # Non-blocking, so that a FIFO in its place holds nothing up.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                raise CredentialUnavailable("its file is a folder", "Name the file in it that holds the value alone.")
             if not stat.S_ISREG(found.st_mode):
                 raise CredentialUnavailable("its file is no plain file", "Name the file that holds the value alone.")
             if found.st_mode & stat.S_IRWXO:
                 raise CredentialUnavailable("others may read or change its file", "Run `chmod o= FILE`.")
-            data = file.read(MAX_BYTES + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        raise CredentialUnavailable(f"its file cannot be read: {error.strerror}", "Make it readable.") from None
-    return _plain(data[:MAX_BYTES].decode("ascii", "replace").rstrip("\r\n"), "its file")
+        fix = _OF_FILES.get(error.errno or 0, "Read it by hand, as the server's user.")
+        raise CredentialUnavailable(f"its file cannot be read: {error.strerror}", fix) from None
+    if len(data) > MAX_BYTES:
+        raise CredentialUnavailable(f"its file has more than {MAX_BYTES} bytes", _ALONE)
+    text = data.decode("ascii", "replace").rstrip("\r\n")
+    return _plain(text, "its file", "is empty", "Write the value into it, alone.")
 
 
 async def _of_keyring(where: str) -> Value:
     service, _, user = where.rpartition("/")
-    fix = (
-        "Install the Python package keyring beside the server, unlock the keyring, and run `keyring set SERVICE USER`."
-    )
 
     def ask() -> str | None:
-        found: str | None = importlib.import_module("keyring").get_password(service, user)
-        return found
+        mine = object()
+        if _ASKING.setdefault(where, mine) is not mine:  # in the thread, so that of two who ask at once one does
+            raise CredentialUnavailable("the keyring still has not answered", _UNLOCK)
+        try:
+            found: str | None = importlib.import_module("keyring").get_password(service, user)
+            return found
+        finally:
+            del _ASKING[where]
 
     with anyio.move_on_after(SECONDS):
         try:
-            return _plain(await anyio.to_thread.run_sync(ask, abandon_on_cancel=True), "its entry in the keyring")
+            text = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
         except CredentialUnavailable:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a keyring's backend raises
-            raise CredentialUnavailable(f"the keyring failed: {type(error).__name__}", fix) from None
-    raise CredentialUnavailable(f"the keyring did not answer within {SECONDS:g} seconds", fix)
+            raise _of_backend(error) from None
+        fix = "Run `keyring set SERVICE USER` as the server's user, with those of source."
+        return _plain(text, "its entry in the keyring", "is not there or empty", fix)
+    raise CredentialUnavailable(f"the keyring did not answer within {SECONDS:g} seconds", _UNLOCK)
+
+
+def _of_backend(error: Exception) -> CredentialUnavailable:
+    """Say what a keyring raised, by its class's name: its text may hold anything."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
+        fix = "Install the Python package keyring beside the server, and start it again."
+        return CredentialUnavailable("the Python package keyring is not installed", fix)
+    name = type(error).__name__
+    if name == "KeyringLocked":
+        return CredentialUnavailable("the keyring is locked", _UNLOCK)
+    if name == "NoKeyringError":
+        fix = "Set one up for the server's user, or name another source: env, file or exec."
+        return CredentialUnavailable("there is no keyring here", fix)
+    fix = "Run `keyring get SERVICE USER` as the server's user, with those of source."
+    return CredentialUnavailable(f"the keyring failed: {name}", fix)
 
 
 async def _of_program(command: str) -> Value:
@@ -126,16 +199,20 @@ async def _of_program(command: str) -> Value:
         process = await anyio.open_process(argv, stdin=-3, stderr=-3, start_new_session=True)
     except OSError as error:
         reason = f"its program cannot be started: {error.strerror}"
-        raise CredentialUnavailable(reason, "Name it by its full path, and make it executable.") from None
+        fix = _OF_PROGRAMS.get(error.errno or 0, "Start it by hand, as the server's user.")
+        raise CredentialUnavailable(reason, fix) from None
     fix = "Run it by hand, as the server's user."
     try:
         with anyio.move_on_after(SECONDS):
             data = await _read(process)
             if len(data) > MAX_BYTES:
-                raise CredentialUnavailable(f"its program printed more than {MAX_BYTES} bytes", fix)
-            if status := await process.wait():
+                raise CredentialUnavailable(f"its program printed more than {MAX_BYTES} bytes", _JSON)
+            if (status := await process.wait()) < 0:
+                raise CredentialUnavailable(f"its program was ended by signal {-status}", fix)
+            if status:
                 raise CredentialUnavailable(f"its program ended with status {status}", fix)
             return _of_json(data)
+        fix = "Run it by hand, as the server's user, with nothing to read from: it may be asking for something."
         raise CredentialUnavailable(f"its program did not end within {SECONDS:g} seconds", fix)
     finally:
         await _end(process)
@@ -170,25 +247,26 @@ def _of_json(data: bytes) -> Value:
     Beside our own ``value`` and ``expires``: OAuth's token response (RFC 6749 section 5.1), Kubernetes'
     ExecCredential (``status``) and what ``gcloud config config-helper`` prints (``credential``).
     """
-    fix = 'It prints JSON such as {"value": "...", "expires": "2026-01-01T00:00:00Z"}.'
+    if not data.strip():
+        raise CredentialUnavailable("its program printed nothing", _JSON)
     try:
         said: Any = json.loads(data)
     except (ValueError, RecursionError):
-        raise CredentialUnavailable("its program did not print JSON", fix) from None
+        raise CredentialUnavailable("its program did not print JSON", _JSON) from None
     for table in ("status", "credential"):
         if isinstance(said, dict) and isinstance(said.get(table), dict):
             said = said[table]
     token = next((said[key] for key in _TOKENS if isinstance(said.get(key), str)), None) if _is(said) else None
     if token is None:
-        raise CredentialUnavailable("its program's JSON holds no token", fix)
-    return _plain(token, "what its program printed", _expiry(said, fix))
+        raise CredentialUnavailable("its program's JSON holds no token", _JSON)
+    return _plain(token, "what its program printed", "is empty", _JSON, _expiry(said))
 
 
 def _is(said: object) -> bool:
     return isinstance(said, dict)
 
 
-def _expiry(said: Mapping[str, Any], fix: str) -> datetime | None:
+def _expiry(said: Mapping[str, Any]) -> datetime | None:
     seconds = said.get("expires_in")
     try:
         if seconds is not None:
@@ -196,4 +274,4 @@ def _expiry(said: Mapping[str, Any], fix: str) -> datetime | None:
         when = next((said[key] for key in _EXPIRIES if said.get(key) is not None), None)
         return None if when is None else datetime.fromisoformat(when).astimezone(UTC)
     except (ValueError, TypeError, OverflowError):
-        raise CredentialUnavailable("its program's JSON has an expiry that cannot be read", fix) from None
+        raise CredentialUnavailable("its program's JSON has an expiry that cannot be read", _JSON) from None

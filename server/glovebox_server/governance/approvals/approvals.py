@@ -68,6 +68,7 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "approval.denied": ("{who} said no", "Do not ask again for the same; ask the user what they want instead."),
     "approval.expired": ("nobody answered in time", "Call again to have it asked anew."),
     "approval.withdrawn": ("the question was taken back", "Ask the user before calling again."),
+    "promotion.conflict": ("what it would change is no longer what was shown", "Call again to have it asked anew."),
     "approval.used": ("the yes was for one call, and another call has used it", "Call again to have it asked anew."),
 }
 """By rule: how it ended, and what to do."""
@@ -365,6 +366,8 @@ class Approvals:
         if found is not None and found.state == "denied":
             return _refused(proposal, "approval.denied", found, asks)
         if settled is not None:
+            if proposal.changes and found is None and settled == "allowed":
+                return _refused(proposal, "promotion.conflict", found, asks)
             return _refused(proposal, _OVER["pending" if found else settled], found, asks)
         if found is not None:
             store.join(db, found.question.id)

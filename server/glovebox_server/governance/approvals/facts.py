@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glovebox_profiles.egress import parse_url
@@ -10,7 +10,15 @@ from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.governance.approvals.question import Subject, canonical
-from glovebox_server.governance.approvals.rules import PROFILE_ASKS, WATCH_ASKS, Asking, Facts, applying, asking
+from glovebox_server.governance.approvals.rules import (
+    CHANGES_ASK,
+    PROFILE_ASKS,
+    WATCH_ASKS,
+    Asking,
+    Facts,
+    applying,
+    asking,
+)
 from glovebox_server.governance.governance import Proposal
 from glovebox_server.tools.base import Tool
 
@@ -45,6 +53,7 @@ def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> Sub
         workspace=workspace_identity(rights.workspace, proposal.profile),
         environment=environment,
         rules=rules,
+        changes=proposal.changes,
     )
 
 
@@ -79,10 +88,17 @@ def facts(proposal: Proposal, tool: Tool, unknown: Unknown) -> Facts:
 
 
 def rules_of(proposal: Proposal) -> tuple[Approval, ...]:
-    """Every rule that may ask about a call: its profile's, a watch rule's, and those of its caller's role."""
+    """Every rule that may ask about a call: what it changes, its profile's, a watch rule's, its role's."""
     own = (PROFILE_ASKS,) if proposal.profile.approval == "ask" else ()
     watched = (WATCH_ASKS,) if proposal.decision.rule.startswith("watch.") else ()
-    return applying((*own, *watched, *proposal.rights.approvals), proposal.call.tool)
+    changes = _changes_ask(proposal) if proposal.changes else ()
+    return applying((*changes, *own, *watched, *proposal.rights.approvals), proposal.call.tool)
+
+
+def _changes_ask(proposal: Proposal) -> tuple[Approval, ...]:
+    """Over HTTP a caller need not be the host's user, and what is shown holds lines of the operator's files."""
+    here = proposal.call.principal.transport in ("stdio", "cli")
+    return (CHANGES_ASK if here else CHANGES_ASK.model_copy(update={"by": "operator"}),)
 
 
 def nothing_before(_kind: str, _owner: str, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,7 +108,10 @@ def nothing_before(_kind: str, _owner: str, values: tuple[str, ...]) -> tuple[st
 
 def asked_about(proposal: Proposal, tool: Tool, unknown: Unknown = nothing_before) -> Asking | None:
     """What is asked about a call; None where nobody has to say yes."""
-    return asking(rules_of(proposal), facts(proposal, tool, unknown))
+    asks = asking(rules_of(proposal), facts(proposal, tool, unknown))
+    if asks is None or not proposal.changes:
+        return asks
+    return replace(asks, asked=replace(asks.asked, teaches=False))  # each change is asked about
 
 
 def hosts(proposal: Proposal, tool: Tool) -> tuple[str, ...]:

@@ -68,10 +68,16 @@ class Subject:
     target: str = ""
     """What exactly would be lifted: ``host:port``, the tool's name, the budget's name."""
 
+    changes: str = ""
+    """What the call would change on the host, whole, as its approver reads it; empty where it changes nothing."""
+
     @property
     def digest(self) -> str:
-        """``sha256:…`` over all of it as canonical JSON (RFC 8785)."""
-        return digest_of(rfc8785.dumps(asdict(self)).decode())
+        """``sha256:…`` over all of it as canonical JSON (RFC 8785); ``changes`` only where there are some."""
+        fields = asdict(self)
+        if not self.changes:  # earlier versions had none
+            del fields["changes"]
+        return digest_of(rfc8785.dumps(fields).decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ PROFILE_ASKS: Final = Approval(name="ask")
 """What a profile's ``approval = "ask"`` means: each call, by whoever answers first, one yes for one call."""
 WATCH_ASKS: Final = Approval(name="watch", by="operator")
 """What a watch rule's ``ask`` means: each call, by an operator, since it is the caller's run that looks odd."""
+CHANGES_ASK: Final = Approval(name="changes")
+"""What every call that would change files on the host means, whatever its profile says: one yes for one call."""
 
 _NAMED: Final = 5
 """Hosts that a sentence names."""

@@ -82,6 +82,7 @@ def _lines(question: Question) -> Iterator[str]:
         yield "It can read the workspace, whose files may be others by the time it runs: a yes is not bound to them."
     for uri, digest in about.inputs:
         yield f"It is given {visible(uri)}, sha256 {digest}."
+    yield from about.changes.split("\n") if about.changes else ()
     code = arguments.get("code")
     others = {name: value for name, value in arguments.items() if name != "code" or not isinstance(code, str)}
     if others:

@@ -89,10 +89,13 @@ class Reservation:
     def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
         """Take what the call used and told; returns its result, with what is left where that is little."""
         used = finished.usage
+        scan_ms = used.get("scan_ms", 0)  # of one processor
         self._told = {
             "failures": int(result.failed),
-            "wall_seconds": amount("wall_seconds", used["wall_ms"] / 1000),
-            "cpu_seconds": self._cpu() if used["cpu_ms"] is None else amount("cpu_seconds", used["cpu_ms"] / 1000),
+            "wall_seconds": amount("wall_seconds", (used["wall_ms"] + scan_ms) / 1000),
+            "cpu_seconds": self._cpu()
+            if used["cpu_ms"] is None
+            else amount("cpu_seconds", (used["cpu_ms"] + scan_ms) / 1000),
             "disclosed_bytes": sum(map(_bytes, result.content)),
             "artifacts": sum(isinstance(each, Link) for each in result.content),
         }

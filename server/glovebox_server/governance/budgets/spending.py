@@ -16,6 +16,9 @@ Amounts = Mapping[str, int]
 WHOLE: Final = ("calls", "failures", "wall_seconds", "cpu_seconds")
 """Of these the most that a call can take must be left before it starts: the profile bounds it closely."""
 
+MAX_SCAN_SECONDS: Final = 20
+"""Of looking into the files of one call together, in which its caller waits; counted as processor time too."""
+
 LOW: Final = 5
 """What is left is told with a result when it is less than a fifth."""
 
@@ -175,11 +178,12 @@ def worst_case(profile: Profile, arguments: Mapping[str, Any]) -> Amounts:
     asked = arguments.get("timeout_seconds")
     wall = min(limits.wall_seconds, asked) if isinstance(asked, int | float) else limits.wall_seconds
     connections = network.max_connections if network.mode != "none" else 0
+    scanned = MAX_SCAN_SECONDS if profile.files.scan and profile.files.output else 0
     return {
         "calls": 1,
         "failures": 1,
-        "wall_seconds": amount("wall_seconds", wall),
-        "cpu_seconds": amount("cpu_seconds", limits.cpu_seconds),
+        "wall_seconds": amount("wall_seconds", wall + scanned),
+        "cpu_seconds": amount("cpu_seconds", limits.cpu_seconds + scanned),
         "disclosed_bytes": 2 * limits.stream,
         "fetched_bytes": connections * network.max_bytes,
         "connections": connections,

@@ -27,6 +27,7 @@ from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.governance.files import Files, Found
+from glovebox_server.governance.repeats import make_room
 from glovebox_server.governance.stops.stop import Scope
 from glovebox_server.governance.stops.stops import Stops
 from glovebox_server.governance.watch import rules
@@ -39,7 +40,8 @@ SLOW_SECONDS = 2.0
 FLAGGED_SECONDS = 600.0
 """How long a run is slowed, or asked about."""
 MAX_KEPT = 4096
-"""Runs, and principals, of which something is counted: the one not heard of for longest is forgotten."""
+"""Runs, and principals, of which something is counted; then the one not heard of for longest is forgotten, of runs
+one of the principal that has most."""
 MAX_HOSTS = 256
 """Hosts of one principal that are remembered: one that reaches more reaches anything, and nothing is new to it."""
 LOOP_BYTES = 16 * 1024
@@ -55,6 +57,7 @@ _log = logging.getLogger(__name__)
 class _Run:
     """What is counted of one run."""
 
+    principal: str
     denied: int = 0
     """Calls in a row."""
     slow_until: float = 0.0
@@ -155,7 +158,7 @@ class Watch:
         if self._actions["denials"] != "off":
             key = _key(call)
             if decision.effect == "deny":
-                run = _kept(self._runs, key, _Run)
+                run = self._run(call)
                 run.denied += 1
                 if run.denied % rules.DENIALS_IN_A_ROW == 0:
                     await self._alarm(call, Finding(rule="denials", where="calls", what=f"{run.denied} in a row"))
@@ -166,7 +169,7 @@ class Watch:
         """Count that a person is asked because of a call."""
         if self._actions["questions"] == "off":
             return
-        caller, now = _kept(self._callers, call.principal.id, _Caller), anyio.current_time()
+        caller, now = self._caller(call), anyio.current_time()
         caller.questions.append(now)
         while caller.questions[0] < now - rules.QUESTIONS_SECONDS:
             caller.questions.popleft()
@@ -183,7 +186,7 @@ class Watch:
             await self._alarm(call, Finding(rule="placeholder", where="request", what=attempt.strayed))
         if attempt.target is None or attempt.decision.effect != "allow" or self._actions["new-reach"] == "off":
             return
-        caller, host = _kept(self._callers, call.principal.id, _Caller), attempt.target.host
+        caller, host = self._caller(call), attempt.target.host
         caller.connections += 1
         if host in caller.hosts or len(caller.hosts) >= MAX_HOSTS:
             return
@@ -245,7 +248,7 @@ class Watch:
             await (self._stops.record(alarm) if action == "stop" else self._audit.append(alarm))
         except AuditUnavailable as problem:
             _log.error("an alarm of the watch rule %s is not recorded: %s", finding.rule, problem)
-        run = _kept(self._runs, _key(call), _Run)
+        run = self._run(call)
         if action == "slow":
             run.slow_until = anyio.current_time() + FLAGGED_SECONDS
         elif action == "ask":
@@ -255,20 +258,27 @@ class Watch:
             await self._stops.make(*self._whom(call), because=because, by=f"watch:{finding.rule}")
             await anyio.lowlevel.checkpoint()  # where the call itself is what is stopped, it ends here
 
+    def _run(self, call: ToolCall) -> _Run:
+        """What is counted of the call's run."""
+        key = _key(call)
+        run = self._runs.setdefault(key, _Run(principal=call.principal.id))
+        self._runs.move_to_end(key)
+        if len(self._runs) > MAX_KEPT:
+            make_room(self._runs, lambda _, each: each.principal)
+        return run
+
+    def _caller(self, call: ToolCall) -> _Caller:
+        """What is counted of the call's principal."""
+        caller = self._callers.setdefault(call.principal.id, _Caller())
+        self._callers.move_to_end(call.principal.id)
+        if len(self._callers) > MAX_KEPT:
+            self._callers.popitem(last=False)
+        return caller
+
     def _whom(self, call: ToolCall) -> tuple[Scope, str]:
         if self._stops.crowded:  # a caller that begins one run after the other must not use up all places
             return "principal", call.principal.id
         return ("run", call.run) if call.run else ("call", call.id)
-
-
-def _kept(table: OrderedDict[str, Any], key: str, make: type[Any]) -> Any:
-    found = table.get(key)
-    if found is None:
-        found = table[key] = make()
-        if len(table) > MAX_KEPT:
-            table.popitem(last=False)
-    table.move_to_end(key)
-    return found
 
 
 def _key(call: ToolCall) -> str:

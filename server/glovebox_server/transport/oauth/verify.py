@@ -117,11 +117,6 @@ class Identity:
     """Unix time, in which clocks may differ included."""
 
 
-def looks_like_one(presented: str) -> bool:
-    """Whether this can be an access token of an issuer: no token of our own has a full stop."""
-    return presented.count(".") == 2  # noqa: PLR2004 - header, payload, signature
-
-
 def header_of(token: str, expected: Expected) -> Header:
     """Return the header of a token whose claims are as expected: what is left to check is the signature.
 

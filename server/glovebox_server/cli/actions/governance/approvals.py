@@ -17,7 +17,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import Event, draft
-from glovebox_server.cli.terminal import print_json, print_question, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_question, print_table
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK
 from glovebox_server.governance.approvals import answering, store
@@ -233,9 +233,7 @@ def _self() -> str:
 
 
 def _table(found: Sequence[Standing]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("id", "state", "principal", "tool", "for", "left", "why"):
-        table.add_column(title, no_wrap=True)
+    table = new_table("id", "state", "principal", "tool", "for", "left", "why", whole=True)
     for each in found:
         about = each.question.subject
         over = each.state not in _OPEN or each.left <= 0

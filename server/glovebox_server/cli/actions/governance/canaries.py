@@ -5,12 +5,11 @@ from datetime import UTC
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text as Plain
 
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.governance.watch import canaries
 from glovebox_server.governance.watch.canaries import NAME, Canary, CanaryProblem, canaries_of
@@ -46,9 +45,7 @@ def listed(settings: Settings, out: Console, *, as_json: bool) -> int:
         damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
         print_json(out.file, {"canaries": [_described(each) for each in found.items], "damaged": damaged})
         return UNAVAILABLE if damaged else OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("id", "stands", "made", "file"):
-        table.add_column(title, overflow="fold")
+    table = new_table("id", "stands", "made", "file")
     for each in found.items:
         made = f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}"
         table.add_row(each.id, "yes" if each.stands else "no", made, Plain(str(each.file)))

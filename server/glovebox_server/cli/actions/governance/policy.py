@@ -1,13 +1,12 @@
 """What ``glovebox policy`` prints, and its exit codes: 0 fine, 1 a widening, 2 an error in the policy or a name."""
 
-import difflib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.policy import diff as comparing
 from glovebox_profiles.policy import explain as explaining
 from glovebox_profiles.policy.load import read
@@ -149,6 +148,4 @@ def _bound(
 def _known(path: Path, what: str, given: tuple[str, ...], names: Any) -> None:
     for each in given:
         if each not in names:
-            close = difflib.get_close_matches(each, names, n=1)
-            fix = f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(names) or 'none'}."
-            raise ProfileError(path, None, "", f'there is no {what} "{each}"', fix)
+            raise ProfileError(path, None, "", f'there is no {what} "{each}"', nearest(each, names))

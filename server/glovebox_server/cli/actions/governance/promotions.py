@@ -11,14 +11,17 @@ from rich.text import Text as Plain
 
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
+from glovebox_server.artifacts.names import quoted
 from glovebox_server.audit.events import Event, draft
+from glovebox_server.cli.actions.governance import scans
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.governance import policy as policies
+from glovebox_server.governance.approvals.shown import visible
 from glovebox_server.printable import printable
 from glovebox_server.promotion import journal as journals
-from glovebox_server.promotion import plan, transaction
+from glovebox_server.promotion import plan, rollback, transaction
 from glovebox_server.promotion.folder import Folder, opened
 from glovebox_server.promotion.journal import Journal, Promotion
 from glovebox_server.promotion.plan import Planned, Target
@@ -40,19 +43,19 @@ def promote(
     into: str,
     apply: bool,
     expect: str | None,
+    scan: bool,
+    accept: bool,
     as_json: bool,
 ) -> int:
     """Put artifacts into a folder; see ``glovebox artifact promote``."""
     found = _target(settings, into)
     _recover(settings, err)
     with opened(found.path) as folder:
-        if apply:
-            planned = plan.planned_patch(settings, uris[0], found, folder)
-        else:
-            planned = plan.planned(settings, uris, found, folder)
+        planned = _planned(settings, uris, found, folder, apply=apply, scan=scan)
         promotion = planned.promotion
         if not as_json:
             _show(out, planned, found, folder)
+        _require_accepted(planned, accept=accept)
         if not promotion.changes:
             if as_json:
                 print_json(out.file, {"promotion": None, "plan": _plan_fields(planned)})
@@ -63,9 +66,7 @@ def promote(
             else:
                 err.print(Plain(f"Nothing was changed. To do it without being asked: --expect {promotion.digest}"))
             return REFUSED
-        if expect is not None and expect != promotion.digest:
-            reason = f"What would change has the digest {promotion.digest}, not the expected one; nothing was changed."
-            raise Refused("promotion.expect", reason, "Look at what would change, then expect that.")
+        _require_expected(promotion, expect)
         with _changing(settings, err) as (journal, record):
             done = transaction.promote(folder, journal, promotion, planned.content, record)
             _tell_uncleared(err, done)
@@ -77,6 +78,31 @@ def promote(
     return OK
 
 
+def _planned(
+    settings: Settings, uris: Sequence[str], into: Target, folder: Folder, *, apply: bool, scan: bool
+) -> Planned:
+    planned = plan.planned_patch(settings, uris[0], into, folder) if apply else None
+    planned = planned or plan.planned(settings, uris, into, folder)
+    if scan and planned.artifacts:
+        return planned.scanned(scans.findings(settings, {each.uri: each.owner for each in planned.artifacts}))
+    return planned
+
+
+def _require_accepted(planned: Planned, *, accept: bool) -> None:
+    told = {each.name: planned.findings.get(each.uri) for each in planned.artifacts}
+    found = [f"{quoted(name)}: {each.told()[0]}" for name, each in told.items() if each and each.count]
+    if found and not accept:
+        more = f", and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
+        reason = f"Something was found in {printable(found[0])}{more}; nothing was changed."
+        raise Refused("promotion.findings", reason, "Look at the files; then --accept-findings in place of --scan.")
+
+
+def _require_expected(promotion: Promotion, expect: str | None) -> None:
+    if expect is not None and expect != promotion.digest:
+        reason = f"What would change has the digest {promotion.digest}, not the expected one; nothing was changed."
+        raise Refused("promotion.expect", reason, "Look at what would change, then expect that.")
+
+
 def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> int:
     """Say what was promoted; see ``glovebox artifact promotions``."""
     _recover(settings, err)
@@ -86,7 +112,7 @@ def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> 
         print_json(out.file, {"promotions": [_fields(each, back(each.id)) for each in reversed(found)]})
         return OK
     for each in reversed(found):
-        told = each.state if each.state not in journals.ENDED else _told(each, back(each.id))
+        told = rollback.standing(each, back(each.id))
         files = counted(len(each.changes), "file")
         when = each.made.strftime("%Y-%m-%d %H:%M")
         out.print(Plain(f"{each.id}  {when}  {files} into {each.folder}  {told}  by {each.by}"))
@@ -97,29 +123,13 @@ def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> 
 def roll_back(settings: Settings, out: Console, err: Console, *, identifier: str, as_json: bool) -> int:
     """Put a promotion back; see ``glovebox artifact rollback``."""
     with _changing(settings, err) as (journal, record):
-        known = journal.all()
-        named = [each for each in known if each.id == identifier]
-        if not named:
-            hint = "`glovebox artifact promotions` shows those that can be put back."
-            raise Refused("promotion.unknown", f"There is no promotion {identifier}.", hint)
-        promotion, by = named[0], journals.put_back(known)(identifier)
-        if promotion.of or promotion.state != "applied" or by:
-            told = f"was put back by {by}" if by else _told(promotion, None)
-            raise Refused("promotion.unknown", f"{identifier} {told}; nothing was changed.", "Promote the files again.")
-        with opened(Path(promotion.path)) as folder:
-            transaction.require_same(folder, promotion)
-            back = plan.drafted(promotion.folder, folder, plan.reversed_changes(promotion), promotion)
-            done = transaction.promote(folder, journal, back, _kept(journal, promotion), record)
-            _tell_uncleared(err, done)
+        done = rollback.roll_back(journal, identifier, record)
+        _tell_uncleared(err, done)
     if as_json:
         print_json(out.file, {"promotion": _fields(done, None)})
     else:
         out.print(Plain(f"{counted(len(done.changes), 'file')} of {identifier} put back."))
     return OK
-
-
-def _kept(journal: Journal, promotion: Promotion) -> transaction.Content:
-    return lambda number: journal.contents(promotion.id, number)
 
 
 def _target(settings: Settings, name: str) -> Target:
@@ -141,9 +151,7 @@ def _changing(settings: Settings, err: Console) -> Iterator[tuple[Journal, Recor
         try:
             recovered = transaction.recover(journal, record)
             _tell(err, recovered)
-            if any(each.problem for each in recovered):
-                reason = "An interrupted promotion could not be brought to its end; nothing was changed."
-                raise Refused("promotion.interrupted", reason, "Repair what it names, then run the command again.")
+            transaction.require_settled(recovered)
             yield journal, record
         finally:
             log.close()
@@ -177,9 +185,12 @@ def _show(out: Console, planned: Planned, into: Target, folder: Folder) -> None:
         out.print(Plain(f"{change.name}: {told}"))
         for risk in risks:
             out.print(Plain(f"  ! {risk}"), style="yellow")
+        found = planned.findings.get(change.origin)
+        for finding in found.told() if found else ():
+            out.print(Plain(f"  ! found: {finding}"), style="yellow")
         lines = planned.difference(folder, number)
         for line in (lines or ())[:MAX_SHOWN_LINES]:
-            out.print(Plain(f"  │ {printable(line)}"))
+            out.print(Plain(f"  │ {visible(line)}"))
         if lines is None:
             out.print(Plain("  It is no text, or too long to be compared: `glovebox artifact save` it to look at it."))
         elif not lines:
@@ -199,15 +210,6 @@ def _agreed(out: Console, err: Console) -> bool:
     termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
     err.print(Plain("Put them there? [y/N] "), end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _told(promotion: Promotion, back: str | None) -> str:
-    if promotion.state == "withdrawn":
-        kept = f", but for {', '.join(promotion.kept)}" if promotion.kept else ""
-        return f"failed or interrupted, and put back{kept}"
-    if promotion.of:
-        return f"puts {promotion.of} back"
-    return f"put back by {back}" if back else "in force"
 
 
 def _fields(promotion: Promotion, back: str | None) -> dict[str, object]:
@@ -230,7 +232,11 @@ def _plan_fields(planned: Planned) -> dict[str, object]:
     files = []
     for number, file in enumerate(_files(planned.promotion)):
         media_type, risks = planned.about(number)
-        files.append({**file, "media_type": media_type, "risks": list(risks)})
+        found = planned.findings.get(planned.promotion.changes[number].origin)
+        findings = None if found is None else list(found.lines)
+        more = found.more if found else 0
+        told = {"media_type": media_type, "risks": list(risks), "findings": findings, "more_findings": more}
+        files.append({**file, **told})
     return {"digest": planned.promotion.digest, "files": files, "same": list(planned.same)}
 
 

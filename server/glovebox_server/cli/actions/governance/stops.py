@@ -7,12 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text as Plain
 
 from glovebox_sandboxes.plural import counted
 from glovebox_server.audit.events import Event, StopLifted, draft
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.governance import server_key
 from glovebox_server.governance.stops.stop import MAX_BECAUSE, Scope, Stop, StopsUnusable, new_stop, stops_of
@@ -83,9 +82,7 @@ def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> 
         damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
         print_json(out.file, {"stops": [_described(each) for each in found.items], "damaged": damaged})
         return UNAVAILABLE if damaged else OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("id", "what", "made", "by", "because"):
-        table.add_column(title, overflow="fold")
+    table = new_table("id", "what", "made", "by", "because")
     for each in found.items:
         made_at = f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}"
         table.add_row(each.id, Plain(_words(each)), made_at, Plain(each.by), Plain(each.because))

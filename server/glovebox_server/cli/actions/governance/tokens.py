@@ -4,14 +4,13 @@ import os
 from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text as Plain
 
 from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.audit.events import TokenCreated, TokenRevoked, draft
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.governance import policy as policies
 from glovebox_server.settings import Settings
@@ -57,9 +56,7 @@ def show(settings: Settings, out: Console, *, as_json: bool) -> int:
     if as_json:
         print_json(out.file, {"tokens": [_fields(each, used) for each, used in found]})
         return OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "role", "workflow", "made", "ends", "last used", "kept as"):
-        table.add_column(title, overflow="fold")
+    table = new_table("name", "role", "workflow", "made", "ends", "last used", "kept as")
     for each, used in found:
         table.add_row(
             each.name,

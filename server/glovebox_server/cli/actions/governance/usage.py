@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text as Plain
 
 from glovebox_profiles.policy.model import SPENDING
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.governance import database
 from glovebox_server.governance.budgets import store
@@ -53,16 +53,11 @@ def usage(
 
 
 def _table(found: Sequence[Used], by: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in by:
-        table.add_column(name, overflow="fold")
-    for name in (*SPENDING, "lost"):
-        table.add_column(name.replace("_seconds", " s").replace("_bytes", " B"), justify="right")
+    numbers = [name.replace("_seconds", " s").replace("_bytes", " B") for name in (*SPENDING, "lost")]
+    table = new_table(*by, *numbers, right=numbers)
     for each in found:
-        numbers = [
-            f"{n:,.3f}".rstrip("0").rstrip(".") if isinstance(n, float) else f"{n:,}" for n in each.spent.values()
-        ]
-        table.add_row(*each.by.values(), *numbers, f"{each.lost:,}")
+        spent = [f"{n:,.3f}".rstrip("0").rstrip(".") if isinstance(n, float) else f"{n:,}" for n in each.spent.values()]
+        table.add_row(*each.by.values(), *spent, f"{each.lost:,}")
     return table
 
 

@@ -14,11 +14,12 @@ from glovebox_server.audit.segments.proof import NotAProof, NotSealed
 from glovebox_server.bundle import archive, report
 from glovebox_server.bundle import make as making
 from glovebox_server.bundle import verify as verifying
-from glovebox_server.cli.actions.audit import public_key
+from glovebox_server.cli.actions.audit import not_proved, public_key
 from glovebox_server.cli.actions.query import call_named
 from glovebox_server.cli.actions.saving import CannotSave, NameTaken
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.printable import printable
 from glovebox_server.receipts import dsse
 from glovebox_server.settings import Settings
 
@@ -88,22 +89,21 @@ def verify(file: Path, out: Console, *, key_files: Sequence[Path], as_json: bool
     except ValueError as problem:
         out.print(Text(str(problem)))
         return USAGE
+    if not file.is_file():  # a pipe nobody writes to would be waited for
+        out.print(Text(f"{file} is no file: name the bundle itself."))
+        return USAGE
     with file.open("rb") as opened:
         content = opened.read(archive.MAX_BYTES + 1)
     try:
         found = verifying.verify(content, keys)
     except NotAProof as problem:
-        if as_json:
-            print_json(out.file, {"ok": False, "reason": str(problem)})
-        else:
-            out.print(Text(f"The bundle does not hold: {problem}.", style="red"))
-        return FAILED
+        return not_proved(out, "bundle", problem, as_json=as_json)
     evidence = found.evidence
     calls = report.of_calls(evidence.records)
     if as_json:
         told = {
             "ok": True,
-            "proved": bool(keys),
+            "proved": bool(keys) and found.report_checked,
             "keys": evidence.keys,
             evidence.of: evidence.id,
             "calls": {
@@ -132,11 +132,12 @@ def verify(file: Path, out: Console, *, key_files: Sequence[Path], as_json: bool
         f" and nothing else of it is in {where}, sealed until {last.time}"
     )
     if keys:
-        out.print(Text(f"PROVED with {' '.join(evidence.keys)}: {said}.", style="green"))
+        but, style = ("", "green") if found.report_checked else (f" but for {archive.REPORT}", "yellow")
+        out.print(Text(f"PROVED{but} with {' '.join(evidence.keys)}: {said}.", style=style))
     else:
         out.print(Text(f"consistent, signer unknown (no --key): {said}.", style="yellow"))
     if not found.report_checked:
         out.print(
-            Text(f"{archive.REPORT} was made by version {evidence.version}, and is not compared: do not rely on it.")
+            Text(f"{archive.REPORT} proves nothing: it says that it is of version {printable(evidence.version)[:40]}.")
         )
     return OK

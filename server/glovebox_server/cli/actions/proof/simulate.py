@@ -1,4 +1,4 @@
-"""What ``glovebox profiles simulate`` does: prints, and returns an exit code."""
+"""What ``glovebox profiles simulate | suggest`` do. Each prints, and returns an exit code."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -7,20 +7,28 @@ from pathlib import Path
 from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import SHIPPED, load, read
+from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load, read
+from glovebox_profiles.model import effective
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.actions.profiles import say
+from glovebox_server.audit.events import CallDecided
+from glovebox_server.cli.actions.profiles import found_for, say, say_change, to_toml
+from glovebox_server.cli.actions.saving import CannotSave, NameTaken
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.printable import printable
-from glovebox_server.proof.simulate import decisions
+from glovebox_server.proof.sealed import opener
+from glovebox_server.proof.simulate import records
 from glovebox_server.proof.simulate import simulate as decide_again
+from glovebox_server.proof.suggest import KINDS
+from glovebox_server.proof.suggest import suggest as narrowest
 from glovebox_server.tools import TOOLS
 
 _STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
 
 
-def simulate(directory: Path, candidate: Path, since: datetime, console: Console, *, as_json: bool) -> int:
+def simulate(
+    directory: Path, candidate: Path, since: datetime, console: Console, *, key: Path | None, as_json: bool
+) -> int:
     """Decide the recorded calls again, under a profile or a directory of profiles; 1 where one would be otherwise."""
     if not candidate.exists():
         raise ProfileError(candidate, None, "", "does not exist", "Name a profile or a directory of profiles.")
@@ -29,17 +37,67 @@ def simulate(directory: Path, candidate: Path, since: datetime, console: Console
     else:
         profile = read(candidate, check_example=None, any_name=True)
         profiles = {profile.tool: profile}
-    found = decide_again(decisions(directory, since), profiles, TOOLS)
+    open_sealed = None if key is None else opener(key)
+    found = decide_again(records(directory, since, {CallDecided.kind}), profiles, TOOLS, open_sealed)
     if as_json:
         print_json(console.file, asdict(found))
         return FAILED if found.otherwise else OK
     for each in found.otherwise:
         words = f"{each.time[:19]}  {each.call_id}  {each.tool}  {each.was} -> {each.now}  ({each.rule})"
         say(console, printable(words), _STYLES.get(each.now, ""))
+    how = "; --key KEY opens those that are sealed" if key is None else ", nor sealed to this key"
     for tool, many in sorted(found.unknown.items()):
-        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were (audit.keep)."
-        say(console, words, "yellow")
+        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were (audit.keep)"
+        say(console, f"{words}{how}.", "yellow")
     unknown = sum(found.unknown.values())
     told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same, {unknown} unknown"
     say(console, f"{told}, {found.elsewhere} not decided by a profile.")
     return FAILED if found.otherwise else OK
+
+
+def suggest(
+    directory: Path,
+    profiles: ProfileSet,
+    tool: str,
+    since: datetime,
+    console: Console,
+    *,
+    key: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Suggest the narrowest profile for what the calls of a tool used; 1 where there was none."""
+    profile = found_for(profiles, tool)
+    found = narrowest(records(directory, since, KINDS), TOOLS[tool], profile, None if key is None else opener(key))
+    if output is not None and found.calls:
+        _new_file(output, to_toml(found.profile) + "\n")
+    if as_json:
+        told = {**asdict(found), "profile": effective(found.profile)}
+        print_json(console.file, told)
+        return OK if found.calls else FAILED
+    if not found.calls:
+        say(console, f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
+        return FAILED
+    for change in found.changes:
+        say_change(console, change)
+        if why := found.based_on.get(change.key):
+            say(console, printable(f"             {why}"), "dim")
+    for name, many in found.unknown.items():
+        say(console, f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", "yellow")
+    said = f"{counted(found.calls, 'call')} from {found.first[:19]} to {found.last[:19]}"
+    say(console, f"{counted(len(found.changes), 'change')}, based on {said}.")
+    if found.refused or found.lifted:
+        say(console, f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
+    if output is not None:
+        say(console, f"{output}: try it with `glovebox profiles simulate {output}`.")
+    return OK
+
+
+def _new_file(path: Path, text: str) -> None:
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise NameTaken(path, error, "Name another file.") from error
+    except OSError as error:
+        raise CannotSave(path, error, "Make room, or name another file.") from error

@@ -1,0 +1,64 @@
+"""Linux's inotify(7) as far as the index needs it; the standard library has none."""
+
+import ctypes
+import fcntl
+import os
+import struct
+import termios
+from collections.abc import Iterator
+
+IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
+IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
+IN_Q_OVERFLOW, IN_IGNORED, IN_ISDIR = 0x4000, 0x8000, 0x4000_0000
+_IN_ONLYDIR, _IN_DONT_FOLLOW = 0x0100_0000, 0x0200_0000
+
+FOLDER = IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | _IN_ONLYDIR | _IN_DONT_FOLLOW
+"""What is asked of a folder: each change of what lies in it, but for contents."""
+FILE = IN_MODIFY | IN_CLOSE_WRITE | _IN_DONT_FOLLOW
+"""What is asked of a file: each write, and the end of a mapping, through which it may have been written unheard."""
+
+_HEAD = struct.Struct("=iIII")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Inotify:
+    """One queue of changes."""
+
+    def __init__(self) -> None:
+        """Open it; ``close`` closes it. Raises OSError where a user may have no more of them."""
+        self.descriptor = self._checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+
+    def add(self, path: str, mask: int) -> int:
+        """Watch a file or folder; returns the number of its changes. Raises OSError."""
+        return self._checked(_libc.inotify_add_watch(self.descriptor, os.fsencode(path), ctypes.c_uint32(mask)), path)
+
+    def remove(self, number: int) -> None:
+        """Watch it no longer; that it is not watched already is no error."""
+        _libc.inotify_rm_watch(self.descriptor, number)
+
+    @property
+    def pending(self) -> int:
+        """Bytes of changes that nobody has read yet."""
+        return int.from_bytes(fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4)), "little")
+
+    def read(self) -> Iterator[tuple[int, int, str]]:
+        """Number, kind and name of each change that has happened by now."""
+        size = self.pending
+        data = os.read(self.descriptor, size) if size else b""
+        at = 0
+        while at < len(data):
+            number, mask, _, length = _HEAD.unpack_from(data, at)
+            at += _HEAD.size
+            yield number, mask, os.fsdecode(data[at : at + length].rstrip(b"\0"))
+            at += length
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self.descriptor)
+
+    @staticmethod
+    def _checked(answer: int, path: str | None = None) -> int:
+        if answer < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
+        return int(answer)

@@ -1,0 +1,168 @@
+"""Hides from programs what is named as a secret in the workspace: covered before they start, watched while they run."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from glovebox_sandboxes.contract.errors import Refused, SandboxUnavailable
+from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, SandboxSpec
+from glovebox_server.tools.base import Tool
+
+if TYPE_CHECKING:
+    from glovebox_sandboxes.hidden.index import Guard, Index, Indexes
+
+MAX_HELD: Final = 64 * 1024
+"""Characters of live output that wait until changes of the workspace were looked at; after more none is shown."""
+_MANY: Final = 1000
+"""Such files from which on what to cover is reckoned in a thread."""
+_T = TypeVar("_T")
+
+
+class Hiding:
+    """What a server knows of secrets in the workspaces it serves: nothing, until a program is to see one."""
+
+    def __init__(self) -> None:
+        """Know nothing yet; ``close`` forgets it."""
+        self.changed = anyio.Event()
+        """Set once there are others than a program was last kept from; renewed by whoever waits for it."""
+        self.used_at = time.monotonic()
+        """When a program was last kept from any."""
+        self._indexes: Indexes | None = None
+
+    async def masked(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> SandboxSpec:
+        """The spec of a sandbox in which programs of this tool see of such files only those that are shown.
+
+        Raises:
+            UnsupportedSpec: they cannot be hidden.
+        """
+        index = await self._index(spec, tool)
+        return spec if index is None else replace(spec, masks=await _masks(index, _revealed(reveal)))
+
+    @asynccontextmanager
+    async def guarding(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> AsyncIterator["Hidden"]:
+        """The same, and a guard for one call, for the length of the block.
+
+        Raises:
+            UnsupportedSpec: they cannot be hidden.
+        """
+        index = await self._index(spec, tool)
+        if index is None:
+            yield Hidden(spec=spec)
+            return
+        self.used_at = time.monotonic()
+        revealed, loop, scope = _revealed(reveal), asyncio.get_running_loop(), anyio.CancelScope()
+        # Guarded before it is asked what there is: nothing comes in between.
+        with index.guarding(revealed, lambda: _soon(loop, scope)) as guard:
+            if not index.settled:  # what a thread took in before the guard was there may not be said yet
+                await anyio.to_thread.run_sync(index.drain)
+            spec = replace(spec, masks=await _masks(index, revealed))
+            hidden = Hidden(spec=spec, index=index, guard=guard, scope=scope)
+            try:
+                yield hidden
+            except SandboxUnavailable:
+                await hidden.require()  # a cover may have gone while the sandbox was made, which its proof told
+                raise
+
+    async def _index(self, spec: SandboxSpec, tool: Tool) -> "Index | None":
+        shown = [mount for mount in spec.mounts if mount.target in {WORKSPACE, ORIGINAL}]
+        if not shown or not tool.imports:
+            return None
+        if self._indexes is None:
+            from glovebox_sandboxes.hidden.index import Indexes  # noqa: PLC0415 - only where a program sees files
+
+            loop = asyncio.get_running_loop()
+            self._indexes = Indexes(lambda: _set(loop, self))
+        return await self._indexes.of(shown[0].source)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        if self._indexes is not None:
+            self._indexes.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """What is hidden from the program of one call."""
+
+    spec: SandboxSpec
+    index: "Index | None" = None
+    guard: "Guard | None" = None
+    scope: anyio.CancelScope | None = None
+
+    async def run(self, program: Callable[[], Awaitable[_T]]) -> _T:
+        """Run the program, and return what came of it if it was kept from such files until its end.
+
+        Raises:
+            Refused: as ``require``; nobody gets to know what came of it.
+        """
+        if self.scope is None:
+            return await program()
+        with self.scope:
+            came = await program()
+        await self.require()
+        return came
+
+    async def require(self) -> None:
+        """Refuse where such a file has appeared, or has taken the place of one that was covered.
+
+        Raises:
+            Refused: one has.
+        """
+        if self.index is None or self.guard is None:
+            return
+        if not self.guard.holds:
+            await anyio.to_thread.run_sync(self.index.drain)
+        if self.guard.broken:
+            raise Refused(
+                "workspace.secret",
+                "While it ran, a file that is named as secrets are appeared in the workspace or was replaced there: "
+                "the program was ended, and what it put out is withheld.",
+                "Call again.",
+            )
+
+    def printed(self, show: Callable[[str], None]) -> Callable[[str], None]:
+        """Stands before whoever shows what a program prints while it runs: holds it back while that is in doubt."""
+        guard = self.guard
+        if guard is None:
+            return show
+        held, size = list[str](), 0
+
+        def printed(text: str) -> None:
+            nonlocal size
+            if size > MAX_HELD:
+                return
+            held.append(text)
+            size += len(text)
+            if size > MAX_HELD:
+                held.clear()
+            elif guard.holds:
+                show("".join(held))
+                held.clear()
+                size = 0
+
+        return printed
+
+
+def _set(loop: asyncio.AbstractEventLoop, hiding: Hiding) -> None:
+    with suppress(RuntimeError):  # the server has ended
+        loop.call_soon_threadsafe(hiding.changed.set)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, scope: anyio.CancelScope) -> None:
+    loop.call_soon_threadsafe(scope.cancel)
+
+
+async def _masks(index: "Index", revealed: frozenset[str]) -> tuple[str, ...]:
+    if index.count > _MANY:
+        return await anyio.to_thread.run_sync(index.masks, revealed)
+    return index.masks(revealed)
+
+
+def _revealed(reveal: Sequence[str]) -> frozenset[str]:
+    return frozenset(path.strip("/") for path in reveal)

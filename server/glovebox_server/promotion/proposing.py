@@ -1,0 +1,248 @@
+"""Promotions that a caller proposes: worked out and shown whole, put to a person, and made exactly as they were shown.
+
+Rule 1  What cannot be shown whole is not asked about: nobody can say yes to what they cannot read. How much it is, is
+        told from the artifacts' sizes, and of each file that is there from its own, before anything is read.
+Rule 2  A yes is bound to what was shown, with the digests of each file before and after. It is worked out anew before
+        the yes is used, and looked at again file by file before and while files are exchanged.
+
+Must never be imported here: the broker, or anything of MCP.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
+from glovebox_sandboxes.plural import counted
+from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.audit.events import Event, ProposalScanned
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.calls import ToolCall
+from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.governance.approvals.shown import visible
+from glovebox_server.promotion import journal as journals
+from glovebox_server.promotion import plan, transaction
+from glovebox_server.promotion.folder import Folder, opened
+from glovebox_server.promotion.journal import Promotion
+from glovebox_server.promotion.plan import Planned
+from glovebox_server.promotion.scanner import Found
+from glovebox_server.promotion.scanning import Scan
+from glovebox_server.redaction import without_paths
+from glovebox_server.settings import Settings
+
+MAX_SHOWN_BYTES: Final = 48 * 1024
+"""Of what a person is shown: with the rest of the question it fits into the form of a client."""
+MAX_SHOWN_FINDINGS: Final = 12
+"""Of one artifact."""
+MAX_COMPARED_BYTES: Final = 128 * 1024
+"""Of all files together, before and after."""
+MAX_COMPARED_LINES: Final = 4000
+"""Comparing takes the square of them at worst."""
+
+_EMPTY: Final = Captured(text="", total_bytes=0, dropped_bytes=0)
+_T = TypeVar("_T")
+_BY_HAND: Final = "Propose less at a time, or ask the operator to use `glovebox artifact promote`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """What a call would change."""
+
+    planned: Planned
+    """What would be done, and with what."""
+    shown: str
+    """All of it, as lines in which nothing hides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposals:
+    """What works proposals out and carries them out. One per server."""
+
+    settings: Settings
+    audit: AuditLog
+    into: Callable[[], Mapping[str, str]]
+    """Folders by name, of the policy in force."""
+
+    async def proposed(self, call: ToolCall, size: int) -> Proposed:
+        """Work out what a call would change. Nothing is written.
+
+        Args:
+            call: whose artifacts its caller may have: that was looked up.
+            size: of the artifacts, in bytes.
+
+        Raises:
+            Refused: it cannot be done, or not be shown; what is said tells no path of this host.
+        """
+        if size > MAX_COMPARED_BYTES:
+            raise _too_long(f"holds more than {MAX_COMPARED_BYTES} bytes")
+        return await anyio.to_thread.run_sync(_told, lambda: self._proposed(call))
+
+    async def scanned(self, proposed: Proposed, scans: Sequence[Scan], call: ToolCall) -> Proposed:
+        """The same, shown with what was found in the artifacts, which is on record then.
+
+        Raises:
+            Refused: it is too much to be shown.
+            AuditUnavailable: it could not be recorded, so nobody is asked.
+        """
+        shown = "\n".join([*_findings(scans), proposed.shown])
+        if len(shown.encode()) > MAX_SHOWN_BYTES:
+            raise _too_long(f"takes more than {MAX_SHOWN_BYTES} bytes to be shown")
+        if events := [_scanned(call, each) for each in scans if not each.known]:
+            await self.audit.append_all(events)
+        found = {each.uri: Found(lines=each.findings, more=each.more) for each in scans if not each.not_scanned}
+        return Proposed(planned=proposed.planned.scanned(found), shown=shown)
+
+    async def put(self, proposed: Proposed, call: ToolCall) -> Outcome:
+        """Change what somebody said yes to, all or nothing. It has to be called shielded: it ends, whoever gives up.
+
+        Raises:
+            Refused: nothing was changed.
+            AuditUnavailable: nor where it could not be recorded.
+        """
+        began = anyio.current_time()
+        done = await anyio.to_thread.run_sync(_told, lambda: self._put(proposed, call))
+        return Outcome(
+            ended="exited",
+            code=0,
+            reason="",
+            stdout=_EMPTY,
+            stderr=_EMPTY,
+            value={"promotion": done.id, "digest": done.digest, "files": [each.name for each in done.changes]},
+            blobs=(),
+            skipped=(),
+            usage=Usage(wall_ms=(anyio.current_time() - began) * 1000, cpu_ms=None, memory_peak_bytes=0),
+        )
+
+    def _proposed(self, call: ToolCall) -> Proposed:
+        uris, apply = call.arguments["inputs"], call.arguments["apply"]
+        if apply and len(uris) != 1:
+            raise Refused("promotion.patch", "A patch is applied by itself.", "Name one input.")
+        into = plan.target(self.settings, dict(self.into()), call.arguments["into"])
+        with opened(into.path, MAX_COMPARED_BYTES) as folder:
+            found = (
+                plan.planned_patch(self.settings, uris[0], into, folder)
+                if apply
+                else plan.planned(self.settings, uris, into, folder)
+            )
+            if not found.promotion.changes:
+                reason = "Nothing would change: the files hold this already."
+                raise Refused("promotion.same", reason, "Nothing is left to do.")
+            return Proposed(planned=found, shown=_shown(found, folder))
+
+    def _put(self, proposed: Proposed, call: ToolCall) -> Promotion:
+        promotion = replace(proposed.planned.promotion, by=call.principal.id)
+
+        def record(event: Event) -> None:
+            anyio.from_thread.run(self.audit.append, event)
+
+        with journals.locked(self.settings.state_dir) as journal, opened(Path(promotion.path)) as folder:
+            transaction.require_settled(transaction.recover(journal, record))
+            transaction.require_same(folder, promotion)
+            return transaction.promote(folder, journal, promotion, proposed.planned.content, record)
+
+
+def _told(work: Callable[[], _T]) -> _T:
+    """What work returns; what it refuses is said without paths, and so is a store that cannot be used."""
+    try:
+        return work()
+    except Refused as refusal:
+        raise Refused(refusal.rule, without_paths(refusal.reason), without_paths(refusal.hint)) from refusal
+    except (ArtifactsUnavailable, AuditUnavailable):
+        raise
+    except OSError as problem:
+        reason = f"The system refused: {os.strerror(problem.errno or errno.EIO)}; nothing was changed."
+        hint = "Tell the operator: the server's user has to be able to read the folder and its files."
+        raise Refused("promotion.path", reason, hint) from problem
+    except Diagnosed as problem:
+        reason = "The state directory cannot be used for promotions just now; nothing was changed."
+        raise Refused(
+            "promotion.interrupted", reason, "Tell the operator: `glovebox artifact promotions`."
+        ) from problem
+
+
+def _scanned(call: ToolCall, scan: Scan) -> ProposalScanned:
+    plan = scan.plan
+    return ProposalScanned(
+        asked_by=call.id,
+        principal=call.principal.id,
+        name=scan.name,
+        uri=scan.uri,
+        sha256=scan.sha256,
+        findings=scan.findings or None,
+        more=scan.more or None,
+        not_scanned=scan.not_scanned or None,
+        sandbox_id=scan.sandbox_id or None,
+        driver=plan.driver if plan else None,
+        level=plan.level if plan else None,
+        plan_digest=plan.digest if plan else None,
+    )
+
+
+def _findings(scans: Sequence[Scan]) -> Iterator[str]:
+    """What was found, above what would change: whoever proposes a file can fill no more than its share of lines."""
+    yield "The artifacts were looked into for what acts when it is opened; that nothing was found proves nothing:"
+    for scan in scans:
+        name = visible(scan.name)
+        if scan.not_scanned:
+            yield f"  ! {name} was NOT looked into: {scan.not_scanned}"
+        elif not scan.findings and not scan.more:
+            yield f"  {name}: nothing was found"
+        else:
+            yield f"  {name}: {counted(len(scan.findings) + scan.more, 'finding')}"
+        yield from (f"  ! found: {each}" for each in scan.findings[:MAX_SHOWN_FINDINGS])
+        if rest := max(0, len(scan.findings) - MAX_SHOWN_FINDINGS) + scan.more:
+            yield f"  ! and {rest} more{'' if scan.more else ', which are on record'}"
+
+
+def _shown(found: Planned, folder: Folder) -> str:
+    changes = found.promotion.changes
+    size = lines = 0
+    for number, change in enumerate(changes):
+        size += sum(each.bytes for each in (change.before, change.after) if each)
+        if size > MAX_COMPARED_BYTES:
+            raise _too_long(f"has files of more than {MAX_COMPARED_BYTES} bytes together")
+        lines += folder.head(change.name, MAX_COMPARED_BYTES).count(b"\n") if change.before else 0
+        lines += sum(chunk.count(b"\n") for chunk in found.content(number)) if change.after else 0
+        if lines > MAX_COMPARED_LINES:
+            raise _too_long(f"has files of more than {MAX_COMPARED_LINES} lines together")
+    told = [f"{counted(len(changes), 'file')} of the folder {visible(found.promotion.folder)} would change:"]
+    for number in range(len(changes)):
+        told += _of_file(found, folder, number)
+    if found.same:
+        told.append(f"The same already: {', '.join(map(visible, found.same))}")
+    told.append(f"Digest: {found.promotion.digest}")
+    text = "\n".join(told)
+    if len(text.encode()) > MAX_SHOWN_BYTES:
+        raise _too_long(f"takes more than {MAX_SHOWN_BYTES} bytes to be shown")
+    return text
+
+
+def _of_file(found: Planned, folder: Folder, number: int) -> list[str]:
+    change = found.promotion.changes[number]
+    media_type, risks = found.about(number)
+    before, after = change.before, change.after
+    sizes = " → ".join(str(each.bytes) for each in (before, after) if each)
+    word = "goes" if after is None else "changes" if before else "is new"
+    told = f"{visible(change.name)} {word}: {sizes} bytes {visible(media_type)}".rstrip()
+    if before and after and before.mode != after.mode:
+        told += f", mode {before.mode:03o} → {after.mode:03o}"
+    difference = found.difference(folder, number)
+    if difference is None:
+        reason = (
+            f"{visible(change.name)} is no text, or held none, and nobody can be asked about what they cannot read."
+        )
+        raise Refused("promotion.shown", reason, _BY_HAND)
+    marked = [f"  ! {visible(risk)}" for risk in risks]
+    return [told, *marked, *(f"  │ {visible(line)}" for line in difference or ("No line changes.",))]
+
+
+def _too_long(what: str) -> Refused:
+    return Refused("promotion.shown", f"This {what}, which is too much for somebody to be asked about.", _BY_HAND)

@@ -1,0 +1,184 @@
+"""Archives and what is packed: names that leave their folder, links, what may be run, bombs, and the files inside."""
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import zipfile
+from typing import NamedTuple, cast
+
+from glovebox_server.promotion.scanner.documents import is_office, office, office_names
+from glovebox_server.promotion.scanner.left import Found, Left, Part, not_looked_into, shown
+
+MOST_ENTRIES = 2000
+"""Of one archive, that are looked at."""
+_MOST_LISTED = 50_000
+"""Entries of a zip that are so much as read: its library keeps a record of each, of some 600 bytes."""
+_RATIO = 200
+_EXPANDS = 8 << 20
+"""Bytes above which the ratio counts."""
+_LINK = 0xA
+"""The kind of a symbolic link in the mode of a zip's entry."""
+_BLOCK = 512
+_ENTRY = b"PK\x01\x02"
+_END = b"PK\x05\x06"
+_LAST = 65_557
+"""A zip's end and the longest comment behind it: whatever stands before that, programs read the zip."""
+
+_RUNS = re.compile(
+    r"\.(?:exe|dll|so|dylib|sh|bash|bat|cmd|ps1|js|vbs|scr|lnk|jar|py|pyc|pth|desktop|app|msi|apk)$", re.IGNORECASE
+)
+_PACKED = re.compile(
+    r"\.(?:zip|jar|whl|tar|tgz|gz|bz2|tbz2?|xz|txz|7z|rar|zst|iso|cab|lz4|br|z|lzh|arj)$", re.IGNORECASE
+)
+_UNREAD = (
+    b"7z\xbc\xaf\x27\x1c",
+    b"Rar!\x1a\x07",
+    b"\x28\xb5\x2f\xfd",
+    b"MSCF\0\0\0\0",
+    b"!<arch>\n",
+    b"\x04\x22\x4d\x18",
+)
+"""How archives begin that the standard library does not read: 7z, RAR, Zstandard, cabinet, ar, LZ4."""
+_OUTER = {
+    ".tgz": ".tar",
+    ".tbz2": ".tar",
+    ".tbz": ".tar",
+    ".txz": ".tar",
+    ".gz": "",
+    ".bz2": "",
+    ".xz": "",
+    ".lzma": "",
+}
+
+
+class _Entry(NamedTuple):
+    name: str
+    bytes: int
+    is_plain: bool
+
+
+def unread(part: Part) -> bool:
+    """Whether it is an archive, by what it holds or says it is, of which nothing here reads the inside."""
+    return part.data.startswith(_UNREAD) or part.data[32769:32774] == b"CD001" or bool(_PACKED.search(part.name))
+
+
+def is_zip(part: Part) -> bool:
+    """Whether programs take it for a zip, be it behind something else."""
+    return part.data.startswith(b"PK") or (_END in part.data[-_LAST:] and not is_tar(part))
+
+
+def zipped(part: Part, left: Left) -> Found:
+    """What is told of a zip, and its files."""
+    if part.data.count(_ENTRY) > _MOST_LISTED:
+        yield f"archive: more than {_MOST_LISTED} entries, and so it was not looked into"
+        return
+    with zipfile.ZipFile(io.BytesIO(part.data)) as archive:
+        entries = archive.infolist()
+        in_office = is_office(each.filename for each in entries)
+        sized = [_Entry(each.filename, each.file_size, each.external_attr >> 28 != _LINK) for each in entries]
+        yield from _entries("Office document" if in_office else "archive", sized, len(part.data))
+        if any(each.flag_bits & 1 for each in entries):
+            yield "archive: entries that are encrypted"
+        if in_office:
+            yield from office_names(each.filename for each in entries[:MOST_ENTRIES])
+        for each in entries[:MOST_ENTRIES]:
+            if each.is_dir() or each.flag_bits & 1:
+                continue
+            try:
+                with cast("zipfile.ZipExtFile", archive.open(each)) as file:
+                    data, why = left.read(file)
+            except Exception as problem:  # noqa: BLE001 - of one entry; the others are looked into
+                data, why = b"", f"it cannot be unpacked ({type(problem).__name__})"
+            if why:
+                yield f"archive: {shown(each.filename)} was not looked into to its end: {why}"
+            if in_office:
+                yield from office(each.filename, data)
+            yield Part(each.filename, data, is_text=in_office and each.filename.endswith((".xml", ".rels")))
+
+
+_CUT = "archive: it cannot be looked into to its end: an entry leads backwards, or is none"
+
+
+def is_tar(part: Part) -> bool:
+    """Whether it begins as a tar does: with an entry whose check sum is right."""
+    try:
+        tarfile.TarInfo.frombuf(part.data[:_BLOCK], "utf-8", "surrogateescape")
+    except Exception:  # noqa: BLE001 - hostile bytes, and whatever a library makes of them
+        return False
+    return True
+
+
+def tarred(part: Part, left: Left) -> Found:
+    """What is told of a tar, and its files."""
+    with tarfile.open(fileobj=io.BytesIO(part.data), mode="r:") as archive:
+        members, at = [], -1
+        while (each := archive.next()) is not None:
+            # A size below zero leads backwards, and for ever (CVE-2025-8194).
+            if archive.offset <= at or each.size < 0:
+                yield _CUT
+                break
+            at = archive.offset
+            members.append(each)
+            if len(members) > MOST_ENTRIES or left.over():
+                break
+        else:  # newer versions of the library take such an entry, as any that is none, for the end
+            if part.data[archive.offset :].strip(b"\0"):
+                yield _CUT
+        sized = [
+            _Entry(each.name, each.size, (each.isreg() and not each.issparse()) or each.isdir()) for each in members
+        ]
+        yield from _entries("archive", sized, len(part.data))
+        for each in members[:MOST_ENTRIES]:
+            if each.isreg() and not each.issparse():  # a sparse one may say that it is of any size
+                yield Part(each.name, part.data[each.offset_data : each.offset_data + each.size])
+
+
+def is_packed(part: Part) -> bool:
+    """Whether it is one file, compressed."""
+    return part.data.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")) or part.name.casefold().endswith(".lzma")
+
+
+def packed(part: Part, left: Left) -> Found:
+    """What is told of a compressed file, and what it holds."""
+    source = io.BytesIO(part.data)
+    with (
+        gzip.GzipFile(fileobj=source) if part.data.startswith(b"\x1f\x8b")
+        else bz2.BZ2File(source) if part.data.startswith(b"BZh")
+        else lzma.LZMAFile(source)
+    ) as file:  # fmt: skip
+        data, why = left.read(file)
+    if why:
+        yield f"archive: {not_looked_into(why)}"
+    if len(data) > _RATIO * len(part.data) + _EXPANDS:
+        yield f"archive: unpacks to more than {_RATIO} times its size"
+    yield Part(_inner(part.name), data)
+
+
+def _inner(name: str) -> str:
+    for ending, rest in _OUTER.items():
+        if name.casefold().endswith(ending):
+            return name[: -len(ending)] + rest
+    return name
+
+
+def _entries(what: str, entries: list[_Entry], packed: int) -> Found:
+    total = sum(each.bytes for each in entries)
+    if what == "archive":
+        yield f"archive: {len(entries)} entries, {total} bytes unpacked"
+    if len(entries) > MOST_ENTRIES:
+        yield f"{what}: more than {MOST_ENTRIES} entries, of which the rest was not looked at"
+    if total > _RATIO * packed + _EXPANDS:
+        yield f"{what}: unpacks to more than {_RATIO} times its size"
+    for each in entries[:MOST_ENTRIES]:
+        parts = each.name.replace("\\", "/").split("/")
+        name = shown(each.name)
+        if ".." in parts or each.name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", each.name):
+            yield f"{what}: {name} unpacks outside of its folder"
+        if not each.is_plain:
+            yield f"{what}: {name} is a link or no plain file"
+        hidden = any(part.startswith(".") and part not in {".", ".rels"} for part in parts)
+        if _RUNS.search(each.name) or hidden:
+            yield f"{what}: {name} may be run or obeyed"

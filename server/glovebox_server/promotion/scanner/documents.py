@@ -1,0 +1,152 @@
+"""Documents of office programs and notebooks: macros, controls, fields and queries, links, and the files inside."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from glovebox_server.promotion.scanner import ole
+from glovebox_server.promotion.scanner.left import Found, Left, Part
+from glovebox_server.promotion.scanner.markup import markup, told
+
+_OFFICE = (
+    ("macros", re.compile(r"vbaProject|vbaData|macrosheets/", re.IGNORECASE)),
+    ("a control that runs code", re.compile(r"activeX", re.IGNORECASE)),
+    ("a file inside", re.compile(r"embeddings/|oleObject", re.IGNORECASE)),
+    ("a link to other data", re.compile(r"externalLinks/|connections\.xml|queryTables/", re.IGNORECASE)),
+)
+_TYPES = "[Content_Types].xml"
+_XML = (".xml", ".rels", ".bin")
+_EXTERNAL = re.compile(rb'TargetMode\s*=\s*["\']External', re.IGNORECASE)
+_DDE = re.compile(rb"\bDDE(?:AUTO)?\b")
+
+_SYLK_ACTS = (
+    ("a formula, which may start programs", re.compile(rb"(?:\A|[\r\n])[CF];(?:[^\r\n]*?;)?E")),
+    ("a name that may start a macro", re.compile(rb"[\r\n]NN;")),
+    ("a sheet of macros", re.compile(rb"[\r\n]O;(?:[^\r\n]*?;)?E")),
+)
+_QUERY = re.compile(rb"\A\s*(?:WEB\r?\n1\r?\n|XLODBC\r?\n|QueryType=)", re.IGNORECASE)
+_QUERIES = (".iqy", ".oqy", ".rqy", ".dqy")
+
+
+def is_office(names: Iterable[str]) -> bool:
+    """Whether a zip with these entries is an Office document."""
+    return _TYPES in names
+
+
+def office_names(names: Iterable[str]) -> Iterator[str]:
+    """What the parts of an Office document say of themselves by their names."""
+    for name in names:
+        yield from (f"Office document: {what}" for what, form in _OFFICE if form.search(name))
+
+
+def office(name: str, data: bytes) -> Iterator[str]:
+    """What acts in one part of an Office document."""
+    if not name.casefold().endswith(_XML):
+        return
+    text = told(data)
+    if name == _TYPES:  # which says what a part is, whatever it is called
+        yield from office_names([text.decode("latin-1")])
+    if _EXTERNAL.search(text):
+        yield "Office document: what is loaded from elsewhere, or a link"
+    # A field's text may be cut by markup.
+    if _DDE.search(text) or _DDE.search(re.sub(rb"<[^>]*>", b"", text)):
+        yield "Office document: a field that starts programs (DDE)"
+
+
+def is_old_office(part: Part) -> bool:
+    """Whether it is a compound file, as Office documents were before they were zips."""
+    return part.data.startswith(ole.MAGIC)
+
+
+def old_office(part: Part, left: Left) -> Found:
+    """What is told of a compound file, and the files inside of it."""
+    if "_VBA_PROJECT".encode("utf-16-le") in part.data or "Macros".encode("utf-16-le") in part.data:
+        yield "Office document (OLE): macros"
+    else:
+        yield "Office document (OLE): it was not looked into"
+    for name, data in ole.streams(part.data, left):
+        if name == "EncryptedPackage":
+            yield "Office document (OLE): encryption"
+        elif name == "\1Ole10Native":
+            yield "Office document (OLE): a file inside"
+            yield Part(*ole.native(data))
+        elif name in {"Package", "CONTENTS"}:
+            yield "Office document (OLE): a file inside"
+            yield Part(name, data)
+
+
+def is_rtf(part: Part) -> bool:
+    """Whether Word takes it for RTF."""
+    return part.data[:1024].lstrip().startswith(b"{\\rt")
+
+
+def rtf(part: Part, left: Left) -> Found:
+    """What is told of RTF, and the objects in it that are written plainly."""
+    yield "RTF document: it was not looked into"
+    for number, found in enumerate(re.finditer(rb"\\objdata\b([^}]*)", part.data)):
+        if left.over():
+            return
+        if not number:
+            yield "RTF document: an embedded object"
+        text = re.sub(rb"[^0-9A-Fa-f]+", b"", found[1])
+        data = bytes.fromhex(text[: len(text) & ~1].decode())
+        left.bytes -= len(data)
+        for magic in (ole.MAGIC, b"PK\x03\x04", b"%PDF-"):
+            if (at := data.find(magic)) >= 0:
+                yield Part(f"object {number + 1}", data[at:])
+
+
+def is_sylk(part: Part) -> bool:
+    """Whether spreadsheets take it for SYLK: by its name, or as they do, by its beginning, if it has cells."""
+    return part.name.casefold().endswith(".slk") or (
+        part.data.startswith(b"ID;") and bool(re.search(rb"[\r\n]C;(?:[XYKE]|[^\r\n]*;K)", part.data))
+    )
+
+
+def sylk(part: Part, _: Left) -> Found:
+    """What acts in a SYLK sheet."""
+    yield from (f"SYLK: {what}" for what, form in _SYLK_ACTS if form.search(part.data))
+
+
+def is_query(part: Part) -> bool:
+    """Whether a spreadsheet asks elsewhere for data when it is opened."""
+    return part.name.casefold().endswith(_QUERIES) or bool(_QUERY.match(part.data[:1024]))
+
+
+def query(_: Part, __: Left) -> Found:
+    """That it does."""
+    yield "query: data that is loaded from elsewhere when it is opened"
+
+
+def is_notebook(part: Part) -> bool:
+    """Whether it is a notebook by its name, or by what it holds."""
+    return part.name.casefold().endswith(".ipynb") or b'"nbformat"' in part.data
+
+
+def notebook(part: Part, _: Left) -> Found:
+    """What acts in a notebook: its cells, and what their outputs hold."""
+    cells = json.loads(part.data)["cells"]
+    code = sum(1 for each in cells if each.get("cell_type") == "code")
+    if code:
+        yield f"notebook: {code} cells of code, which run when somebody runs them"
+    for cell in cells:
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", {})
+            yield from ("notebook: a script in an output" for kind in shown if "javascript" in kind)
+            yield from ("notebook: a widget in an output" for kind in shown if "widget" in kind)
+    # Whatever in it is shown: JSON may write each character of markup as a number.
+    yield from markup("\n".join(_strings(cells)).encode("utf-8", "replace"))
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        if value and all(isinstance(each, str) for each in value):
+            yield "".join(value)
+            return
+        for each in value:
+            yield from _strings(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _strings(each)

@@ -1,0 +1,101 @@
+"""Looks into files for what acts when they are opened: the program that `glovebox artifact scan` runs in a sandbox.
+
+Each look is bounded; what was not looked at is said.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from glovebox_server.promotion.scanner import archives, documents, patches, pdf, pictures
+from glovebox_server.promotion.scanner.left import MOST_DEPTH, Found, Left, Part, not_looked_into, shown
+from glovebox_server.promotion.scanner.markup import markup
+from glovebox_server.secret_scan.patterns import found as secrets_in
+
+MOST_BYTES = 32 << 20
+"""Of a file; of what lies behind, nothing is said but that."""
+MOST_FINDINGS = 60
+"""That are listed; the others are counted."""
+_MOST_COUNTED = 10_000
+_MOST_CHARACTERS = 300
+_MOST_SECRETS = 1000
+
+_LOOKS: tuple[tuple[Callable[[Part], bool], Callable[[Part, Left], Found]], ...] = (
+    (pdf.is_pdf, pdf.pdf),
+    (documents.is_old_office, documents.old_office),
+    (documents.is_rtf, documents.rtf),
+    (documents.is_notebook, documents.notebook),
+    (documents.is_sylk, documents.sylk),
+    (documents.is_query, documents.query),
+    (patches.is_patch, patches.patch),
+    (pictures.is_picture, pictures.picture),
+    (archives.is_zip, archives.zipped),
+    (archives.is_tar, archives.tarred),
+    (archives.is_packed, archives.packed),
+)
+_ARCHIVES = (archives.is_zip, archives.is_tar, archives.is_packed)
+
+
+def scan(data: bytes, name: str) -> list[str]:
+    """Say what acts in a file when it is opened, and which secrets are in it."""
+    found: dict[str, None] = {}
+    for each in _inside(Part(name, data), "", 0, Left()):
+        found.setdefault(each[:_MOST_CHARACTERS])
+        if len(found) >= _MOST_COUNTED:
+            break
+    return list(found)
+
+
+def _inside(part: Part, where: str, depth: int, left: Left) -> Iterator[str]:
+    """What is found in a part, and in the parts of it."""
+    told = f"in {shown(where)}: " if where else ""
+    for look in _looks(part):
+        try:
+            for each in look(part, left):
+                if isinstance(each, str):
+                    yield told + each
+                    continue
+                left.parts -= 1
+                why = left.over() or (depth == MOST_DEPTH and f"deeper than {MOST_DEPTH} files in each other")
+                if why:
+                    yield told + not_looked_into(why)
+                    break
+                yield from _inside(each, f"{where}/{each.name}" if where else each.name, depth + 1, left)
+        except Exception as problem:  # noqa: BLE001 - hostile bytes, and whatever a library makes of them
+            yield f"{told}it cannot be looked into: {type(problem).__name__}"
+
+
+def _looks(part: Part) -> Iterator[Callable[[Part, Left], Found]]:
+    """Each look that fits; what costs nothing but its size comes before what unpacks."""
+    yield _secrets
+    if part.is_text:
+        return
+    yield _markup
+    yield from (look for fits, look in _LOOKS if fits(part))
+    if archives.unread(part) and not any(fits(part) for fits in _ARCHIVES):
+        yield lambda _part, _left: iter(("it is an archive, which was not looked into",))
+
+
+def _secrets(part: Part, _: Left) -> Found:
+    for kind in dict.fromkeys(kind for _begin, _end, kind in islice(secrets_in(part.data), _MOST_SECRETS)):
+        yield f"a secret: {kind}"
+
+
+def _markup(part: Part, _: Left) -> Found:
+    """Of every kind: a browser that takes a file for a page reads whatever else it is."""
+    yield from markup(part.data)
+
+
+def main(directory: str) -> dict[str, dict[str, object]]:
+    """Scan every file below a directory: of each its first findings, and how many more there are."""
+    found: dict[str, dict[str, object]] = {}
+    for path in sorted(Path(directory).rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            name = str(path.relative_to(directory))
+            lines = scan(data[:MOST_BYTES], name)
+            if len(data) > MOST_BYTES:
+                lines.insert(0, f"behind its first {MOST_BYTES} bytes it was not looked into")
+            found[name] = {"findings": lines[:MOST_FINDINGS], "more": max(0, len(lines) - MOST_FINDINGS)}
+    return found

@@ -1,0 +1,192 @@
+"""PDF: scripts, actions, programs and files, in what stands plainly and in streams. ISO 32000-1."""
+
+import base64
+import re
+import zlib
+from collections.abc import Callable
+
+from glovebox_server.promotion.scanner.left import Found, Left, Part
+
+MOST_STREAMS = 2000
+_MOST_SLOW = 4 << 20
+"""Bytes of a stream that are read by what is written in Python: two seconds of it at most."""
+_HEAD = 2000
+"""Bytes before a stream in which it is said how it is packed."""
+_ZLIB_HEAD = 2
+_PIECE = 4096
+"""Bytes of a stream that are unpacked at once: of a broken one, what stands before that piece is looked at."""
+
+_ACTS = (
+    ("a script", rb"/(?:JavaScript|JS)\b"), ("an action when it is opened", rb"/(?:OpenAction|AA)\b"),
+    ("a program to start", rb"/Launch\b"), ("a file inside", rb"/(?:EmbeddedFiles?|Filespec)\b"),
+    ("a form that sends", rb"/(?:SubmitForm|ImportData|XFA)\b"), ("film or sound", rb"/(?:RichMedia|Screen|Movie)\b"),
+    ("an address", rb"/URI\b"), ("a way to another file", rb"/GoTo[RE]\b"), ("encryption", rb"/Encrypt\b"),
+)  # fmt: skip
+_STREAM = re.compile(rb"\bstream[ \t]*(?:\r\n|\n|\r)")
+_FILTER = re.compile(rb"/(?:Filter|F)\s*(\[[^\]]{0,500}\]|/[^\s/<>\[\]()]{1,100}|\d+\s+\d+\s+R)")
+_NAME = re.compile(rb"/([^\s/<>\[\]()]{1,100})")
+_PICTURES = frozenset((b"DCTDecode", b"DCT", b"JPXDecode", b"CCITTFaxDecode", b"CCF", b"JBIG2Decode"))
+
+_FLATE = ([b"FlateDecode"], [b"Fl"])
+_PREDICTED = re.compile(rb"/Predictor\s*(?!1\b)\d")
+_NO_TEXT = re.compile(rb"/XRef\b|/Image\b")
+_FORM = "a stream in a form that was not looked into"
+_BROKEN = "a stream that is broken, and was not looked into"
+_NOT_ALL = "a stream that was not looked into to its end"
+
+_Unpacked = tuple[bytes, bool]
+"""What a stream holds, and whether that is all of it."""
+
+
+def is_pdf(part: Part) -> bool:
+    """Whether readers take it for a PDF."""
+    return b"%PDF-" in part.data[:1024]
+
+
+def pdf(part: Part, left: Left) -> Found:
+    """What acts in a PDF, and the files inside."""
+    texts, untold = [_named(part.data)], {""}
+    files: list[Part] = []
+    for number, begin in enumerate(_STREAM.finditer(part.data)):
+        if (why := left.over()) or number >= MOST_STREAMS:
+            yield f"PDF: not all of its streams were looked into: {why or f'more than {MOST_STREAMS}'}"
+            break
+        head = _named(part.data[max(0, begin.start() - _HEAD) : begin.start()])
+        head = head[max(head.rfind(b" obj"), head.rfind(b"endstream"), 0) :]
+        text, problem = _unpacked(memoryview(part.data)[begin.end() :], head, left)
+        if problem not in untold:
+            untold.add(problem)
+            yield f"PDF: {problem}"
+        left.bytes -= len(text)
+        texts.append(_named(text))
+        if b"/EmbeddedFile" in head:
+            files.append(Part(f"file {len(files) + 1}", text))
+    for what, form in _ACTS:
+        if any(re.search(form, text) for text in texts):
+            yield f"PDF: {what}"
+    yield from files
+
+
+def _named(text: bytes) -> bytes:
+    """The same, with names that are written in hexadecimal as everybody reads them: /J#61vaScript. 7.3.5."""
+    return re.sub(rb"#([0-9A-Fa-f]{2})", lambda found: bytes((int(found[1], 16),)), text) if b"#" in text else text
+
+
+def _unpacked(packed: memoryview, head: bytes, left: Left) -> tuple[bytes, str]:
+    """What a stream holds, and what is to be told of it; empty where that is all, or a picture."""
+    said = _FILTER.findall(head)
+    names = _NAME.findall(said[-1]) if said else []
+    # Whatever is said of it: a reader may find that in another place.
+    is_zlib = True
+    try:
+        text, whole = _inflated(packed, left.bytes + 1)
+    except ValueError:
+        text, whole, is_zlib = b"", True, False
+    if not said or names[:1] in _FLATE:
+        rest, problem = _decoded(text, names[1:], left)
+        problem = _NOT_ALL if not whole else _BROKEN if said and not is_zlib else problem
+    else:
+        rest, problem = _decoded(bytes(packed[:_MOST_SLOW]), names or [said[-1]], left)
+        rest += text if whole else b""
+    # Rows of bytes, each told as its difference from the last: no text stands in them.
+    if _PREDICTED.search(head) and not _NO_TEXT.search(head):
+        problem = problem or _FORM
+    return rest, problem
+
+
+def _decoded(data: bytes, names: list[bytes], left: Left) -> tuple[bytes, str]:
+    """What comes of it by these filters, one after the other."""
+    problem = ""
+    for name in names:
+        if name in _PICTURES:
+            return b"", problem
+        if name not in _FILTERS:
+            return data, _FORM
+        try:
+            data, whole = _FILTERS[name](data, left.bytes + 1)
+        except ValueError:
+            return data, _BROKEN
+        problem = problem if whole else _NOT_ALL
+    return data, problem
+
+
+def _inflated(packed: memoryview | bytes, most: int) -> _Unpacked:
+    """What a stream holds, and whether that is all; ValueError for one that is not packed so."""
+    # Its check sum decides nothing: readers pass over a wrong one.
+    if len(packed) < _ZLIB_HEAD or packed[0] & 0xF != zlib.DEFLATED or (packed[0] << 8 | packed[1]) % 31:
+        raise ValueError("no zlib")
+    unpacker, out, at = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), _ZLIB_HEAD
+    try:
+        while not unpacker.eof and at < len(packed) and len(out) < most:
+            out += unpacker.decompress(packed[at : at + _PIECE], most - len(out))
+            at += _PIECE
+    except zlib.error:
+        return bytes(out), False
+    return bytes(out), unpacker.eof
+
+
+def _ascii85(packed: bytes, _: int) -> _Unpacked:
+    text, end, _rest = packed.partition(b"~>")
+    text = re.sub(rb"[\0\s]+", b"", text)[:_MOST_SLOW].removeprefix(b"<~")
+    good = re.sub(rb"[^!-uz].*", b"", text, flags=re.DOTALL)
+    return base64.a85decode(good), bool(end) and good == text
+
+
+def _hex(packed: bytes, _: int) -> _Unpacked:
+    text, end, _rest = packed.partition(b">")
+    text = re.sub(rb"[\0\s]+", b"", text)
+    good = re.sub(rb"[^0-9A-Fa-f].*", b"", text, flags=re.DOTALL)
+    return bytes.fromhex((good + b"0" * (len(good) % 2)).decode("ascii")), bool(end) and good == text
+
+
+def _run_lengths(packed: bytes, most: int) -> _Unpacked:
+    """7.4.5: a length and so many bytes, or one byte and how often."""
+    out, at = bytearray(), 0
+    while at < len(packed) and len(out) < most:
+        length = packed[at]
+        if length == 128:
+            return bytes(out), True
+        if length < 128:
+            out += packed[at + 1 : at + 2 + length]
+            at += 2 + length
+        else:
+            out += packed[at + 1 : at + 2] * (257 - length)
+            at += 2
+    return bytes(out[:most]), False
+
+
+def _lzw(packed: bytes, most: int) -> _Unpacked:
+    """7.4.4: codes of 9 to 12 bits, each of which is a text that occurred before."""
+    clear, end = 256, 257
+    table = [bytes((each,)) for each in range(256)] + [b"", b""]
+    out, last, bits, held = bytearray(), b"", 0, 0
+    width = 9
+    for byte in packed:
+        held, bits = held << 8 | byte, bits + 8
+        if bits < width:
+            continue
+        bits -= width
+        code, held = held >> bits, held & (1 << bits) - 1
+        if code == end or len(out) > most:
+            return bytes(out[:most]), code == end
+        if code == clear:
+            table, last, width = table[:258], b"", 9
+            continue
+        if code > len(table) or (code == len(table) and not last):
+            return bytes(out), False
+        text = table[code] if code < len(table) else last + last[:1]
+        out += text
+        if last and len(table) < 4096:
+            table.append(last + text[:1])
+        last = text
+        width = min(12, max(9, (len(table) + 1).bit_length()))  # one code early: EarlyChange is 1 where nothing is said
+    return bytes(out), False
+
+
+_FILTERS: dict[bytes, Callable[[bytes, int], _Unpacked]] = {
+    b"FlateDecode": _inflated, b"Fl": _inflated,
+    b"ASCII85Decode": _ascii85, b"A85": _ascii85,
+    b"ASCIIHexDecode": _hex, b"AHx": _hex,
+    b"RunLengthDecode": _run_lengths, b"RL": _run_lengths,
+    b"LZWDecode": _lzw, b"LZW": _lzw,
+}  # fmt: skip

@@ -1,0 +1,112 @@
+"""Arguments that the log keeps sealed: for the holder of a private key that is kept elsewhere, and for nobody here.
+
+HPKE (RFC 9180) in its base mode, each for its own call: what was sealed for one does not open as another's.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.reading import read_bytes
+from glovebox_server import secret_files
+from glovebox_server.audit import chain
+from glovebox_server.audit.chain import Record
+from glovebox_server.calls import ToolCall
+from glovebox_server.receipts.keys import MAX_KEY_BYTES
+from glovebox_server.secret_files import SecretUnusable
+
+MAX_BYTES: Final = 256 * 1024
+"""Longest arguments that are sealed, as JSON: they fit a record beside the same with secrets replaced."""
+
+Opened = Callable[[Record], Mapping[str, Any] | None]
+"""Opens the arguments of one ``call.decided``; None where there are none, or they are another key's."""
+
+_SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+_INFO: Final = b"https://glovebox.dev/arguments/v1 "
+
+
+class OpeningKeyUnusable(SecretUnusable):
+    """The key that opens arguments cannot be read safely."""
+
+    kind = "private key"
+
+
+class Sealer:
+    """Seals arguments to a public key. Make it with ``load``."""
+
+    def __init__(self, key: X25519PublicKey) -> None:
+        """Take the key."""
+        self._key = key
+
+    @classmethod
+    def load(cls, path: Path) -> "Sealer":
+        """Read the public key.
+
+        Raises:
+            ProfileError: somebody else can have written it, it cannot be read, or is no X25519 public key.
+        """
+        try:
+            key = serialization.load_pem_public_key(read_bytes(path, MAX_KEY_BYTES))
+        except (ValueError, UnsupportedAlgorithm):
+            key = None
+        if isinstance(key, X25519PublicKey):
+            return cls(key)
+        fix = "Make it of your private key: `openssl pkey -in KEY -pubout`."
+        raise ProfileError(path, None, "", "is no X25519 public key in PEM", fix)
+
+    def seal(self, call: ToolCall) -> str | None:
+        """The arguments of a call, sealed, in base64; None where they are too long."""
+        content = chain.canonical(dict(call.arguments))
+        if len(content) > MAX_BYTES:
+            return None
+        return b64encode(_SUITE.encrypt(content, self._key, info=_INFO + call.id.encode())).decode()
+
+
+def opener(path: Path) -> Opened:
+    """Read the private key, and return what opens arguments with it.
+
+    Raises:
+        OpeningKeyUnusable: it is not there, a link, another user's, open to others, or no X25519 key.
+    """
+    make = f"Make one: `openssl genpkey -algorithm x25519 -out {path}`."
+    content = secret_files.read_own(path, MAX_KEY_BYTES, OpeningKeyUnusable, make)
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, X25519PrivateKey):
+        # What is there may be the only copy of another key: no command that would write over it.
+        raise OpeningKeyUnusable(path, "it does not hold an X25519 private key in PEM", "Name the file of one.")
+
+    def opened(record: Record) -> Mapping[str, Any] | None:
+        try:
+            info = _INFO + str(record.call_id).encode()
+            found = json.loads(_SUITE.decrypt(b64decode(record.data["sealed_arguments"]), key, info=info))
+        except (LookupError, ValueError, TypeError, InvalidTag, RecursionError):
+            return None
+        # Anybody can seal: what counts is what the call's own digest is of.
+        same = isinstance(found, dict) and chain.digest(found) == record.data.get("arguments_digest")
+        return found if same else None
+
+    return opened
+
+
+def arguments_of(record: Record, opened: Opened | None) -> Mapping[str, Any] | None:
+    """Arguments of a ``call.decided`` as they were asked; None where nobody can know them.
+
+    Args:
+        record: the record.
+        opened: opens sealed ones; None where nobody has the key.
+    """
+    told = record.data.get("arguments")
+    if isinstance(told, dict) and not record.data.get("redacted"):
+        return told
+    return opened(record) if opened is not None else None

@@ -1,0 +1,328 @@
+"""The narrowest profile of a tool that would have allowed what its recorded calls used. Records in, a profile out.
+
+Only what a record shows is narrowed, and never below it: what nobody counted, or nobody can know since arguments were
+not kept, stays as it is and is said. What is suggested is within what is in force.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from glovebox_profiles import egress, model
+from glovebox_profiles.diff import Change, diff
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.model import MIB, Profile
+from glovebox_profiles.order import within
+from glovebox_sandboxes.plural import counted
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.events import (
+    ArtifactCollected,
+    ArtifactRefused,
+    CallCancelled,
+    CallDecided,
+    CallFailed,
+    CallFinished,
+    EgressDecided,
+)
+from glovebox_server.proof.sealed import Opened, arguments_of
+from glovebox_server.tools.base import Tool
+
+MARGIN: Final = 1.5
+"""How much more than the most that was used is suggested: a call is rarely like the last."""
+MAX_PATHS: Final = 32
+"""Paths of one host that are named one by one; a reviewer reads no longer list, and then the rule's own stay."""
+
+_BROKEN_OFF: Final = frozenset({CallCancelled.kind, CallFailed.kind})
+"""A call that ended so has on record what it did; of one that is lost, or goes on, nobody knows."""
+
+KINDS: Final = _BROKEN_OFF | {
+    each.kind for each in (CallDecided, EgressDecided, ArtifactCollected, ArtifactRefused, CallFinished)
+}
+"""The records that it is made from."""
+
+_Asked = tuple[str, str, int, str]
+"""Scheme, host, port and method."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call."""
+
+    allowed: bool = False
+    """Whether that is among the records: of one that began before them only its end is."""
+    url: tuple[str, str] | None = None
+    """Digest and path of the URL in its arguments."""
+    reached: list[tuple[_Asked, str]] = field(default_factory=list)
+    """What it was connected to, with the digest of what was asked for."""
+    attempts: int = 0
+    """Connections, and those that were refused: some of these count against ``network.max_connections`` too."""
+    refused: bool = False
+    """Whether a file of it was dropped."""
+    files: int = 0
+    bytes: int = 0
+    usage: Mapping[str, Any] | None = None
+    """None where it has not finished, or its end is not known."""
+    ended: str = ""
+    """How it ended; empty where no record says."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Suggested:
+    """What is suggested for one tool, and from what."""
+
+    profile: Profile
+    """The whole profile."""
+    changes: tuple[Change, ...] = ()
+    """From the one in force."""
+    based_on: dict[str, str] = field(default_factory=dict)
+    """Why, by key."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Calls of which nobody can know what they used, by the key that therefore stays."""
+    calls: int = 0
+    """Calls that were allowed."""
+    first: str = ""
+    """Time of the first."""
+    last: str = ""
+    """Time of the last."""
+    refused: int = 0
+    """Calls that were refused, or asked about: nothing is based on them."""
+    lifted: int = 0
+    """Calls for which somebody lifted a denial: what it lifted is not suggested."""
+
+
+class _Used:
+    """What all of them used."""
+
+    def __init__(self, tool: Tool, profile: Profile, open_sealed: Opened | None) -> None:
+        self.tool, self.profile, self.open = tool, profile, open_sealed
+        self.calls: dict[str, _Call] = {}
+        self.found = Suggested(profile=profile)
+        self.inputs = 0
+        self.unknown = 0
+        self.asked_seconds = 0.0
+        self.credentials: Counter[str] = Counter()
+
+    def decided(self, record: Record) -> None:
+        data, found = record.data, self.found
+        found.lifted += bool(data.get("grants"))
+        if data.get("effect") != "allow":
+            found.refused += 1
+            return
+        found.calls += 1
+        found.first, found.last = min(found.first or record.time, record.time), max(found.last, record.time)
+        call = self.of(record)
+        call.allowed = True
+        self.inputs += bool(data.get("inputs"))
+        arguments = arguments_of(record, self.open)
+        if arguments is None:
+            self.unknown += 1
+            return
+        self.asked_seconds = max(self.asked_seconds, float(arguments.get("timeout_seconds") or 0))
+        if self.tool.request is not None:
+            method, url = self.tool.request(arguments)
+            try:
+                call.url = _digest(url), egress.parse_url(method, url).path
+            except InvalidTarget:
+                call.url = None
+
+    @property
+    def open_ended(self) -> int:
+        """Allowed calls whose end is on no record: they go on, or are lost."""
+        return sum(call.allowed and not call.ended for call in self.calls.values())
+
+    def of(self, record: Record) -> _Call:
+        return self.calls.setdefault(record.call_id or "", _Call())
+
+    def take(self, record: Record) -> None:
+        data, kind = record.data, record.kind
+        if kind == CallDecided.kind:
+            self.decided(record)
+        elif kind == EgressDecided.kind:
+            call = self.of(record)
+            call.attempts += 1
+            if data.get("effect") != "allow":
+                return
+            asked = (str(data["scheme"]), str(data["host"]), int(data["port"]), str(data.get("method") or "CONNECT"))
+            call.reached.append((asked, str(data.get("asked_digest"))))
+            self.credentials.update([data["credential"]] if data.get("credential") else [])
+        elif kind == ArtifactCollected.kind:
+            call = self.of(record)
+            call.files, call.bytes = call.files + 1, call.bytes + int(data["bytes"])
+        elif kind == ArtifactRefused.kind:
+            self.of(record).refused = True
+        elif kind == CallFinished.kind:
+            call = self.of(record)
+            call.usage, call.ended = data.get("usage") or {}, str(data.get("ended"))
+        elif kind in _BROKEN_OFF:
+            self.of(record).ended = kind
+
+
+def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed: Opened | None = None) -> Suggested:
+    """Suggest a profile.
+
+    Args:
+        records: of the kinds above, of any tools.
+        tool: whose calls count.
+        profile: in force for it.
+        open_sealed: opens arguments that were kept sealed; None where nobody has the key.
+    """
+    used = _Used(tool, profile, open_sealed)
+    for record in records:
+        if record.data.get("tool") == tool.name:
+            used.take(record)
+    found = used.found
+    if not found.calls:
+        return found
+    values = model.effective(profile)
+    # What was written for a wider profile need not hold of this one.
+    values["example"] = []
+    _limits(used, values["limits"])
+    _files(used, values)
+    if profile.network.mode == "egress" and used.open_ended:  # it may reach more
+        found.unknown["network"] = used.open_ended
+    elif profile.network.mode == "egress":
+        _network(used, values)
+    suggested = Profile.model_validate(values, strict=False)
+    if not within(suggested, profile):
+        raise AssertionError(f"wider than what is in force: {tool.name}")
+    found.profile = suggested
+    found.changes = tuple(each for each in diff(profile, suggested) if each.key != "example")
+    changed = {each.key for each in found.changes}
+    found.based_on = {key: why for key, why in found.based_on.items() if key in changed}
+    return found
+
+
+def _limits(used: _Used, limits: dict[str, Any]) -> None:
+    """Time, processor time, memory and output; each stays where one call came to its end, or was not counted."""
+    found, bounds = used.found, used.profile.limits
+    ran = [call for call in used.calls.values() if call.allowed and call.usage is not None]
+    uncounted = found.calls - len(ran)
+    for key, name, unit, floor in (
+        ("wall_seconds", "wall_ms", 1000, model.WALL_SECONDS[0]),
+        ("cpu_seconds", "cpu_ms", 1000, model.CPU_SECONDS[0]),
+        ("memory", "memory_peak_bytes", 1, model.MEMORY[0]),
+    ):
+        # What the guest counted is at least so much, of the program's processes: not what the limit is of.
+        counter = {"cpu_ms": "cpu_from", "memory_peak_bytes": "memory_from"}.get(name)
+        amounts = [
+            float(call.usage[name]) / unit
+            for call in ran
+            if call.usage and call.usage.get(name) is not None and (not counter or call.usage.get(counter) == "group")
+        ]
+        lacking = uncounted + len(ran) - len(amounts)
+        if key == "wall_seconds":
+            lacking = max(lacking, used.unknown)  # each may have asked for more time than it took
+        if lacking:
+            found.unknown[f"limits.{key}"] = lacking
+            continue
+        cut = {"wall_seconds": "timed_out", "cpu_seconds": "limit", "memory": "out_of_memory"}[key]
+        if any(call.ended == cut for call in ran):
+            continue
+        most = max(amounts)
+        step = MIB if key == "memory" else 1
+        wanted = max(math.ceil(most * MARGIN / step) * step, floor)
+        if key == "wall_seconds":
+            wanted = max(wanted, math.ceil(used.asked_seconds))
+        limits[key] = min(type(floor)(wanted), getattr(bounds, key))
+        shown = f"{most / MIB:.0f} MiB" if key == "memory" else f"{most:.1f} s"
+        found.based_on[f"limits.{key}"] = f"at most {shown} in {counted(found.calls, 'call')}"
+
+
+def _files(used: _Used, values: dict[str, Any]) -> None:
+    found, files, output = used.found, values["files"], values["limits"]["output"]
+    giving = [call for call in used.calls.values() if call.files or call.refused]
+    # A program may have written more there than it left; of one that goes on, nothing is known yet.
+    unseen = found.calls if used.tool.imports else used.open_ended
+    if used.profile.files.output and unseen:
+        for key in ("files.output", "limits.output.bytes", "limits.output.files"):
+            found.unknown[key] = unseen
+    elif used.profile.files.output and not giving:
+        files["output"] = False
+        output.update(bytes=model.OUTPUT_BYTES[0], files=model.OUTPUT_FILES[0])
+        for key in ("files.output", "limits.output.bytes", "limits.output.files"):
+            found.based_on[key] = f"none of {counted(found.calls, 'call')} gave a file back"
+    elif giving and not any(call.refused for call in giving):
+        most, many = max(call.bytes for call in giving), max(call.files for call in giving)
+        bound = used.profile.limits.output
+        output["bytes"] = min(max(math.ceil(most * MARGIN / MIB) * MIB, model.OUTPUT_BYTES[0]), bound.bytes)
+        output["files"] = min(math.ceil(many * MARGIN), bound.files)
+        found.based_on["limits.output.bytes"] = f"at most {counted(most, 'byte')} in one call"
+        found.based_on["limits.output.files"] = f"at most {counted(many, 'file')} in one call"
+    if used.profile.files.inputs and not used.inputs:
+        files["inputs"] = False
+        found.based_on["files.inputs"] = f"none of {counted(found.calls, 'call')} took an artifact"
+    if used.profile.files.workspace != "none" and "workspace" not in used.tool.needs:
+        # Whether a program read it, or wrote in the copy for a while, no record says.
+        found.unknown["files.workspace"] = found.calls
+
+
+def _network(used: _Used, values: dict[str, Any]) -> None:
+    found, network, rules = used.found, values["network"], used.profile.network.allow
+    reached = [each for call in used.calls.values() for each in call.reached]
+    if not reached:
+        if "network" not in used.tool.needs and found.lifted == 0:
+            network.update(mode="none", allow=[], credential=[])
+            for key in ("network.mode", "network.allow", "network.credential"):
+                found.based_on[key] = f"none of {counted(found.calls, 'call')} reached a host"
+        return
+    paths: dict[_Asked, set[str] | None] = {}
+    times: Counter[str] = Counter()
+    unknown = 0
+    for call in used.calls.values():
+        blind = False
+        for asked, digest in call.reached:
+            times[asked[1]] += 1
+            # A redirect, or a program's request: what it asked for is there as a digest only.
+            path = call.url[1] if call.url is not None and call.url[0] == digest else None
+            known = paths.setdefault(asked, set())
+            if path is None or known is None or len(known | {path}) > MAX_PATHS:
+                paths[asked] = None
+                blind = blind or (path is None and asked[3] != "CONNECT")
+            else:
+                known.add(path)
+        unknown += blind
+    if unknown:
+        found.unknown["network.allow (paths)"] = unknown
+    narrowed = [each for asked, known in paths.items() for each in _rules(asked, known, rules)]
+    kept = list(_joined(narrowed))
+    if not egress.covers_all(rules, kept):  # two rules let through what is one here
+        kept = narrowed
+    if kept and len(kept) <= model.MAX_RULES and egress.covers_all(rules, kept):
+        network["allow"] = [each.to_table() for each in kept]
+        hosts = ", ".join(f"{host} {counted(many, 'time')}" for host, many in times.most_common(12))
+        found.based_on["network.allow"] = f"reached: {hosts}{', …' if len(times) > 12 else ''}"  # noqa: PLR2004 - of a line
+        lent = [each for each in used.profile.network.credential if each.name in used.credentials]
+        network["credential"] = [each.model_dump(mode="json") for each in lent]
+        found.based_on["network.credential"] = "the others were added to no request"
+    most = max(call.attempts for call in used.calls.values())
+    network["max_connections"] = min(math.ceil(most * MARGIN), used.profile.network.max_connections)
+    found.based_on["network.max_connections"] = f"at most {most} in one call"
+
+
+def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -> Iterable[EgressRule]:
+    """What of the rules in force lets this through, and no more; of a path that is not known, what they say."""
+    scheme, host, port, method = asked
+    table: dict[str, Any] = {"host": host, "schemes": [scheme], "ports": [port], "methods": [method]}
+    try:
+        one = EgressRule.from_table(table if known is None else {**table, "paths": sorted(known)})
+    except ValueError:  # a path that no rule can name
+        one = EgressRule.from_table(table)
+    return egress.meet(rules, [one])
+
+
+def _joined(rules: Iterable[EgressRule]) -> Iterable[EgressRule]:
+    """Rules that differ in their methods alone, as one."""
+    methods: dict[EgressRule, frozenset[str]] = {}
+    for each in rules:
+        bare = replace(each, methods=frozenset({"GET"})) if "CONNECT" not in each.methods else each
+        methods[bare] = methods.get(bare, frozenset()) | each.methods
+    for bare, all_of_them in sorted(methods.items(), key=lambda each: each[0].to_table()["host"]):
+        yield replace(bare, methods=all_of_them)
+
+
+def _digest(url: str) -> str:
+    return "sha256:" + hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,61 @@
+"""``propose_changes``: artifacts put into a folder of the operator's, once somebody who saw it said yes.
+
+Nothing of it runs in a sandbox, but that its files are looked into there: see ``glovebox_server.promotion.proposing``.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_server.calls import Text
+from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.tools.values import Value, failed, read
+
+MAX_INPUTS = 16
+"""Artifacts of one call; a patch may change more files."""
+
+
+class ProposeArguments(Arguments):
+    """Arguments of ``propose_changes``."""
+
+    inputs: Annotated[
+        tuple[Annotated[str, Field(max_length=200)], ...],
+        Field(min_length=1, max_length=MAX_INPUTS, description="artifact:// URIs of earlier calls"),
+    ]
+    into: Annotated[str, Field(max_length=4096, description="a folder, by its name in the operator's policy")]
+    apply: Annotated[bool, Field(description="apply the one input, a changes.patch")] = False
+
+
+class Proposed(Value):
+    """What was changed."""
+
+    promotion: str = ""
+    """Its id."""
+    digest: str = ""
+    """Of what was shown, and done."""
+    files: list[str] = Field(default_factory=list)
+
+
+class ProposeResult(Proposed, Result):
+    """Result of ``propose_changes``."""
+
+
+def _answer(outcome: Outcome) -> Answer:
+    value = read(outcome, Proposed)
+    if isinstance(value, Refusal):
+        return failed(value)
+    text = f"Changed, as it was approved ({value.promotion}): {', '.join(value.files)}"
+    return Answer(fields=value.model_dump(), content=(Text(text=text),), failed=False)
+
+
+TOOL = Tool(
+    name="propose_changes",
+    title="Propose changes",
+    description="Ask the operator to put text files that earlier calls made into a folder of theirs, all or none.",
+    arguments=ProposeArguments,
+    result=ProposeResult,
+    kind="",
+    answer=_answer,
+)

@@ -1,0 +1,118 @@
+"""Files that a call gives back, looked into before its result: at real servers, each file in a sandbox of its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from mcp import Client
+from tests.fixtures.audit_logs import log_lines
+from tests.interaction.served import Era, Transport
+from tests.interaction.test_asking import operate
+from tests.interaction.test_real_server import connected
+
+from glovebox_profiles.load.loader import SHIPPED
+from glovebox_server.cli.main import main
+
+pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
+
+WAYS = [("stdio", "modern"), ("http", "legacy")]
+SECRET = "ghp_" + "0aB1cD2eF3" * 3 + "abcdef"
+FILES = {
+    "page.html": "<p onclick=alert(1)><script>1</script>",
+    "drawing.svg": '<svg xmlns="http://www.w3.org/2000/svg"><image href="http://h/x"/></svg>',
+    "settings.txt": f"key = '{SECRET}'\n",
+    "table.csv": "a,b\n1,2\n",
+}
+
+
+def options(directory: Path, *, scan: bool = True) -> list[str]:
+    """Of a server whose profile has files looked into."""
+    profiles = directory / "config/profiles"
+    profiles.mkdir(parents=True)
+    text = (SHIPPED / "run_python.toml").read_text()
+    changed = text.replace("output = true", "output = true\nscan = true", 1) if scan else text
+    assert ("scan = true" in changed) == scan
+    (profiles / "run_python.toml").write_text(changed)
+    for each in (directory, directory / "config", profiles):
+        each.chmod(0o755)
+    return ["--profiles-dir", str(profiles), "--state-dir", str(directory / "state")]
+
+
+async def made(client: Client, code: str) -> tuple[dict[str, Any], str]:
+    """What a program gives back: as data, and as text."""
+    ran = await client.call_tool("run_python", {"code": code})
+    return ran.structured_content or {}, "\n".join(each.text for each in ran.content if each.type == "text")
+
+
+def written(files: dict[str, str]) -> str:
+    """A program that writes files."""
+    return f"import pathlib\nfor n, t in {files!r}.items():\n    pathlib.Path('/output', n).write_text(t)"
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    """Of the log, in order."""
+    return [json.loads(line) for line in log_lines(directory / "state/audit")]
+
+
+@pytest.mark.parametrize(("transport", "era"), WAYS)
+async def test_what_acts_in_a_file_is_told_with_the_result(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """A page, a drawing and a secret are told and recorded, each from its own sandbox; of a table, that it is clean."""
+    given = options(tmp_path)
+    async with connected(transport, era, given, tmp_path) as client:
+        result, text = await made(client, written(FILES))
+    found = {each["name"]: each for each in result["findings"]}
+    assert set(found) == set(FILES)
+    assert set(found["page.html"]["findings"]) == {"markup: a script", "markup: a handler of events"}
+    assert found["drawing.svg"]["findings"] == ["markup: what is loaded from elsewhere"]
+    assert [each.split(":")[0] for each in found["settings.txt"]["findings"]] == ["a secret"]
+    assert found["table.csv"]["findings"] == []
+    assert {each["not_scanned"] for each in found.values()} == {None}
+    assert "page.html: markup: a script" in text
+    assert "table.csv: nothing was found" in text
+    assert SECRET not in text
+    assert result["exit_code"] == 0
+    kinds = [each["kind"] for each in records(tmp_path)]
+    of_call = kinds[kinds.index("call.decided") :]
+    assert of_call.count("sandbox.started") == 1 + len(FILES)
+    assert of_call.index("artifact.scanned") > of_call.index("artifact.collected")
+    assert of_call.index("artifact.scanned") < of_call.index("call.finished")
+    data = {each["data"]["name"]: each["data"] for each in records(tmp_path) if each["kind"] == "artifact.scanned"}
+    assert {name: each.get("findings", []) for name, each in data.items()} == {
+        name: each["findings"] for name, each in found.items()
+    }
+    started = [each["data"]["sandbox_id"] for each in records(tmp_path) if each["kind"] == "sandbox.started"]
+    assert [each["sandbox_id"] for each in data.values()] == started[1:]
+    (finished,) = (each["data"] for each in records(tmp_path) if each["kind"] == "call.finished")
+    assert 0 < finished["usage"]["scan_ms"] < finished["elapsed_ms"]
+    call = result["call_id"]
+    operate(["receipt", "verify", call], given)
+    operate(["audit", "verify"], given)
+    shown = CliRunner().invoke(main, ["audit", "show", call, "--state-dir", str(tmp_path / "state")]).output
+    assert "page.html" in shown
+    assert "  markup: a script" in shown
+
+
+async def test_without_the_key_nothing_is_looked_into(tmp_path: Path) -> None:
+    """The control, and what is so by default: one sandbox, and no word of it."""
+    async with connected("stdio", "modern", options(tmp_path, scan=False), tmp_path) as client:
+        result, text = await made(client, written(FILES))
+    assert result.get("findings") is None
+    assert "looked into" not in text
+    kinds = [each["kind"] for each in records(tmp_path)]
+    assert (kinds.count("sandbox.started"), kinds.count("artifact.scanned")) == (1, 0)
+
+
+async def test_what_is_not_looked_into_is_said(tmp_path: Path) -> None:
+    """Of more files than there may be sandboxes the rest; the call ends as it would."""
+    files = {f"{number:02}.csv": "1\n" for number in range(18)}
+    async with connected("stdio", "modern", options(tmp_path), tmp_path) as client:
+        result, text = await made(client, written(files))
+        nothing, _ = await made(client, "1")
+    why = {each["name"]: each["not_scanned"] for each in result["findings"]}
+    assert [name for name, reason in why.items() if reason] == ["16.csv", "17.csv"]
+    assert why["17.csv"] == "of the files of a call 16 are looked into"
+    assert "17.csv: NOT looked into: of the files" in text
+    assert result["exit_code"] == 0
+    assert nothing.get("findings") is None
