@@ -125,7 +125,12 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         if result["error"] is None:
             result["error"] = _tell(problem, code, program.__dict__)
             status = 1
-    _hand_back(emit, result)
+    try:
+        _hand_back(emit, result)
+    except _NO_ROOM:
+        value = None
+        program.__dict__.clear()  # as in _tell
+        _hand_back(emit, result)
     _finish()
     if _noted:
         _tell_noted(result["error"])
@@ -203,7 +208,7 @@ def _tell(problem: BaseException, code: str, namespace: dict[str, Any]) -> dict[
     """Print the traceback, or where there is no memory for it the error's name, and return its summary."""
     try:
         return _traceback(problem, code)
-    except _NO_ROOM:
+    except BaseException:  # noqa: BLE001 - without memory an import ends in anything: a SyntaxError of what is right, even
         # What the program holds leaves no room to say more than this; it is over, so it holds nothing any longer.
         namespace.clear()
         problem.__traceback__ = None

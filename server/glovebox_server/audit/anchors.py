@@ -96,8 +96,10 @@ def _append(path: Path, line: bytes) -> None:
 
 
 async def _give(argv: list[str], line: bytes) -> None:
-    # A session of its own, so that what it starts ends with it. What it prints nobody reads.
-    process = await anyio.open_process(argv, stdout=-3, stderr=-3, start_new_session=True)
+    # A session of its own, so that what it starts ends with it. What it prints nobody reads. One that a server which
+    # ends has just started is ended below.
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(argv, stdout=-3, stderr=-3, start_new_session=True)
     try:
         with anyio.move_on_after(PROGRAM_SECONDS):
             if process.stdin is not None:

@@ -401,7 +401,8 @@ async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
 
 async def run(command: list[str]) -> tuple[int, str]:
     """Exit status and last line of a trusted program that ends by itself."""
-    with anyio.move_on_after(_START_SECONDS):
+    # A server that is cancelled waits for it: an event loop that closes first leaves its process unwaited for.
+    with anyio.move_on_after(_START_SECONDS, shield=True):
         done = await anyio.run_process(unprivileged(command), check=False)
         return done.returncode, (done.stdout or done.stderr).decode(errors="replace").strip()[-300:]
     return 1, "it did not answer"

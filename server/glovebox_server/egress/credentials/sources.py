@@ -195,8 +195,9 @@ def _of_backend(error: Exception) -> CredentialUnavailable:
 async def _of_program(command: str) -> Value:
     argv = shlex.split(command)
     try:
-        # A session of its own, so that what it starts ends with it.
-        process = await anyio.open_process(argv, stdin=-3, stderr=-3, start_new_session=True)
+        # A session of its own, so that what it starts ends with it; a call that is cancelled now ends it below.
+        with anyio.CancelScope(shield=True):
+            process = await anyio.open_process(argv, stdin=-3, stderr=-3, start_new_session=True)
     except OSError as error:
         reason = f"its program cannot be started: {error.strerror}"
         fix = _OF_PROGRAMS.get(error.errno or 0, "Start it by hand, as the server's user.")
