@@ -207,7 +207,7 @@ def test_the_body_itself_passes_the_last_look() -> None:
 
 
 def test_with_gvisors_runtime_containers_have_a_kernel_of_their_own() -> None:
-    """The same container but for its runtime, the filters, and room for the threads of gVisor's kernel."""
+    """The same container but for its runtime, its removal, the filters, and room for the threads of gVisor's kernel."""
     plan = make(SPEC, replace(HOST, runtime="runsc"), SECCOMP)
     assert (plan.driver, plan.level, plan.expected.system) == ("gvisor", "userspace-kernel", "gvisor")
     assert plan.expected.landlock is False
@@ -219,6 +219,8 @@ def test_with_gvisors_runtime_containers_have_a_kernel_of_their_own() -> None:
     usual.pop("Entrypoint")
     assert other["HostConfig"].pop("Runtime") == "runsc"
     assert usual["HostConfig"].pop("Runtime") == "runc"
+    # The cause of its end is told late, and only of what is still there.
+    assert (other["HostConfig"].pop("AutoRemove"), usual["HostConfig"].pop("AutoRemove")) == (False, True)
     assert other["HostConfig"].pop("PidsLimit") > usual["HostConfig"].pop("PidsLimit") == LIMITS.pids
     assert other == usual
     assert make(SPEC, HOST, SECCOMP).expected.system == "linux"

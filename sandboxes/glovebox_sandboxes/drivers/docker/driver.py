@@ -57,6 +57,7 @@ class DockerSandbox:
         self._located = anyio.Event()
         self._last = SandboxStats()
         self._out_of_memory = False
+        self._looked = False
 
     @property
     def id(self) -> str:
@@ -107,9 +108,12 @@ class DockerSandbox:
     async def kill(self) -> None:
         """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
         await self._located.wait()
-        # Now or never: the accounts go with the processes, and the Engine's memory of them soon after.
-        with suppress(SandboxUnavailable):
-            await self._look()
+        # Now or never: the accounts go with the processes, and the Engine's memory of them soon after. What ends from
+        # here on is ended by this.
+        if not self._looked:
+            with suppress(SandboxUnavailable):
+                await self._look()
+                self._looked = True
         await self._engine.kill(self._name)
 
     def weigh(self, parts: int) -> None:
@@ -119,7 +123,8 @@ class DockerSandbox:
     async def stats(self) -> SandboxStats:
         """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxUnavailable."""
         await self._located.wait()
-        await self._look()
+        if not self._looked:
+            await self._look()
         return SandboxStats(
             out_of_memory=self._out_of_memory or self._last.out_of_memory,
             memory_peak_bytes=self._last.memory_peak_bytes,

@@ -179,7 +179,8 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         "HostConfig": {
             "NetworkMode": "none",
             "Runtime": host.runtime,
-            "AutoRemove": True,
+            # What is gone cannot be told the cause of its end, which is late for gVisor: see Engine.ran_out_of_memory.
+            "AutoRemove": host.runtime != "runsc",
             "LogConfig": {"Type": "none", "Config": {}},
             "Privileged": False,
             "ReadonlyRootfs": True,
