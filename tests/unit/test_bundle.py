@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
@@ -19,7 +19,7 @@ import glovebox_profiles
 import glovebox_sandboxes
 import glovebox_server
 from glovebox_server.audit import chain
-from glovebox_server.audit.events import CallDecided, draft
+from glovebox_server.audit.events import CallDecided, ServerStopped, draft
 from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.segments.counts import Counts, counted, name_of, shown
 from glovebox_server.audit.segments.proof import NotAProof, NotSealed
@@ -368,6 +368,27 @@ def test_it_is_verified_in_a_bare_container(directory: Path, tmp_path: Path) -> 
     assert (code, "does not hold" in text) == (1, True), text
     code, text = said("audit", "head", "--state-dir", str(directory.parent))
     assert code != 0, text
+
+
+def test_the_run_of_the_newest_call_can_be_named_by_a_word(directory: Path, tmp_path: Path) -> None:
+    """The control: where there is no call yet, or it is of no run, that is said, with what to name instead."""
+
+    def run(state: Path) -> Result:
+        return CliRunner().invoke(
+            main, ["audit", "bundle", "--run", "last", "-o", str(tmp_path / "run.bundle"), "--state-dir", str(state)]
+        )
+
+    told = run(directory.parent)
+    assert told.exit_code == 0, told.output
+    of_them = verify((tmp_path / "run.bundle").read_bytes(), segments.KEYS).evidence.records
+    assert {each.call_id for each in of_them} == {f"c_theirs{number}" for number in range(4)}
+    for calls in (0, 1):
+        state = tmp_path / str(calls)
+        log = LogFile(state / "audit", "s_1", segments.rotation(1 << 30))
+        log.commit([draft(decided("c_0") if calls else ServerStopped(reason="test"))])
+        log.close()
+        told = run(state)
+        assert (told.exit_code, f"--call {'c_0' if calls else 'CALL'}" in told.output) == (USAGE, True), told.output
 
 
 @pytest.mark.parametrize("told", [5, None, "abc", {"a": 1}])

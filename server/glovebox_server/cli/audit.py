@@ -126,7 +126,7 @@ def audit_prove(settings: Settings, call_id: str) -> None:
 
 @audit.command("bundle")
 @click.option("--call", metavar="CALL", help="Of this call.")
-@click.option("--run", metavar="ID", help="Of all calls of this run, as `audit show` has it.")
+@click.option("--run", metavar="ID", help="Of all calls of this run, as `audit show` has it, or `last`.")
 @click.option("-o", "--output", required=True, type=_file, help="A file that does not exist yet.")
 @directories
 def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path) -> None:

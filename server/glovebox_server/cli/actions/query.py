@@ -106,3 +106,19 @@ def call_named(directory: Path, name: str, err: Console) -> str:
             f"{name} is the beginning of several calls: {some}{' …' if len(found) == ask.MOST_NAMED else ''}"
         )
     return found[0] if found else name
+
+
+def run_named(directory: Path, name: str, err: Console) -> str:
+    """The id of the run that a person means: by it, or by ``last``, that of the newest call.
+
+    Raises:
+        NoSuchCall: there is no newest call, or it is of no run.
+        AuditUnavailable: the log cannot be read.
+    """
+    if name != ask.LAST:
+        return name
+    with telling(err) as told:
+        found = ask.ask(directory, Filters(), 1, told).calls
+    if not found or found[0].run is None:
+        raise NoSuchCall(f"The newest call is of no run: name it with --call {found[0].call_id if found else 'CALL'}.")
+    return found[0].run

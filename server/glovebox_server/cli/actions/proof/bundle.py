@@ -15,7 +15,7 @@ from glovebox_server.bundle import archive, report
 from glovebox_server.bundle import make as making
 from glovebox_server.bundle import verify as verifying
 from glovebox_server.cli.actions.audit import not_proved, public_key
-from glovebox_server.cli.actions.query import call_named
+from glovebox_server.cli.actions.query import call_named, run_named
 from glovebox_server.cli.actions.saving import CannotSave, NameTaken
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
@@ -27,7 +27,10 @@ from glovebox_server.settings import Settings
 def make(settings: Settings, out: Console, err: Console, *, call: str | None, run: str | None, output: Path) -> int:
     """Write a bundle; what of it is not sealed yet is sealed first."""
     directory = settings.state_dir / "audit"
-    of, identity = ("run", run) if run is not None else ("call", call_named(directory, call or "", err))
+    if run is not None:
+        of, identity = "run", run_named(directory, run, err)
+    else:
+        of, identity = "call", call_named(directory, call or "", err)
     try:
         content = _made(settings, directory, of, identity)
     except (NotAProof, NotSealed) as problem:
