@@ -86,21 +86,25 @@ async def test_a_dead_engine_that_left_its_socket_is_the_same(monkeypatch: pytes
 class Ended:
     """An Engine's client for a container that has ended; it has removed it by itself, or not yet."""
 
-    def __init__(self, *, removed: bool, told: bool, events: list[str]) -> None:
-        self.removed, self.told, self.happened = removed, told, events
+    def __init__(self, *, removed: bool, told: bool, events: list[str], code: int = 137, late: int = 0) -> None:
+        self.removed, self.told, self.happened, self.code, self.late = removed, told, events, code, late
+        self.asked = 0
 
-    def wait(self, _name: str, **_options: object) -> None:
+    def wait(self, _name: str, **_options: object) -> dict[str, int]:
         """It has ended."""
+        return {"StatusCode": self.code}
 
     def inspect_container(self, _name: str) -> dict[str, object]:
         """Its state, as long as it is there."""
         if self.removed:
             raise docker.errors.NotFound("x", response(404), "No such container")
-        return {"State": {"ExitCode": 137, "OOMKilled": self.told}}
+        return {"State": {"ExitCode": self.code, "OOMKilled": self.told}}
 
     def events(self, *, filters: dict[str, list[str]], **_options: object) -> list[dict[str, str]]:
-        """What happened to it."""
-        return [{"Action": event} for event in self.happened if event in filters["event"]]
+        """What happened to it, as far as the Engine has heard."""
+        self.asked += 1
+        heard = self.happened if self.asked > self.late else []
+        return [{"Action": event} for event in heard if event in filters["event"]]
 
 
 @pytest.mark.parametrize(
@@ -108,13 +112,22 @@ class Ended:
     [
         (Ended(removed=False, told=True, events=[]), True),
         (Ended(removed=False, told=False, events=[]), False),
+        (Ended(removed=False, told=False, events=["start", "die", "oom"], late=3), True),
+        (Ended(removed=False, told=False, events=["oom"], code=1), False),
         (Ended(removed=True, told=True, events=["start", "oom", "die", "destroy"]), True),
         (Ended(removed=True, told=True, events=["start", "die", "destroy"]), False),
     ],
-    ids=["memory", "something-else", "memory-and-removed", "something-else-and-removed"],
+    ids=[
+        "memory",
+        "something-else",
+        "memory-told-late",
+        "no-end-by-memory",
+        "memory-and-removed",
+        "something-else-and-removed",
+    ],
 )
-async def test_that_memory_ended_a_container_is_known_after_its_removal(client: Ended, told: bool) -> None:
-    """A busy machine looked after the Engine had removed it, and called it a sandbox that died."""
+async def test_that_memory_ended_a_container_is_known_after_its_end(client: Ended, told: bool) -> None:
+    """Before, one that the Engine had removed, or heard of too late, was called a sandbox that died."""
     engine = Engine.__new__(Engine)
     engine._threads = anyio.CapacityLimiter(1)
     engine.api = client
