@@ -19,6 +19,7 @@ from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 
 _LOCK_POLL_SECONDS = 0.005
+_THE_FILE = "Name the file itself."
 
 
 class SecretUnusable(Diagnosed):
@@ -207,9 +208,14 @@ def read_own(path: Path, most: int, failure: type[SecretUnusable], fix: str) -> 
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise failure(path, f"it cannot be opened: {error.strerror}", fix) from error
+        # What is there may be the only copy of another key, or a link to it.
+        there = fix if isinstance(error, FileNotFoundError) else _THE_FILE
+        raise failure(path, f"it cannot be opened: {error.strerror}", there) from error
     try:
-        _check(os.fstat(fd), stat.S_IFREG, path, "600", failure)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise failure(path, "it is no regular file", _THE_FILE)
+        _check(found, stat.S_IFREG, path, "600", failure)
         return os.read(fd, most + 1)
     finally:
         os.close(fd)

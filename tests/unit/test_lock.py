@@ -115,6 +115,20 @@ def test_a_lock_has_the_digest_and_every_key_of_what_is_in_force(scene: Scene) -
     assert (taken.exit_code, "there is one already" in taken.stderr) == (USAGE, True)
 
 
+def test_a_lock_takes_the_place_of_no_pipe_and_no_device(scene: Scene) -> None:
+    """Root could put it in the place of any device of the machine; nor does a signature."""
+    os.mkfifo(scene.lock)
+    told = scene.run("profiles", "lock", scene.lock, "--force")
+    assert (told.exit_code, "no regular file" in told.stderr, scene.lock.is_fifo()) == (USAGE, True, True)
+    scene.lock.unlink()
+    scene.locked()
+    sign = ["profiles", "sign", scene.lock, "--key", scene.key("operator")[0]]
+    os.mkfifo(f"{scene.lock}.sig")
+    assert scene.run(*sign, places=False).exit_code == USAGE
+    Path(f"{scene.lock}.sig").unlink()
+    assert scene.run(*sign, places=False).exit_code == OK
+
+
 def test_what_differs_is_named_with_its_file_and_line(scene: Scene) -> None:
     """A key of a profile, one of the policy, and a profile that is gone; without a change nothing is (the control)."""
     scene.replace(scene.profile, "wall_seconds = 10", LIMIT)
@@ -246,7 +260,10 @@ def test_nothing_is_promoted_by_a_policy_that_was_not_locked(scene: Scene, monke
 
 
 def test_a_key_that_others_could_read_signs_nothing(scene: Scene) -> None:
-    """Nor one that is not there; the control is the key for its owner alone."""
+    """Nor one that is not there, a link or a folder; what is there is not to be removed or written over.
+
+    The control is the key for its owner alone.
+    """
     own, _ = scene.key("operator")
     scene.locked()
     own.chmod(0o644)
@@ -257,4 +274,12 @@ def test_a_key_that_others_could_read_signs_nothing(scene: Scene) -> None:
     told = scene.run("profiles", "sign", scene.lock, "--key", scene.place / "none.pem", places=False).stderr
     assert "openssl genpkey" in told
     own.chmod(0o600)
+    linked, folder = scene.place / "link.pem", scene.place / "folder"
+    linked.symlink_to(own)
+    folder.mkdir()
+    for other in (linked, folder):
+        told = scene.run("profiles", "sign", scene.lock, "--key", other, places=False).stderr
+        assert "Name the file itself." in told
+        assert "genpkey" not in told
+        assert "Remove" not in told
     assert scene.run("profiles", "sign", scene.lock, "--key", own, places=False).exit_code == OK

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from glovebox_server.audit.query.outcomes import OUTCOMES
-from glovebox_server.cli.options import Group, Moment, directories, err, json_option, out
+from glovebox_server.cli.options import File, Group, Moment, directories, err, json_option, out
 from glovebox_server.settings import Settings
 
-_file = click.Path(path_type=Path, dir_okay=False)
+_file = File()
 _lines_option = click.option("--json", "as_json", is_flag=True, help="Print the records, one JSON object per line.")
 
 
@@ -127,7 +127,13 @@ def audit_prove(settings: Settings, call_id: str) -> None:
 @audit.command("bundle")
 @click.option("--call", metavar="CALL", help="Of this call.")
 @click.option("--run", metavar="ID", help="Of all calls of this run, as `audit show` has it, or `last`.")
-@click.option("-o", "--output", required=True, type=_file, help="A file that does not exist yet.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file that does not exist yet.",
+)
 @directories
 def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path) -> None:
     """Write one file that shows what a call or a run did.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from glovebox_server.cli.options import Group, json_option, out
+from glovebox_server.cli.options import File, Group, json_option, out
 
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -17,7 +17,7 @@ def bundle() -> None:
 
 @bundle.command("verify")
 @click.argument("file", type=_file)
-@click.option("--key", "keys", multiple=True, type=_file, help="The server's public key, not from whoever sent FILE.")
+@click.option("--key", "keys", multiple=True, type=File(), help="The server's public key, not from whoever sent FILE.")
 @json_option
 def bundle_verify(file: Path, keys: tuple[Path, ...], as_json: bool) -> None:
     """Check a bundle of `audit bundle`, offline.

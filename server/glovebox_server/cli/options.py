@@ -63,6 +63,21 @@ class Moment(click.ParamType[datetime]):
             )
 
 
+class File(click.Path[Path]):
+    """A regular file that is read; whether it is there is for who reads it."""
+
+    def __init__(self) -> None:
+        """Give it as a path."""
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Refuse what is no regular file: a pipe that nobody writes to would be waited for."""
+        found = super().convert(value, param, ctx)
+        if found.exists() and not found.is_file():
+            self.fail(f"File {str(found)!r} is no regular file: name the file itself.", param, ctx)
+        return found
+
+
 def directories(command: _Command) -> _Command:
     """Options every command with a place to look has; each overrides its environment variable."""
     for name, text in (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.cli.options import File, Group, directories, err, json_option, out
 from glovebox_server.settings import Settings
 
 
@@ -36,7 +36,7 @@ def receipt_show(settings: Settings, wanted: str, as_json: bool) -> None:
 
 @receipt.command("verify")
 @click.argument("wanted", metavar="CALL|FILE")
-@click.option("--key", type=click.Path(path_type=Path, dir_okay=False), help="Public key; else that of this server.")
+@click.option("--key", type=File(), help="Public key; else that of this server.")
 @click.option(
     "--audit",
     type=click.Path(path_type=Path, file_okay=False),

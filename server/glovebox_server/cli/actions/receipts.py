@@ -40,8 +40,7 @@ def key(state_dir: Path, console: Console, err: Console) -> int:
 def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_json: bool) -> int:
     """Show the receipt of a call of this server, or in a file; nothing is proved."""
     if not Path(wanted).is_file() and not chain.is_name(wanted):
-        err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
-        return USAGE
+        return _neither(err, wanted)
     try:
         content, _ = _found(state_dir / "audit", wanted, err)
         envelope = dsse.parse(content)
@@ -60,6 +59,11 @@ def show(state_dir: Path, console: Console, err: Console, wanted: str, *, as_jso
     return OK
 
 
+def _neither(err: Console, wanted: str) -> int:
+    err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
+    return USAGE
+
+
 def verify(
     state_dir: Path,
     console: Console,
@@ -74,6 +78,8 @@ def verify(
 
     Without a key it is the one of this server that has to have signed it.
     """
+    if Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted):  # a pipe would be waited for
+        return _neither(err, wanted)
     try:
         given = keys.own_public(state_dir) if public_key is None else keys.parse_public(_read(public_key))
     except (ValueError, OSError) as problem:

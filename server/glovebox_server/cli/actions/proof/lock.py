@@ -63,6 +63,8 @@ def _effective(settings: Settings) -> Effective:
 def _save(file: Path, content: bytes, *, force: bool) -> None:
     """Write a whole file, or leave what is there as it was."""
     draft = file.with_name(f".{file.name}.new")
+    if file.exists() and not file.is_file():  # as root, a device of the machine
+        raise NameTaken(file, OSError("it is no regular file"), "Name another file.")
     if not force and os.path.lexists(file):
         raise NameTaken(file, OSError("there is one already"), "Name another file, or add --force.")
     try:
