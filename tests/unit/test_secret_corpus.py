@@ -83,6 +83,27 @@ def test_the_rates_are_those_that_the_page_says(capsys: pytest.CaptureFixture[st
     assert [row for row in rows if row not in page] == []
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "\x1b[32m", "\x1b[m", "\x1b[01;31m\x1b[K", "\x1b[38;5;208m", r"\x1b[1m", r"\u001b[0;31m",
+        r"b'\x00", r"b'\xc3\xa9", r"\u0027", r"\u003D", r"a\n", "%3D",
+    ],
+)  # fmt: skip
+def test_a_token_behind_a_colour_or_an_escape_is_replaced(before: str) -> None:
+    """In a result, and live where the output comes in two at any place; a letter before it makes it another word."""
+    token = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
+    text = f"{before}{token}\x1b[0m\n"
+    assert text_redacted(text, {}, Counter()) == f"{before}[secret: GitHub token]\x1b[0m\n"
+    for at in range(len(text)):
+        seen: list[str] = []
+        show = shown_live(seen.append, "mask", dict)
+        show(text[:at])
+        show(text[at:])
+        assert token not in "".join(seen), at
+    assert text_redacted(f"x{token}", {}, Counter()) == f"x{token}"
+
+
 def test_no_near_miss_is_touched() -> None:
     """Each comes out as it went in."""
     assert [text for text in NEGATIVES if text_redacted(text, {}, Counter()) != text] == []

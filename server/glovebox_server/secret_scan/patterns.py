@@ -21,8 +21,11 @@ MAX_KEY: Final = 16 * 1024
 """Bytes of a private key, from its first line to its last: one of 16,384 bits has 12,600."""
 _SHORTEST: Final = 24
 """No secret of these kinds is shorter."""
-_BEGINS: Final = rb"(?:(?<![A-Za-z0-9_])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
-"""Not within a word, but for one that an encoded sign or an escaped line end only makes."""
+_BEGINS: Final = (
+    rb"(?:(?<![A-Za-z0-9_])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
+    rb"|(?<=[0-9]m)|(?<=(?<![A-Za-z0-9_])[mK]))"
+)
+"""Not within a word, but for one that an encoded sign, an escape or the end of a terminal's colour only makes."""
 _ENDS: Final = rb"(?![A-Za-z0-9_\-])"
 _EXAMPLE: Final = re.compile(rb"(?i)example|xxxx|\.\.\.|placeholder|redacted|0{12}|1234567890")
 """In a match: somebody explains, and does not tell."""

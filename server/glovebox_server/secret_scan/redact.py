@@ -27,8 +27,8 @@ MAX_HELD: Final = 64 * 1024
 """Characters of live output that are held back: after more without an end nothing is shown live any more."""
 
 _VALUE: Final = re.compile(r"\[credential [^\]\n]{1,64}\]")
-_OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+="
-"""Characters of tokens: what ends in these may be the beginning of one."""
+_OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+=%\\"
+"""Characters of tokens, and what begins a sign that stands before one: what ends in these may be its beginning."""
 _SHOWN: Final = 32
 """Characters that were shown and are looked at again with what follows: a word may lie across."""
 _LONG: Final = ("PRIVATE KEY", "AKIA", "ASIA", "aws_secret", "AWS_SECRET", "ecretAccessKey")
