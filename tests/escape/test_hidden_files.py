@@ -58,6 +58,9 @@ SECRETS: Mapping[str, str] = {
     ".cargo/credentials.toml": MARK,
     ".bash_history": MARK,
     ".notes.txt.swp": MARK,
+    "emacs/#.env#": MARK,
+    "emacs/#credentials.json#": MARK,
+    "emacs/secrets.yaml.~12~": MARK,
     "big.pem": "x" * hidden.MAX_LOOKED + MARK,
 }
 ORDINARY: Mapping[str, str] = {
@@ -79,6 +82,9 @@ ORDINARY: Mapping[str, str] = {
     "docker/config.json": MARK,
     "aws/credentials": MARK,
     "main.tf": MARK,
+    "#main.tf#": MARK,
+    "main.tf.~1~": MARK,
+    "12~": MARK,
 }
 
 

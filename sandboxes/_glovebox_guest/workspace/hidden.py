@@ -74,7 +74,7 @@ lie anywhere below; and what their content must have to count, empty where the n
 EXAMPLES = (".example", ".sample", ".template", ".dist")
 """What ends so shows how a file is written, and holds no secret."""
 _COPIES = ("~", ".bak", ".old", ".orig", ".save")
-"""How editors and people name a copy."""
+"""How editors and people name a copy; Emacs also ``#NAME#`` and ``NAME.~1~``."""
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -151,7 +151,7 @@ def _fill() -> None:
 _fill()
 _BEGINNINGS = tuple(_beginnings)
 _TAILS = frozenset(each[-3:] for each in (*_endings, *_COPIES[1:]))
-_WITHIN = (f"{_COPIES[0]}/", *(f"/{each}" for each in _BEGINNINGS))
+_WITHIN = (f"{_COPIES[0]}/", "#/", *(f"/{each}" for each in _BEGINNINGS))
 
 
 def may_be_among(names: Sequence[str]) -> bool:
@@ -168,8 +168,13 @@ def may_be_among(names: Sequence[str]) -> bool:
 def kind_of(name: str, above: str) -> Kind | None:
     """What a name in a folder says; None where it says nothing. Quick for names that say nothing."""
     name = name.lower()
+    if name.startswith("#") and name.endswith("#"):
+        name = name[1:-1]
     while name.endswith(_COPIES):
         name = name[: -1 if name[-1] == "~" else name.rindex(".")]
+        original, _, number = name.rpartition(".~")
+        if number.isdigit():
+            name = original or name
     kinds = _whole.get(name, ())
     if ending := _endings.get(name[name.rfind(".") :]):
         kinds = (*kinds, *ending)
