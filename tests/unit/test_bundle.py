@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess  # noqa: TID251 - verifies as a stranger does, with nothing at hand
 import sys
 from collections.abc import Callable
@@ -178,13 +179,14 @@ def test_a_bundle_that_says_less_or_something_else_does_not_hold(
 
 
 def test_the_key_decides_who_sealed_it(directory: Path) -> None:
-    """Another key is refused; without one nothing is said of who it was."""
+    """Another key is refused, and never named as one that signed; without one nothing is said of who it was."""
     other = Ed25519PrivateKey.generate().public_key()
     content = made(directory)
     with pytest.raises(NotAProof, match="signed with another key"):
         verify(content, {dsse.key_id(other): other})
     assert verify(content, {}).evidence.keys == ()
     assert verify(content, segments.KEYS).evidence.keys == tuple(segments.KEYS)
+    assert verify(content, {dsse.key_id(other): other, **segments.KEYS}).evidence.keys == tuple(segments.KEYS)
 
 
 def test_a_page_that_says_something_else_is_refused_and_what_was_said_is_text(directory: Path) -> None:
@@ -227,6 +229,31 @@ def test_a_pipe_is_no_bundle(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     told = CliRunner().invoke(main, ["bundle", "verify", str(tmp_path / "pipe")])
     assert (told.exit_code, "is no file" in told.stdout) == (USAGE, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bundle", "verify", "there", "--key", "pipe"],
+        ["audit", "verify", "--key", "pipe"],
+        ["audit", "verify", "--anchors", "pipe"],
+        ["audit", "verify", "--proof", "pipe", "--key", "there"],
+        ["receipt", "verify", "there", "--key", "pipe"],
+        ["receipt", "verify", "./pipe"],
+    ],
+    ids=" ".join,
+)
+def test_a_pipe_is_no_key_and_no_proof(words: list[str], tmp_path: Path) -> None:
+    """Nobody writes to it, so a command that read it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "there").touch()
+    program = [sys.executable, "-m", "glovebox_server", *words]
+    environment = {**os.environ, "GLOVEBOX_STATE_DIR": str(tmp_path / "state")}
+    told = subprocess.run(
+        program, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert told.returncode == USAGE
+    assert re.search(r"pipe' is (no regular file|neither a file nor the id)", " ".join(told.stderr.split()))
 
 
 def test_no_byte_of_a_bundle_can_be_changed(directory: Path) -> None:

@@ -83,6 +83,7 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
     of, identity = fields["of"], fields["id"]
     seals: list[Seal] = []
     records: list[Record] = []
+    signers: set[str] = set()
     before: Record | None = None
     for place, part in enumerate(fields["segments"], 1):
         record, seal = _seal(part, place, keys)
@@ -92,21 +93,24 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
         found = proof.included(part["records"], seal, lambda each: is_of(of, identity, each))
         _complete(part["counts"], seal, counts.name_of(of, identity), len(found))
         before, seals, records = record, [*seals, seal], [*records, *found]
+        signers.add(record.data["key"])
     if any(one.seq >= other.seq for one, other in itertools.pairwise(records)):
         raise NotAProof("its records are not in the order of the log, each once")
     if not records:
         raise NotAProof(f"it has no record of {of} {identity}")
     profiles, policies = named(records)
+    receipts = _receipts(records, keys)
+    signers |= {dsse.parse(each).key_id for each in receipts.values()}
     return Evidence(
         of=of,
         id=identity,
         version=fields["version"],
         seals=tuple(seals),
         records=tuple(records),
-        receipts=_receipts(records, keys),
+        receipts=receipts,
         profiles=_texts(fields["profiles"], profiles, "profile"),
         policies=_texts(fields["policies"], policies, "policy"),
-        keys=tuple(sorted(keys)),
+        keys=tuple(sorted(signers)) if keys else (),
     )
 
 
