@@ -166,7 +166,8 @@ class _Request:
         status, received = await exchange.head()
         if redactor is None:
             return status, received
-        return status, [(redactor.whole(name), redactor.whole(value)) for name, value in received]
+        # What stands for a key is no header's name: a client would take the rest of the head for the body.
+        return status, [(name, redactor.whole(value)) for name, value in received if redactor.whole(name) == name]
 
     async def _answer(
         self, head: ResponseHead, exchange: Exchange, redactor: Redactor | None, answer: EgressAnswer
