@@ -20,7 +20,7 @@ import glovebox_profiles
 import glovebox_sandboxes
 import glovebox_server
 from glovebox_server.audit import chain
-from glovebox_server.audit.events import CallDecided, ServerStopped, draft
+from glovebox_server.audit.events import ArtifactScanned, CallDecided, ServerStopped, draft
 from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.segments.counts import Counts, counted, name_of, shown
 from glovebox_server.audit.segments.proof import NotAProof, NotSealed
@@ -206,6 +206,27 @@ def test_a_page_that_says_something_else_is_refused_and_what_was_said_is_text(di
         verify(archive.written(told, {**archive.evidence_in(content)[1], "extra.txt": b"x"}), segments.KEYS)
     earlier = forged(content, lambda fields: fields.update(version="0.0.1"))
     assert verify(earlier, segments.KEYS).report_checked  # as this version makes it, whatever it says
+
+
+def test_the_page_says_what_was_found_in_files(tmp_path: Path) -> None:
+    """And of which it is not known; that a file has nothing in it is said too."""
+    log = LogFile(tmp_path / "audit", "s_1", segments.rotation(1 << 30))
+    record(log, decided("c_1"), OURS)
+    for more in (
+        {"name": "a.svg", "findings": ("markup: a script", "<b>"), "more": 3},
+        {"name": "b.pdf", "not_scanned": "no time was left"},
+        {"name": "c.txt"},
+    ):
+        record(log, ArtifactScanned(call_id="c_1", tool="run_python", principal="x", uri="artifact://1", **more), OURS)
+    log.seal()
+    log.close()
+    page = archive.evidence_in(made(tmp_path / "audit"))[1][archive.REPORT].decode()
+    for told in (
+        "a.svg: markup: a script; &lt;b&gt;; and 3 more<",
+        "b.pdf: not looked into: no time was left<",
+        "c.txt: nothing found<",
+    ):
+        assert told in page
 
 
 def test_a_page_of_another_version_is_never_called_proved(directory: Path, tmp_path: Path) -> None:

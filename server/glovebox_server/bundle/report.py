@@ -11,6 +11,7 @@ from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import (
     ApprovalAnswered,
     ArtifactCollected,
+    ArtifactScanned,
     CallDecided,
     EgressDecided,
     SandboxStarted,
@@ -105,9 +106,21 @@ def _call(call: str, records: list[Record], receipt: bytes | None) -> str:
             )
         elif each.kind == ArtifactCollected.kind:
             rows.append(("artifact", f"{data.get('name')}  {data.get('bytes')} bytes  sha256:{data.get('sha256')}"))
+        elif each.kind == ArtifactScanned.kind:
+            rows.append(("scan", f"{data.get('name')}: {_found(data)}"))
     rows += [("withheld", each) for each in withheld(receipt)]
     cells = "".join(f"<tr><th>{name}</th><td>{_text(value)}</td></tr>" for name, value in rows if value)
     return f"<h2>{_text(call)}</h2><table>{cells}</table>"
+
+
+def _found(scan: Mapping[str, Any]) -> str:
+    """What was found in a file."""
+    if why := scan.get("not_scanned"):
+        return f"not looked into: {why}"
+    findings = scan.get("findings")
+    if not isinstance(findings, list):
+        return "nothing found"
+    return "; ".join(map(str, findings)) + (f"; and {scan['more']} more" if scan.get("more") else "")
 
 
 def withheld(receipt: bytes | None) -> list[str]:
