@@ -88,6 +88,7 @@ def test_the_rates_are_those_that_the_page_says(capsys: pytest.CaptureFixture[st
     [
         "\x1b[32m", "\x1b[m", "\x1b[01;31m\x1b[K", "\x1b[38;5;208m", r"\x1b[1m", r"\u001b[0;31m",
         r"b'\x00", r"b'\xc3\xa9", r"\u0027", r"\u003D", r"a\n", "%3D",
+        "\r\x1b[2K", "\x1b[5C", "\x1b[1;1H", "\x1b[H\x1b[J", "\x1b[?25h", "\x1b(B",
     ],
 )  # fmt: skip
 def test_a_token_behind_a_colour_or_an_escape_is_replaced(before: str) -> None:

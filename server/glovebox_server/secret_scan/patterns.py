@@ -23,9 +23,9 @@ _SHORTEST: Final = 24
 """No secret of these kinds is shorter."""
 _BEGINS: Final = (
     rb"(?:(?<![A-Za-z0-9_])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
-    rb"|(?<=[0-9]m)|(?<=(?<![A-Za-z0-9_])[mK]))"
+    rb"|(?<=[0-9][A-HJKSTfhlm])|(?<=(?<![A-Za-z0-9_])[BHJKm]))"
 )
-"""Not within a word, but for one that an encoded sign, an escape or the end of a terminal's colour only makes."""
+"""Not within a word, but for one that an encoded sign, an escape or the end of a terminal's code only makes."""
 _ENDS: Final = rb"(?![A-Za-z0-9_\-])"
 _EXAMPLE: Final = re.compile(rb"(?i)example|xxxx|\.\.\.|placeholder|redacted|0{12}|1234567890")
 """In a match: somebody explains, and does not tell."""
