@@ -32,13 +32,17 @@ secret
 """
 
 
-async def called(directory: Path, driver: str, keys: str, code: str = CODE, **more: Any) -> tuple[CallResult, str, str]:
+async def called(
+    directory: Path, driver: str, keys: str, code: str = CODE, *, workspace_key: str = "read", **more: Any
+) -> tuple[CallResult, str, str]:
     """What a program under a profile with these keys gives back, shows live, and leaves on record."""
     for name in ("profiles", "workspace"):
         (directory / name).mkdir()
     (directory / "workspace").chmod(0o755)
     (directory / "workspace" / "notes.txt").write_text(f"token {TOKEN}\n{KEY}\n")
-    text = profile("run_python", driver).replace("[network]", "[files]\nworkspace = 'read'\noutput = true\n[network]")
+    text = profile("run_python", driver).replace(
+        "[network]", f"[files]\nworkspace = '{workspace_key}'\noutput = true\n[network]"
+    )
     kept = "\n[audit]\nkeep = ['arguments', 'stdout', 'stderr', 'value']\n"
     (directory / "profiles" / "run_python.toml").write_text(f"{text}{kept}{keys}")
     settings = Settings(
@@ -95,6 +99,42 @@ async def test_a_profile_can_have_such_a_result_refused(tmp_path: Path) -> None:
     assert "out.txt" not in whole(result)
     assert [piece for piece in pieces() if piece in whole(result) + log] == []
     assert '"kind":"call.finished"' in log
+
+
+NAMED = "open('/output/' + {} + '.txt', 'w').write('a file')"
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", [TOKEN, TOKEN + "\n", "a" * 180 + "/" + TOKEN])
+async def test_a_file_with_a_secret_in_its_name_is_refused(driver: str, name: str, tmp_path: Path) -> None:
+    """Told without it, in result and record, also where the name can be none; the control is a plain name."""
+    made = f"import os\nos.makedirs('/output/' + os.path.dirname({name!r}), exist_ok=True)\n"
+    result, _, log = await called(tmp_path, driver, "", made + NAMED.format(repr(name)))
+    assert TOKEN not in whole(result) + log
+    assert result.structured["artifacts"] == []
+    assert result.structured["redacted"] == {"GitHub token": 1}
+    assert "not collected, What looks like a secret is in its name." in whole(result)
+    (tmp_path / "control").mkdir()
+    control, _, _ = await called(tmp_path / "control", driver, "", NAMED.format("'plain'"))
+    assert [each["name"] for each in control.structured["artifacts"]] == ["plain.txt"]
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_names_of_changed_files_hold_none_either(tmp_path: Path) -> None:
+    """Of a workspace that a program has a copy of; the control is the name beside it."""
+    code = f"for name in ({TOKEN!r}, 'plain'):\n    open(name, 'w').write('x')\n"
+    result, _, _ = await called(tmp_path, "bubblewrap", "", code, workspace_key="overlay")
+    assert TOKEN not in whole(result)
+    assert result.structured["changes"]["created"] == ("[secret: GitHub token]", "plain")
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize(("redact", "refused"), [("refuse", True), ("none", False)])
+async def test_a_secret_in_a_name_is_one_of_the_output(redact: str, refused: bool, tmp_path: Path) -> None:
+    """So nothing comes back where the profile says so; where it says that all may come, it does (the control)."""
+    result, _, log = await called(tmp_path, "bubblewrap", f"[result]\nredact = '{redact}'\n", NAMED.format(repr(TOKEN)))
+    assert (result.failed, TOKEN in whole(result)) == (refused, not refused)
+    assert (TOKEN in log) is not refused
 
 
 @pytest.mark.driver("bubblewrap")

@@ -3,6 +3,7 @@
 Every step that has an effect is in the audit log, on disk, before the effect.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -48,7 +49,7 @@ from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped
 from glovebox_server.promotion.scanning import Known, Scan, Scanning
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
-from glovebox_server.secret_scan.redact import redacted, shown_live
+from glovebox_server.secret_scan.redact import redacted, shown_live, text_redacted
 from glovebox_server.tools.base import Tool
 
 if TYPE_CHECKING:
@@ -303,7 +304,11 @@ class Broker:
             recorder.until_ended(partial(_ended_by, stopped, listener), lambda: stopped.stop),
             AsyncExitStack() as held,
         ):
-            redact, secrets = profile.result.redact, dict[str, int]()
+            redact, secrets = profile.result.redact, Counter[str]()
+
+            def masked(name: str) -> str:
+                return name if redact == "none" else text_redacted(name, self.credentials.forms, secrets)
+
             reveal = (*(each.path for each in profile.files.reveal), *await self.governance.planted(rights.workspace))
             connecting = partial(self.governance.connecting, call)
             files = allowed.inputs.contents()
@@ -327,7 +332,7 @@ class Broker:
             )
             async with (
                 self.artifacts.collect(call, wanted.spec.limits, rights.artifact_bytes, look.file) as collection,
-                Collector(collection, recorder, call) as collector,
+                Collector(collection, recorder, call, masked) as collector,
             ):
                 listener.progress("Getting a sandbox")
                 async with self.sandboxes.acquire(wanted, before_start=recorder.flush) as sandbox:
@@ -348,7 +353,8 @@ class Broker:
                     outcome = await hidden.run(partial(run, sandbox, job, inputs=files, hooks=hooks))
                 await self.governance.ended(call, outcome, look)
                 if redact != "none":
-                    outcome, secrets = await redacted(outcome, self.credentials.forms)
+                    outcome, more = await redacted(outcome, self.credentials.forms)
+                    secrets.update(more)
                 withheld = redact == "refuse" and bool(secrets)
                 delivered = (
                     NOTHING if withheld else await collector.deliver(outcome, keep_pictures=profile.files.output)

@@ -1,5 +1,6 @@
 """From what a sandbox put out to artifacts: every file checked and recorded, or recorded as refused."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,10 +43,14 @@ NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 class Collector:
     """Collects the files of one call: ``async with Collector(…) as collector``; leaving drops what is not complete."""
 
-    def __init__(self, collection: Collection, recorder: CallRecorder, call: ToolCall) -> None:
+    def __init__(
+        self, collection: Collection, recorder: CallRecorder, call: ToolCall, mask: Callable[[str], str] = str
+    ) -> None:
+        """Collect for this call; a name that ``mask`` changes has a secret in it, and its file is refused."""
         self._collection = collection
         self._recorder = recorder
         self._call = call
+        self._mask = mask
         self._skipped: list[SkippedFile] = []
         self._uncounted = 0
         self._open: set[_Receiving] = set()
@@ -62,6 +67,10 @@ class Collector:
 
     async def accept(self, name: str, size: int, *, cut: bool = False) -> "_Receiving | None":
         """Take one file the guest announces; None refuses it. Its size, and that it is cut, is only what it says."""
+        masked = self._mask(name)
+        if masked != name:
+            await self.refuse(masked, _NAMED)
+            return None
         receiving = _Receiving(self, name, keep=size <= MAX_BYTES, cut=cut)
         return receiving if await receiving.begin(self._collection) else None
 
@@ -168,6 +177,7 @@ class Collector:
         await self._recorder.record(ArtifactRefused(call_id=self._call.id, name=name, reason=reason, count=count))
 
 
+_NAMED = Refused("artifacts.name", "What looks like a secret is in its name.", "Give it another name.")
 _INCOMPLETE = Refused("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
 
 

@@ -43,7 +43,7 @@ _KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-
 
 
 async def redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
-    """Return the same outcome without secrets in its texts and its value, and how many of each kind there were."""
+    """Return the same outcome without secrets in texts, value and names, and how many of each kind there were."""
     if _takes_long(_texts_of(outcome), values):
         return await anyio.to_thread.run_sync(_redacted, outcome, values)
     return _redacted(outcome, values)
@@ -185,6 +185,13 @@ def _redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]
     mask = _Mask(values, count)
     stdout, stderr = mask.text(outcome.stdout.text), mask.text(outcome.stderr.text)
     value = mask.value(outcome.value)
+    skipped = tuple(replace(each, name=mask.text(each.name)) for each in outcome.skipped)
+    changes = outcome.changes and replace(
+        outcome.changes,
+        created=tuple(map(mask.text, outcome.changes.created)),
+        changed=tuple(map(mask.text, outcome.changes.changed)),
+        deleted=tuple(map(mask.text, outcome.changes.deleted)),
+    )
     if not count:
         return outcome, {}
     outcome = replace(
@@ -192,6 +199,8 @@ def _redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]
         stdout=replace(outcome.stdout, text=stdout),
         stderr=replace(outcome.stderr, text=stderr),
         value=value,
+        skipped=skipped,
+        changes=changes,
     )
     return outcome, dict(sorted(count.items()))
 
@@ -218,6 +227,9 @@ def _texts_of(outcome: Outcome) -> Iterator[str]:
     yield outcome.stdout.text
     yield outcome.stderr.text
     yield from _strings(outcome.value)
+    yield from (each.name for each in outcome.skipped)
+    if outcome.changes is not None:
+        yield from (*outcome.changes.created, *outcome.changes.changed, *outcome.changes.deleted)
 
 
 def _strings(value: Any) -> Iterator[str]:
