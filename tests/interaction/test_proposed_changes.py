@@ -22,6 +22,7 @@ from tests.interaction.test_real_server import connected
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server.cli.main import main
 from glovebox_server.exits import REFUSED
+from glovebox_server.governance.approvals.shown import CHANGES
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -305,6 +306,8 @@ async def test_what_acts_in_a_proposed_file_is_asked_about_with_it(
     assert lines[said + 1] == "  ! found: markup: a script"
     assert "  plain.txt: nothing was found" in lines
     assert any(line.startswith("  ! found: a secret: ") for line in lines)
+    # What a sandbox may write is not taken for what a yes writes.
+    assert lines.index(CHANGES) < lines.index("What it may write:") < said
     assert said < lines.index("3 files of the folder reports would change:") < lines.index("  │ +<script>1</script>")
     kinds = [each["kind"] for each in place.records()]
     assert kinds.count("proposal.scanned") == 3  # once, although it was decided twice

@@ -33,6 +33,11 @@ MAX_CHANGED: Final = 200
 #: Lines of either that are compared: at worst comparing takes the cube of them.
 MAX_COMPARED: Final = 200
 
+CHANGES: Final = (
+    "A yes changes files of this host, shown whole at the end. First, what a sandbox that looks into them has:"
+)
+"""Above what a call that proposes changes may do, which is not what a yes to it does."""
+
 _PARTS: Final = ("What it may read", "What it may write", "What it may reach", "What it may spend on one call")
 
 
@@ -73,6 +78,8 @@ def _lines(question: Question) -> Iterator[str]:
     if about.lifted is not None:
         target = visible(about.target)
         yield f"A yes lifts a refusal, for {about.lifted} {target}; for the run, of every call of {about.tool} in it."
+    if about.changes:
+        yield CHANGES
     if question.profile:
         for section in explain(Profile.model_validate_json(question.profile)):
             if section.title in _PARTS:
