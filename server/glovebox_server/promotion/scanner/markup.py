@@ -4,22 +4,52 @@ import html
 import re
 from collections.abc import Iterator
 
+_ELEMENT = rb"<(?:[^\s<>/:]+:)?"
+"""What a name stands behind: of XML with any prefix."""
+_IS = rb"\s*=\s*(?:[\"']\s*)?"
+_AWAY = rb"(?:h\s*t\s*t\s*p\s*(?:s\s*)?:|[\\/]\s*[\\/])"
+"""How an address elsewhere begins. Browsers leave line ends and tabs out, and take a backslash for a slash, see
+https://url.spec.whatwg.org/#concept-basic-url-parser."""
+
+
+def _css(name: bytes) -> bytes:
+    """A name in a style sheet, whose letters may be escaped: see https://www.w3.org/TR/css-syntax-3/#escaping."""
+    each = (b"(?:%c|\\\\0{0,4}%x\\s?|\\\\0{0,4}%x\\s?)" % (sign, sign, sign ^ 32) for sign in name)
+    return b"".join(each)
+
+
+def _form(*forms: bytes) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(forms), re.IGNORECASE)
+
+
 _MARKUP = (
-    ("a script", re.compile(rb"<(?:\w+:)?script\b", re.IGNORECASE)),
-    ("a handler of events", re.compile(rb"<[^<]*[\s/\"']on[a-z]{3,20}\s*=", re.IGNORECASE)),
-    ("a javascript: address", re.compile(rb"j\s*a\s*v\s*a\s*s\s*c\s*r\s*i\s*p\s*t\s*:", re.IGNORECASE)),
-    ("a frame or an embedded object", re.compile(rb"<(?:iframe|frame|object|embed|applet|portal)\b", re.IGNORECASE)),
-    ("other markup inside a drawing", re.compile(rb"<(?:\w+:)?foreignObject\b", re.IGNORECASE)),
-    ("a page that leads elsewhere by itself", re.compile(rb"<meta\b[^>]{0,300}\brefresh\b", re.IGNORECASE)),
-    ("an address that is told when a link is followed",
-     re.compile(rb"<(?:\w+:)?(?:a|area)\b[^<]*[\s/\"']ping\s*=", re.IGNORECASE)),
-    ("a form that sends", re.compile(rb"<form\b", re.IGNORECASE)),
-    ("what is loaded from elsewhere",
-     re.compile(rb"(?:\b(?:src|srcset|data|poster|background)|<(?:link|image|use|base)\b[^>]{0,300}\bhref)\s*=\s*[\"']?"
-                rb"\s*(?:https?:)?//|url\(\s*[\"']?(?:https?:)?//|@import", re.IGNORECASE)),
-    ("an entity of XML", re.compile(rb"<!ENTITY", re.IGNORECASE)),
-    ("a style sheet that makes another page of it", re.compile(rb"<\?xml-stylesheet\b", re.IGNORECASE)),
-)  # fmt: skip
+    ("a script", _form(_ELEMENT + rb"script\b")),
+    ("a handler of events", _form(rb"<[^<]*[\s/\"']on[a-z]{3,60}\s*=")),
+    ("a javascript: address", _form(rb"j\s*a\s*v\s*a\s*s\s*c\s*r\s*i\s*p\s*t\s*:")),
+    (
+        "a frame or an embedded object",
+        _form(_ELEMENT + rb"(?:iframe|frame|fencedframe|object|embed|applet|portal)\b"),
+    ),
+    ("other markup inside a drawing", _form(_ELEMENT + rb"foreignObject\b")),
+    ("a page that leads elsewhere by itself", _form(rb"[\s/\"']http-equiv" + _IS + rb"refresh\b")),
+    ("an address that is told when a link is followed", _form(_ELEMENT + rb"(?:a|area)\b[^<]*[\s/\"']ping\s*=")),
+    ("a form that sends", _form(_ELEMENT + rb"form\b", rb"[\s/\"']formaction\s*=")),
+    (
+        "what is loaded from elsewhere",
+        _form(
+            rb"\b(?:src|data|poster|background)" + _IS + _AWAY,
+            rb"srcset\s*=[^<>]{0,1000}" + _AWAY,
+            _ELEMENT + rb"(?:link|image|feImage|use|base)\b(?:[^<]*|[^>]{0,300})\bhref" + _IS + _AWAY,
+            _css(b"url") + rb"\(\s*(?:[\"']\s*)?" + _AWAY,
+            rb"image-set\([^()]{0,1000}" + _AWAY,
+            rb"@" + _css(b"import"),
+        ),
+    ),
+    ("an entity of XML", _form(rb"<!ENTITY")),
+    ("a style sheet that makes another page of it", _form(rb"<\?xml-stylesheet\b")),
+)
+_SHIFT = re.compile(rb"\x1b[ -/]*[0-~]")
+"""What changes the character set, which a reader of ISO 2022 leaves out: see ECMA-35, 13.2."""
 
 
 def markup(data: bytes) -> Iterator[str]:
@@ -35,6 +65,8 @@ def markup(data: bytes) -> Iterator[str]:
 def told(data: bytes) -> bytes:
     """Markup as its readers take it: in UTF-16 too, without zeros, and with its character references resolved."""
     text = data.replace(b"\0", b"")
+    if b"\x1b" in text:
+        text += _SHIFT.sub(b"", text)
     if b"&" not in text:
         return text
     return text + html.unescape(text.decode("latin-1")).encode("latin-1", "replace")
