@@ -92,7 +92,7 @@ class Served:
             return
         headers = {"Authorization": f"Bearer {self.tokens[name]}"}
         if transport == "sse":
-            yield sse_client(f"{self.url}/sse", headers=headers)
+            yield sse_client(f"{self.url}/sse", headers=headers, timeout=30)
             return
         # As many connections at a time as the tests make calls.
         limits = httpx2.Limits(max_connections=400)
