@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,15 @@ def test_the_set_cannot_be_changed(tmp_path: Path) -> None:
         loaded["probe"] = loaded["probe"]  # type: ignore[index]
     with pytest.raises(ValueError, match="frozen"):
         loaded["probe"].limits.pids = 4096  # type: ignore[misc]
+
+
+def test_a_policy_among_profiles_is_told_where_it_belongs(tmp_path: Path) -> None:
+    """What is wrong with its keys as those of a profile helps nobody."""
+    place = tmp_path / "profiles"
+    place.mkdir()
+    (place / "policy.toml").write_text("version = 1\n")
+    with pytest.raises(ProfileError, match=re.escape(f"Move it to {tmp_path / 'policy.toml'}")):
+        load([place], check_example=None)
 
 
 def test_the_file_must_have_the_name_of_its_tool(tmp_path: Path) -> None:

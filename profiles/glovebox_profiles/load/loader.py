@@ -32,6 +32,7 @@ PROGRAMS = "run_python"
 """The tool that runs programs, which find placeholders in variables."""
 
 _PROFILE = re.compile(r"[^.].*\.toml")
+_POLICY = "policy.toml"
 _ALIKE = 0.8
 """From which ratio (``difflib``) on a name may be meant as a tool's: with two letters exchanged, or a hyphen."""
 _HARMLESS = re.compile(
@@ -199,6 +200,9 @@ def read(
     Raises:
         ProfileError: As for ``load``.
     """
+    if path.name == _POLICY and not any_name:
+        hint = f"Move it to {path.parent.parent / path.name}."
+        raise ProfileError(path, None, "", "is a policy among profiles, so it is not in force", hint)
     profile, lines = _parse(read_bytes(path), path)
     if tools is not None and profile.tool not in tools:
         hint = nearest(profile.tool, sorted(tools))
