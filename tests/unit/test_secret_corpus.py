@@ -300,3 +300,10 @@ def test_each_kind_has_a_positive() -> None:
     for text in POSITIVES:
         text_redacted(text, {}, count)
     assert {each.kind for each in PATTERNS} == set(count)
+
+
+async def test_keys_that_are_replaced_alike_stay_as_many() -> None:
+    """Of a JSON object; what stands under each is kept."""
+    token = POSITIVES[0].partition("=")[2]
+    value, _ = await value_redacted({token: 1, token[:-1] + "x": 2, "other": 3}, {})
+    assert value == {"[secret: GitHub token]": 1, "[secret: GitHub token] (2)": 2, "other": 3}

@@ -251,7 +251,12 @@ def _mapped(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
-        return {clean(key): _mapped(each, clean) for key, each in value.items()}
+        kept: dict[str, Any] = {}
+        for key, each in value.items():
+            name = clean(key)
+            # Two that are replaced alike stay two.
+            kept[f"{name} ({len(kept) + 1})" if name in kept else name] = _mapped(each, clean)
+        return kept
     if isinstance(value, list | tuple):
         return [_mapped(each, clean) for each in value]
     return value
