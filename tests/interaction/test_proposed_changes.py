@@ -324,6 +324,34 @@ async def test_what_acts_in_a_proposed_file_is_asked_about_with_it(
     operate(["audit", "verify"], place.options)
 
 
+BUDGET = """
+[[roles.everybody.budget]]
+name = "processor"
+per = "principal"
+every = "day"
+cpu_seconds = {left}
+tool = "propose_changes"
+"""
+
+
+@pytest.mark.parametrize(("left", "asked"), [(19, 0), (600, 2)])
+async def test_looking_into_a_proposed_file_is_charged_to_whoever_proposes(left: int, asked: int, place: Place) -> None:
+    """Whatever is answered; with too little left nothing is looked into, and the control has enough."""
+    policy = place.path / "config/policy.toml"
+    policy.write_text(policy.read_text().replace("[promote]", BUDGET.format(left=left) + "\n[promote]"))
+    place.person.says = "deny"
+    async with place.client() as client:
+        for uri in await made(client, notes="after\n", other="x\n"):
+            assert refused(await propose(client, [uri])) == ("approval.denied" if asked else "budget.processor")
+        (said,) = (await client.read_resource("glovebox://budget")).contents
+        assert isinstance(said, types.TextResourceContents)
+        (line,) = [each for each in json.loads(said.text)["left"] if each["budget"] == "processor"]
+    assert len(place.person.asked) == asked
+    assert [each["kind"] for each in place.records()].count("proposal.scanned") == asked
+    assert (line["left"] < line["of"]) is bool(asked)
+    assert line["left"] > line["of"] - 40
+
+
 DYING = """\
 import importlib, os, signal
 module, _, path = os.environ["DIES_AT"].partition(":")

@@ -202,7 +202,7 @@ def test_a_line_without_an_end_takes_no_memory_and_hides_nothing_behind_it(size:
     ],
 )
 def test_a_patch_that_is_made_to_be_slow_costs_seconds_at_most_and_says_so(*, line: bytes, more: bool) -> None:
-    """32 MiB of the worst lines cost as much as four times 8; 20,000 files of ours are looked at to their end (control)."""
+    """32 MiB of the worst lines cost as four times 8 do; 20,000 files of ours are looked at to the end (control)."""
     count = 32 * 1024 * 1024 // len(line)
     times = line.count(b"%")
     patch = b"".join(line % ((number % 1_000_000,) * times) for number in range(count))

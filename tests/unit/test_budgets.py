@@ -26,6 +26,7 @@ from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.governance.budgets import budgets as budgeting
 from glovebox_server.governance.budgets import store
 from glovebox_server.governance.budgets.budgets import Budgets, Reservation
+from glovebox_server.governance.budgets.spending import Amounts
 from glovebox_server.governance.governance import Proposal
 from glovebox_server.tools.base import Result
 
@@ -254,8 +255,8 @@ async def test_a_call_that_is_reserved_and_then_denied_spends_nothing(scene: Sce
         reserved = spent.budgets.reserved
 
         @asynccontextmanager
-        async def released(proposal: Proposal) -> AsyncIterator[Reservation | Refusal]:
-            async with reserved(proposal) as found:
+        async def released(proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+            async with reserved(proposal, worst) as found:
                 assert isinstance(found, Reservation)
                 found.release()
                 yield found
@@ -388,8 +389,8 @@ async def _reservation(spent: Spending, rights: Any) -> Reservation:
     whole = budgets.reserved
 
     @asynccontextmanager
-    async def watched(proposal: Proposal) -> AsyncIterator[Reservation | Refusal]:
-        async with whole(proposal) as found:
+    async def watched(proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+        async with whole(proposal, worst) as found:
             assert isinstance(found, Reservation)
             seen.append(found)
             yield found

@@ -168,7 +168,7 @@ class Broker:
         profile = rights.profiles.get(call.tool)
         async with AsyncExitStack() as held:
             decision, inputs = await held.enter_async_context(open_inputs(self.artifacts, call, decided))
-            decision, changes = await self._proposed(call, tool, decision, inputs, profile=profile, listener=listener)
+            decision, changes = await self._proposed(call, tool, decision, inputs, rights=rights, listener=listener)
             reservation = None
             if profile is not None and decision.effect != "deny":
                 proposal = Proposal(
@@ -219,10 +219,11 @@ class Broker:
         decision: Decision,
         inputs: Inputs,
         *,
-        profile: Profile | None,
+        rights: Rights,
         listener: Listener,
     ) -> "tuple[Decision, Proposed | None]":
         """What a call would change on the host, or why nobody can be asked about that; None for one that runs."""
+        profile = rights.profiles.get(call.tool)
         if not tool.proposes or decision.effect == "deny" or profile is None:
             return decision, None
         if inputs.unreadable is not None:
@@ -232,7 +233,9 @@ class Broker:
             proposed = await proposals.proposed(call, sum(each.bytes for each in inputs.listed))
             listener.progress("Looking into files")
             with anyio.CancelScope() as scope, self.governance.ending(call, scope) as stopped:
-                scans = await self._scanning(call, profile).scans(inputs.listed, self.known)
+                proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=inputs)
+                async with self.governance.looking(proposal):
+                    scans = await self._scanning(call, profile).scans(inputs.listed, self.known)
                 return decision, await proposals.scanned(proposed, scans, call)
         except Refused as refusal:
             return denied(decision, refusal.refusal), None

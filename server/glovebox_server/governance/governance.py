@@ -13,7 +13,7 @@ import anyio
 
 from glovebox_profiles.egress import EgressTarget
 from glovebox_profiles.model import Profile
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, Refused
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.audit.events import CallFinished
 from glovebox_server.broker.inputs import Inputs
@@ -23,7 +23,7 @@ from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import AuditUnavailable, StoreUnusable
 from glovebox_server.governance.approvals.lifting import Escalation, budget_escalation, considered, unnamed, widened
-from glovebox_server.governance.budgets.spending import Left
+from glovebox_server.governance.budgets.spending import LOOKING, Amounts, Left
 from glovebox_server.governance.repeats import Repeats
 from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.stops.stops import Stopped, Stops
@@ -74,6 +74,9 @@ class Reservation(Protocol):
     def release(self) -> None:
         """Note that the call does not run: it spends nothing."""
 
+    def looked(self) -> None:
+        """Note that the call did not run: time is all that it spent."""
+
     def started(self) -> None:
         """Note that its program starts, and may tell its caller something from now on."""
 
@@ -84,8 +87,15 @@ class Reservation(Protocol):
 class Budgets(Protocol):
     """How much each caller may spend."""
 
-    def reserved(self, proposal: Proposal) -> AbstractAsyncContextManager[Reservation | Refusal]:
-        """Reserve what the call may spend, for the block; the refusal where something is spent already."""
+    def reserved(
+        self, proposal: Proposal, worst: Amounts | None = None
+    ) -> AbstractAsyncContextManager[Reservation | Refusal]:
+        """Reserve what the call may spend, for the block; the refusal where something is spent already.
+
+        Args:
+            proposal: the call.
+            worst: the most that is spent within the block; None where the call runs in it.
+        """
 
     async def left(self, principal: Principal, run: str | None, rights: Rights) -> Sequence[Left]:
         """What is left of everything that bounds a caller.
@@ -163,8 +173,26 @@ class Governance:
         async with self.admitted(replace(proposal, escalation=more, rights=rights), settled) as found:
             yield found
 
-    def _reserved(self, proposal: Proposal) -> "AbstractAsyncContextManager[Reservation | Refusal | None]":
-        return nullcontext() if self.budgets is None else self.budgets.reserved(proposal)
+    @asynccontextmanager
+    async def looking(self, proposal: Proposal) -> AsyncIterator[None]:
+        """Charge the caller for what is looked into within the block, before anybody can be asked about the call.
+
+        Raises:
+            Refused: too little is left for that. Nobody can lift it: what they would say yes to is not known yet.
+        """
+        async with self._reserved(proposal, LOOKING) as reserved:
+            if isinstance(reserved, Refusal):
+                raise Refused(reserved.rule, reserved.reason, reserved.hint)
+            try:
+                yield
+            finally:
+                if reserved is not None:
+                    reserved.looked()
+
+    def _reserved(
+        self, proposal: Proposal, worst: Amounts | None = None
+    ) -> "AbstractAsyncContextManager[Reservation | Refusal | None]":
+        return nullcontext() if self.budgets is None else self.budgets.reserved(proposal, worst)
 
     async def _consulted(self, proposal: Proposal, settled: "State | None") -> "Decision | Question":
         rights = proposal.rights

@@ -65,7 +65,8 @@ class Reservation:
         self._traffic = Traffic()
         self._started = False
         self._told: Amounts | None = None
-        self._released = False
+        self._instead: Amounts | None = None
+        """What is counted of a call that did not run."""
 
     @property
     def connections(self) -> int | None:
@@ -108,12 +109,16 @@ class Reservation:
 
     def release(self) -> None:
         """Note that the call does not run: it spends nothing."""
-        self._released = True
+        self._instead = {}
+
+    def looked(self) -> None:
+        """Note that the call did not run: time is all that it spent, of one processor."""
+        self._instead = {"wall_seconds": self._wall(), "cpu_seconds": self._wall()}
 
     def amounts(self) -> Amounts:
         """What was spent. Of a call without a result, which may have told much, what was measured or could be most."""
-        if self._released:
-            return {}
+        if self._instead is not None:
+            return self._instead
         traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
         if self._told is not None:
             return {**traffic, **self._told}
@@ -155,15 +160,20 @@ class Budgets:
         self._unsettled: list[tuple[Asked, Amounts]] = []
 
     @asynccontextmanager
-    async def reserved(self, proposal: Proposal) -> AsyncIterator[Reservation | Refusal]:
-        """Reserve what the call may spend, for the block; the refusal where too little is left, or nobody can tell."""
+    async def reserved(self, proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+        """Reserve what the call may spend, for the block; the refusal where too little is left, or nobody can tell.
+
+        Args:
+            proposal: the call.
+            worst: the most that is spent within the block; None where the call runs in it.
+        """
         call, rights = proposal.call, proposal.rights
         spender = spender_of(call)
         asked = Asked(
             call_id=call.id,
             spender=spender,
             lines=lines_of(rights.budgets, spender),
-            worst=worst_case(proposal.profile, call.arguments),
+            worst=worst or worst_case(proposal.profile, call.arguments),
         )
         try:
             granted = await self._transact(partial(store.reserve, server=self._server, asked=asked))

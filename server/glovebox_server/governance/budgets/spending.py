@@ -25,6 +25,9 @@ LOW: Final = 5
 _SECONDS: Final = {"wall_seconds", "cpu_seconds"}
 _MS: Final = 1000
 
+LOOKING: Final = dict.fromkeys(("wall_seconds", "cpu_seconds"), MAX_SCAN_SECONDS * _MS)
+"""The most that looking into the files of one call spends."""
+
 
 def amount(name: str, value: float) -> int:
     """A number as policy and people say it, in the unit it is counted in."""
