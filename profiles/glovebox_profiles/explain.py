@@ -6,6 +6,9 @@ from glovebox_profiles import words
 from glovebox_profiles.model import Credential, Network, Profile
 from glovebox_sandboxes.plural import counted
 
+# The one tool by which files of the host change: not its sandbox does that, but the server, after a yes.
+_CHANGES = "propose_changes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
@@ -48,6 +51,8 @@ def withheld(profile: Profile) -> tuple[str, ...]:
         files = ["Files: of the host everything but the workspace, of which a copy could be changed."]
     elif profile.files.workspace == "none":
         files = ["Files: everything of the host, the workspace included."]
+    if profile.tool == _CHANGES:
+        files = ["Files: of the host every change but the one that a person was shown, and said yes to."]
     files += [] if profile.files.inputs else ["Files: those of earlier calls."]
     files += [] if profile.files.output else ["Files: none could be given back."]
     spend = f"{words.number(limits.wall_seconds)} s of real time, {limits.cpu_seconds} s of processor time, "
@@ -165,6 +170,9 @@ def _spend(profile: Profile) -> tuple[str, ...]:
 
 
 def _asked(profile: Profile) -> tuple[str, ...]:
+    if profile.tool == _CHANGES:
+        change = "A yes changes files in a folder that the policy names: exactly as that person was shown."
+        return ("A person is asked before every call; without an answer nothing changes.", change)
     if profile.approval == "ask":
         return ("A person is asked before every call; without an answer nothing runs.",)
     return ("Nobody is asked: calls that this profile allows run at once, all others are refused.",)
@@ -205,7 +213,9 @@ def _recorded(profile: Profile) -> tuple[str, ...]:
 
 def _never(profile: Profile) -> tuple[str, ...]:
     return (
-        "Change a file of the workspace or of the host.",
+        "Change a file of the host otherwise than a person was shown, and said yes to."
+        if profile.tool == _CHANGES
+        else "Change a file of the workspace or of the host.",
         "See the host's other files, its processes, its environment or its secrets.",
         "Reach any host, local or remote."
         if profile.network.mode == "none"

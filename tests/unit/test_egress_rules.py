@@ -178,6 +178,7 @@ def test_a_tunnel_needs_a_rule_that_restricts_nothing_inside() -> None:
     tunnel = EgressRule(host="pypi.org", methods=frozenset({"CONNECT"}))
     target = parse_connect("PyPI.org:443")
     assert decide(target, [PYPI]).rule == "egress.tunnel"
+    assert 'network.tls = "inspect"' in decide(target, [PYPI]).hint, "what lets ordinary clients work unchanged"
     assert decide(target, [PYPI, tunnel]).rule == "network.allow[1]"
     assert decide(parse_connect("pypi.org:22"), [tunnel]).rule == "egress.port"
     assert decide_url("GET", "https://pypi.org/", [tunnel]).rule == "egress.method"

@@ -7,7 +7,7 @@ from tests.fixtures.profile_texts import decide_by_name, profile
 
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.egress import decide_url
-from glovebox_profiles.explain import explain, render
+from glovebox_profiles.explain import explain, render, withheld
 from glovebox_profiles.load.loader import SHIPPED, load, parse
 from glovebox_profiles.load.mistakes import valid_keys
 from glovebox_profiles.model import MIB, Profile, digest
@@ -173,6 +173,19 @@ def test_every_question_of_a_reviewer_has_an_answer() -> None:
 def test_an_explanation_says_it_in_words(extra: str, sentence: str) -> None:
     """The sentence follows the key."""
     assert sentence in render(profile(extra + "\n"))
+
+
+@pytest.mark.parametrize("approval", ["ask", "none"])
+def test_a_tool_that_changes_files_is_not_said_to_change_none(approval: str) -> None:
+    """What it changes, and that somebody is asked each time whatever its profile says, in words and in receipts."""
+    given = profile(f"approval = '{approval}'\n").model_copy(update={"tool": "propose_changes"})
+    text = render(given)
+    assert "Change a file of the workspace or of the host." not in text
+    assert "Change a file of the host otherwise than a person was shown, and said yes to." in text
+    assert "A person is asked before every call" in text
+    assert "Nobody is asked" not in text
+    assert "Files: everything of the host, the workspace included." not in withheld(given)
+    assert "Change a file of the workspace or of the host." in render(profile())
 
 
 def test_every_key_has_a_label() -> None:

@@ -197,6 +197,14 @@ def test_what_is_expected_must_be_what_would_change(place: Path) -> None:
     assert held(place / "reports") == {"a.csv": b"mine"}
 
 
+def test_what_is_expected_may_be_given_without_the_name_of_its_hash(place: Path) -> None:
+    """The hash is the same: a refusal would name as another one just what was given."""
+    words = ("promote", *addresses(place), "--into", "reports", "--json")
+    digest = json.loads(run(place, *words)[1])["plan"]["digest"]
+    status, text = run(place, *words, "--expect", digest.removeprefix("sha256:"))
+    assert status == OK, text
+
+
 def test_what_is_there_already_is_left_alone(place: Path) -> None:
     """The second time there is nothing to do."""
     promoted(place)

@@ -155,7 +155,8 @@ def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, E
             effect="deny",
             rule="egress.tunnel",
             reason=f"The rule for {rule.host} restricts methods or paths, which cannot be seen inside a tunnel.",
-            hint="Ask for the URL itself (fetch_url, or a plain request through the proxy) instead of CONNECT.",
+            hint="Ask for the URL itself (fetch_url, or a plain request through the proxy) instead of CONNECT; "
+            'or the operator sets network.tls = "inspect" in the profile.',
         )
     parts: tuple[tuple[str, bool, str, Iterable[str]], ...] = (
         ("scheme", target.scheme in rule.schemes, target.scheme, sorted(rule.schemes)),

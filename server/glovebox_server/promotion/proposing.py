@@ -188,7 +188,7 @@ def _scanned(call: ToolCall, scan: Scan) -> ProposalScanned:
 
 def _findings(scans: Sequence[Scan]) -> Iterator[str]:
     """What was found, above what would change: whoever proposes a file can fill no more than its share of lines."""
-    yield "The artifacts were looked into for what acts when it is opened; that nothing was found proves nothing:"
+    yield "Each artifact was looked into for what acts when it is opened; that nothing was found proves nothing:"
     for scan in scans:
         name = visible(scan.name)
         if scan.not_scanned:

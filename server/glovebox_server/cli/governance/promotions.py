@@ -63,7 +63,7 @@ def promotions(settings: Settings, as_json: bool) -> None:
 def rollback(settings: Settings, promotion: str, as_json: bool) -> None:
     """Put every file of a promotion back as it was.
 
-    Or none, where one changed since.
+    Or none, where one changed since. `artifact promotions` has the ID.
     """
     from glovebox_server.cli.actions.governance import promotions as commands  # noqa: PLC0415 - see the header of ``main``
 

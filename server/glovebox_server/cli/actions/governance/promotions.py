@@ -98,7 +98,7 @@ def _require_accepted(planned: Planned, *, accept: bool) -> None:
 
 
 def _require_expected(promotion: Promotion, expect: str | None) -> None:
-    if expect is not None and expect != promotion.digest:
+    if expect is not None and expect not in {promotion.digest, promotion.digest.removeprefix("sha256:")}:
         reason = f"What would change has the digest {promotion.digest}, not the expected one; nothing was changed."
         raise Refused("promotion.expect", reason, "Look at what would change, then expect that.")
 
