@@ -52,7 +52,7 @@ def withheld(profile: Profile) -> tuple[str, ...]:
     elif profile.files.workspace == "none":
         files = ["Files: everything of the host, the workspace included."]
     if profile.tool == _CHANGES:
-        files = ["Files: of the host every change but the one that a person was shown, and said yes to."]
+        files = ["Files: everything of the host but the change that a person was shown, and said yes to."]
     files += [] if profile.files.inputs else ["Files: those of earlier calls."]
     files += [] if profile.files.output else ["Files: none could be given back."]
     spend = f"{words.number(limits.wall_seconds)} s of real time, {limits.cpu_seconds} s of processor time, "

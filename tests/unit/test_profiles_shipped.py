@@ -185,6 +185,7 @@ def test_a_tool_that_changes_files_is_not_said_to_change_none(approval: str) -> 
     assert "A person is asked before every call" in text
     assert "Nobody is asked" not in text
     assert "Files: everything of the host, the workspace included." not in withheld(given)
+    assert "Files: everything of the host but the change that a person was shown, and said yes to." in withheld(given)
     assert "Change a file of the workspace or of the host." in render(profile())
 
 
