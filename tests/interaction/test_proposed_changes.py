@@ -163,6 +163,7 @@ async def test_what_was_shown_is_there_after_a_yes(transport: Transport, era: Er
     (applied,) = [each["data"] for each in place.records() if each["kind"] == "promotion.applied"]
     assert (applied["promotion"], applied["digest"]) == (came["promotion"], came["digest"])
     assert applied["by"].startswith("local:")
+    assert applied["asked_by"] == came["call_id"]
     operate(["receipt", "verify", came["call_id"]], place.options)
     operate(["artifact", "rollback", came["promotion"]], place.options)
     assert held(place.folder) == {"notes.txt": b"before\n"}

@@ -61,7 +61,7 @@ def evidence_in(content: bytes) -> tuple[bytes, dict[str, bytes]]:
             found = {each.filename: file.read(each) for each in file.infolist()}
             evidence = found.pop(EVIDENCE)
     except (zipfile.BadZipFile, LookupError, ValueError, OSError, EOFError, RuntimeError, struct.error):
-        raise NotAProof("it is no bundle") from None
+        raise NotAProof("it is no bundle, or one that was damaged") from None
     if written(evidence, found) != content:
         raise NotAProof("it is not as it was written: bytes were changed or added")
     return evidence, found

@@ -79,6 +79,8 @@ class Promotion:
     made: AwareDatetime
     by: str
     """Who did it: ``local:<uid>``, or the caller that proposed it."""
+    asked_by: str | None = None
+    """Id of the call that proposed it; None where none did."""
     folder: str
     """Its name in the policy."""
     path: str

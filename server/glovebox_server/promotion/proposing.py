@@ -138,7 +138,7 @@ class Proposals:
             return Proposed(planned=found, shown=_shown(found, folder))
 
     def _put(self, proposed: Proposed, call: ToolCall) -> Promotion:
-        promotion = replace(proposed.planned.promotion, by=call.principal.id)
+        promotion = replace(proposed.planned.promotion, by=call.principal.id, asked_by=call.id)
 
         def record(event: Event) -> None:
             anyio.from_thread.run(self.audit.append, event)

@@ -289,6 +289,7 @@ def _event(promotion: Promotion) -> Event:
     return PromotionApplied(
         promotion=promotion.id,
         by=promotion.by,
+        asked_by=promotion.asked_by,
         folder=promotion.folder,
         digest=promotion.digest,
         files=_files(promotion.changes),

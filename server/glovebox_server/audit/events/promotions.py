@@ -67,6 +67,8 @@ class PromotionApplied(Event):
     """Its id."""
     by: str
     """Who does it: ``local:<uid>``, or the caller that proposed it."""
+    asked_by: str | None = None
+    """Id of the call that proposed it; absent where none did."""
     folder: str
     """The folder's name in the policy."""
     digest: str
