@@ -11,7 +11,7 @@ from typing import Final
 
 from glovebox_server.secret_scan import patterns
 
-_MODULES: Final = ("left", "markup", "ole", "documents", "archives", "patches", "pdf", "pictures", "look")
+_MODULES: Final = ("left", "markup", "ole", "documents", "mail", "archives", "patches", "pdf", "pictures", "look")
 """Each behind those that it imports."""
 
 

@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 from typing import NamedTuple, cast
 
-from glovebox_server.promotion.scanner.documents import is_office, office, office_names
+from glovebox_server.promotion.scanner.documents import is_no_page, is_office, office, office_names
 from glovebox_server.promotion.scanner.left import Found, Left, Part, not_looked_into, shown
 
 MOST_ENTRIES = 2000
@@ -22,6 +22,8 @@ _EXPANDS = 8 << 20
 _LINK = 0xA
 """The kind of a symbolic link in the mode of a zip's entry."""
 _BLOCK = 512
+_LOCAL = b"PK\x03\x04"
+_LOCAL_BYTES = 30
 _ENTRY = b"PK\x01\x02"
 _END = b"PK\x05\x06"
 _LAST = 65_557
@@ -40,8 +42,19 @@ _UNREAD = (
     b"MSCF\0\0\0\0",
     b"!<arch>\n",
     b"\x04\x22\x4d\x18",
+    b"\x02\x21\x4c\x18",
+    b"\xed\xab\xee\xdb",
+    b"\xc7\x71",
+    b"\x1f\x9d",
+    b"\x1f\xa0",
+    b"LZIP\1",
+    b"xar!\0",
+    b"MSWIM\0\0\0",
+    b"\x60\xea",
 )
-"""How archives begin that the standard library does not read: 7z, RAR, Zstandard, cabinet, ar, LZ4."""
+"""How archives begin that the standard library does not read: 7z, RAR, Zstandard, cabinet, ar, LZ4 (two), RPM, old
+cpio, compress (two), lzip, xar, WIM, ARJ."""
+_CPIO = re.compile(rb"07070[127][0-9A-Fa-f]{70}")
 _OUTER = {
     ".tgz": ".tar",
     ".tbz2": ".tar",
@@ -62,7 +75,13 @@ class _Entry(NamedTuple):
 
 def unread(part: Part) -> bool:
     """Whether it is an archive, by what it holds or says it is, of which nothing here reads the inside."""
-    return part.data.startswith(_UNREAD) or part.data[32769:32774] == b"CD001" or bool(_PACKED.search(part.name))
+    return (
+        part.data.startswith(_UNREAD)
+        or part.data[2:5] == b"-lh"
+        or bool(_CPIO.match(part.data))
+        or part.data[32769:32774] == b"CD001"
+        or bool(_PACKED.search(part.name))
+    )
 
 
 def is_zip(part: Part) -> bool:
@@ -96,7 +115,21 @@ def zipped(part: Part, left: Left) -> Found:
                 yield f"archive: {shown(each.filename)} was not looked into to its end: {why}"
             if in_office:
                 yield from office(each.filename, data)
-            yield Part(each.filename, data, is_text=in_office and each.filename.endswith((".xml", ".rels")))
+            yield Part(each.filename, data, is_text=in_office and is_no_page(each.filename, data))
+        if _has_unnamed(part.data, entries):
+            yield "archive: entries that its directory does not name, and which were not looked into"
+
+
+def _has_unnamed(data: bytes, entries: list[zipfile.ZipInfo]) -> bool:
+    """Whether entries stand between those that the directory names: some programs read a zip from its beginning."""
+    at = 0
+    for each in sorted(entries, key=lambda each: each.header_offset):
+        if _LOCAL in data[at : each.header_offset]:
+            return True
+        names = data[each.header_offset + 26 : each.header_offset + _LOCAL_BYTES]  # lengths of its name and more
+        size = int.from_bytes(names[:2], "little") + int.from_bytes(names[2:], "little") + each.compress_size
+        at = max(at, each.header_offset + _LOCAL_BYTES + size)
+    return _LOCAL in data[at:]
 
 
 _CUT = "archive: it cannot be looked into to its end: an entry leads backwards, or is none"

@@ -10,14 +10,33 @@ from glovebox_server.promotion.scanner.markup import markup, told
 
 _OFFICE = (
     ("macros", re.compile(r"vbaProject|vbaData|macrosheets/", re.IGNORECASE)),
-    ("a control that runs code", re.compile(r"activeX", re.IGNORECASE)),
+    ("a control that runs code", re.compile(r"activeX|webextensions/", re.IGNORECASE)),
     ("a file inside", re.compile(r"embeddings/|oleObject", re.IGNORECASE)),
     ("a link to other data", re.compile(r"externalLinks/|connections\.xml|queryTables/", re.IGNORECASE)),
 )
-_TYPES = "[Content_Types].xml"
+_TYPES = "[content_types].xml"
 _XML = (".xml", ".rels", ".bin")
+_FLAT = (b"schemas.microsoft.com/office/2006/xmlPackage", b"schemas.microsoft.com/office/word/2003/wordml")
+"""Namespaces of Office documents that are one file of XML."""
+_FLAT_ACTS = (
+    ("macros", re.compile(rb"macrosPresent\s*=\s*[\"']yes")),
+    ("a file inside", re.compile(rb"[:<](?:binData|docOleData)\b")),
+)
+_OPEN = b"urn:oasis:names:tc:opendocument:"
+_OPEN_ACTS = (
+    ("a handler of events", re.compile(rb"[:<]event-listener\b")),
+    ("a macro's address", re.compile(rb"vnd\.sun\.star\.script:")),
+    ("a field that starts programs (DDE)", re.compile(rb"[:<]dde-(?:source|connection-decl)\b")),
+    ("a control that runs code", re.compile(rb"[:<](?:applet|plugin)\b")),
+    (
+        "what is loaded from elsewhere, or a link",
+        re.compile(rb"[:\s]href\s*=\s*[\"']\s*(?:[a-z]+:)?[\\/][\\/]", re.IGNORECASE),
+    ),
+)
 _EXTERNAL = re.compile(rb'TargetMode\s*=\s*["\']External', re.IGNORECASE)
 _DDE = re.compile(rb"\bDDE(?:AUTO)?\b")
+
+_SHOWN = re.compile(rb"www\.w3\.org/(?:1999/xhtml|2000/svg)|<!ENTITY|<\?xml-stylesheet")
 
 _SYLK_ACTS = (
     ("a formula, which may start programs", re.compile(rb"(?:\A|[\r\n])[CF];(?:[^\r\n]*?;)?E")),
@@ -30,7 +49,7 @@ _QUERIES = (".iqy", ".oqy", ".rqy", ".dqy")
 
 def is_office(names: Iterable[str]) -> bool:
     """Whether a zip with these entries is an Office document."""
-    return _TYPES in names
+    return _TYPES in map(str.casefold, names)
 
 
 def office_names(names: Iterable[str]) -> Iterator[str]:
@@ -41,16 +60,42 @@ def office_names(names: Iterable[str]) -> Iterator[str]:
 
 def office(name: str, data: bytes) -> Iterator[str]:
     """What acts in one part of an Office document."""
-    if not name.casefold().endswith(_XML):
+    # Links between parts say what each is, not its name.
+    if not _is_xml(data) and not name.casefold().endswith(_XML):
         return
     text = told(data)
-    if name == _TYPES:  # which says what a part is, whatever it is called
+    if name.casefold() == _TYPES:
         yield from office_names([text.decode("latin-1")])
     if _EXTERNAL.search(text):
         yield "Office document: what is loaded from elsewhere, or a link"
     # A field's text may be cut by markup.
-    if _DDE.search(text) or _DDE.search(re.sub(rb"<[^>]*>", b"", text)):
+    if _DDE.search(text) or _DDE.search(re.sub(rb"<[^<>]*>", b"", text)):
         yield "Office document: a field that starts programs (DDE)"
+
+
+def _is_xml(data: bytes) -> bool:
+    return data.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"<")
+
+
+def is_office_xml(part: Part) -> bool:
+    """Whether it is an Office document, or a part of an OpenDocument one, in one file of XML."""
+    return _is_xml(part.data) and any(each in part.data.replace(b"\0", b"") for each in (*_FLAT, _OPEN))
+
+
+def office_xml(part: Part, _: Left) -> Found:
+    """What acts in it."""
+    text = told(part.data)
+    if _OPEN in text:
+        yield from (f"OpenDocument: {what}" for what, form in _OPEN_ACTS if form.search(text))
+    if any(each in text for each in _FLAT):
+        yield from office_names([text.decode("latin-1")])
+        yield from (f"Office document: {what}" for what, form in _FLAT_ACTS if form.search(text))
+        yield from office(part.name, part.data)
+
+
+def is_no_page(name: str, data: bytes) -> bool:
+    """Whether nobody would open this part of an Office document by itself: no browser shows it as a page."""
+    return name.casefold().endswith((".xml", ".rels")) and not _SHOWN.search(told(data))
 
 
 def is_old_office(part: Part) -> bool:
@@ -125,7 +170,8 @@ def is_notebook(part: Part) -> bool:
 
 def notebook(part: Part, _: Left) -> Found:
     """What acts in a notebook: its cells, and what their outputs hold."""
-    cells = json.loads(part.data)["cells"]
+    whole = json.loads(part.data)
+    cells = whole["cells"]
     code = sum(1 for each in cells if each.get("cell_type") == "code")
     if code:
         yield f"notebook: {code} cells of code, which run when somebody runs them"
@@ -135,7 +181,7 @@ def notebook(part: Part, _: Left) -> Found:
             yield from ("notebook: a script in an output" for kind in shown if "javascript" in kind)
             yield from ("notebook: a widget in an output" for kind in shown if "widget" in kind)
     # Whatever in it is shown: JSON may write each character of markup as a number.
-    yield from markup("\n".join(_strings(cells)).encode("utf-8", "replace"))
+    yield from markup("\n".join(_strings(whole)).encode("utf-8", "replace"))
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -3,11 +3,12 @@
 Each look is bounded; what was not looked at is said.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from glovebox_server.promotion.scanner import archives, documents, patches, pdf, pictures
+from glovebox_server.promotion.scanner import archives, documents, mail, patches, pdf, pictures
 from glovebox_server.promotion.scanner.left import MOST_DEPTH, Found, Left, Part, not_looked_into, shown
 from glovebox_server.promotion.scanner.markup import markup
 from glovebox_server.secret_scan.patterns import found as secrets_in
@@ -22,11 +23,13 @@ _MOST_SECRETS = 1000
 
 _LOOKS: tuple[tuple[Callable[[Part], bool], Callable[[Part, Left], Found]], ...] = (
     (pdf.is_pdf, pdf.pdf),
+    (documents.is_office_xml, documents.office_xml),
     (documents.is_old_office, documents.old_office),
     (documents.is_rtf, documents.rtf),
     (documents.is_notebook, documents.notebook),
     (documents.is_sylk, documents.sylk),
     (documents.is_query, documents.query),
+    (mail.is_mail, mail.mail),
     (patches.is_patch, patches.patch),
     (pictures.is_picture, pictures.picture),
     (archives.is_zip, archives.zipped),
@@ -77,7 +80,12 @@ def _looks(part: Part) -> Iterator[Callable[[Part, Left], Found]]:
 
 
 def _secrets(part: Part, _: Left) -> Found:
-    for kind in dict.fromkeys(kind for _begin, _end, kind in islice(secrets_in(part.data), _MOST_SECRETS)):
+    texts = [part.data]
+    if b"\0" in part.data:  # UTF-16
+        texts.append(part.data.replace(b"\0", b""))
+    if part.is_text:  # in which markup may cut words
+        texts.append(re.sub(rb"<[^<>]*>", b"", part.data))
+    for kind in dict.fromkeys(kind for text in texts for _begin, _end, kind in islice(secrets_in(text), _MOST_SECRETS)):
         yield f"a secret: {kind}"
 
 

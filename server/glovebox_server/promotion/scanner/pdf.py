@@ -8,10 +8,10 @@ from collections.abc import Callable
 from glovebox_server.promotion.scanner.left import Found, Left, Part
 
 MOST_STREAMS = 2000
+_MOST_FILTERS = 3
+"""Ways in which one stream may be said to be packed, that are tried."""
 _MOST_SLOW = 4 << 20
 """Bytes of a stream that are read by what is written in Python: two seconds of it at most."""
-_HEAD = 2000
-"""Bytes before a stream in which it is said how it is packed."""
 _ZLIB_HEAD = 2
 _PIECE = 4096
 """Bytes of a stream that are unpacked at once: of a broken one, what stands before that piece is looked at."""
@@ -19,17 +19,22 @@ _PIECE = 4096
 _ACTS = (
     ("a script", rb"/(?:JavaScript|JS)\b"), ("an action when it is opened", rb"/(?:OpenAction|AA)\b"),
     ("a program to start", rb"/Launch\b"), ("a file inside", rb"/(?:EmbeddedFiles?|Filespec)\b"),
-    ("a form that sends", rb"/(?:SubmitForm|ImportData|XFA)\b"), ("film or sound", rb"/(?:RichMedia|Screen|Movie)\b"),
-    ("an address", rb"/URI\b"), ("a way to another file", rb"/GoTo[RE]\b"), ("encryption", rb"/Encrypt\b"),
+    ("a form that sends", rb"/(?:SubmitForm|ImportData|XFA)\b"),
+    ("film or sound", rb"/(?:RichMedia|Screen|Movie|Sound|Rendition|Subtype\s*/3D)\b"), ("an address", rb"/URI\b"),
+    ("a way to another file", rb"/GoTo[RE]\b"), ("encryption", rb"/Encrypt\b"),
 )  # fmt: skip
 _STREAM = re.compile(rb"\bstream[ \t]*(?:\r\n|\n|\r)")
 _FILTER = re.compile(rb"/(?:Filter|F)\s*(\[[^\]]{0,500}\]|/[^\s/<>\[\]()]{1,100}|\d+\s+\d+\s+R)")
+_COMMENT = re.compile(rb"%[^\r\n]*")
+_NO_STREAM = re.compile(rb"/(?:Standard|Adobe\.|ETSI\.|Entrust)")
+"""Filters of encryption and signatures, which no stream has."""
 _NAME = re.compile(rb"/([^\s/<>\[\]()]{1,100})")
 _PICTURES = frozenset((b"DCTDecode", b"DCT", b"JPXDecode", b"CCITTFaxDecode", b"CCF", b"JBIG2Decode"))
 
 _FLATE = ([b"FlateDecode"], [b"Fl"])
 _PREDICTED = re.compile(rb"/Predictor\s*(?!1\b)\d")
 _NO_TEXT = re.compile(rb"/XRef\b|/Image\b")
+_OBJECTS = re.compile(rb"/(?:ObjStm|First)\b")
 _FORM = "a stream in a form that was not looked into"
 _BROKEN = "a stream that is broken, and was not looked into"
 _NOT_ALL = "a stream that was not looked into to its end"
@@ -47,23 +52,26 @@ def pdf(part: Part, left: Left) -> Found:
     """What acts in a PDF, and the files inside."""
     texts, untold = [_named(part.data)], {""}
     files: list[Part] = []
+    before = 0
     for number, begin in enumerate(_STREAM.finditer(part.data)):
         if (why := left.over()) or number >= MOST_STREAMS:
             yield f"PDF: not all of its streams were looked into: {why or f'more than {MOST_STREAMS}'}"
             break
-        head = _named(part.data[max(0, begin.start() - _HEAD) : begin.start()])
-        head = head[max(head.rfind(b" obj"), head.rfind(b"endstream"), 0) :]
+        head = _named(part.data[before : begin.start()])
+        # Nothing nearer: a string in the dictionary may hold whatever objects begin and end with.
+        head, before = head[max(0, head.find(b"endstream")) if number else 0 :], begin.end()
         text, problem = _unpacked(memoryview(part.data)[begin.end() :], head, left)
         if problem not in untold:
             untold.add(problem)
             yield f"PDF: {problem}"
         left.bytes -= len(text)
         texts.append(_named(text))
-        if b"/EmbeddedFile" in head:
+        if re.search(rb"/EmbeddedFile\b", head):
             files.append(Part(f"file {len(files) + 1}", text))
     for what, form in _ACTS:
         if any(re.search(form, text) for text in texts):
             yield f"PDF: {what}"
+    yield Part("its streams", b"\n".join(texts[1:]), is_text=True)
     yield from files
 
 
@@ -72,26 +80,39 @@ def _named(text: bytes) -> bytes:
     return re.sub(rb"#([0-9A-Fa-f]{2})", lambda found: bytes((int(found[1], 16),)), text) if b"#" in text else text
 
 
+def _filters(head: bytes) -> list[list[bytes]]:
+    """What stands before a stream of how it is packed: once, unless somebody wrote it to be read in two ways."""
+    said = {
+        tuple(_NAME.findall(each) or [each]): None
+        for text in (head, _COMMENT.sub(b" ", head))
+        for each in _FILTER.findall(text)
+        if not _NO_STREAM.match(each)
+    }
+    return [list(each) for each in said]
+
+
 def _unpacked(packed: memoryview, head: bytes, left: Left) -> tuple[bytes, str]:
     """What a stream holds, and what is to be told of it; empty where that is all, or a picture."""
-    said = _FILTER.findall(head)
-    names = _NAME.findall(said[-1]) if said else []
+    filters = _filters(head)
     # Whatever is said of it: a reader may find that in another place.
     is_zlib = True
     try:
         text, whole = _inflated(packed, left.bytes + 1)
     except ValueError:
         text, whole, is_zlib = b"", True, False
-    if not said or names[:1] in _FLATE:
-        rest, problem = _decoded(text, names[1:], left)
-        problem = _NOT_ALL if not whole else _BROKEN if said and not is_zlib else problem
-    else:
-        rest, problem = _decoded(bytes(packed[:_MOST_SLOW]), names or [said[-1]], left)
-        rest += text if whole else b""
-    # Rows of bytes, each told as its difference from the last: no text stands in them.
-    if _PREDICTED.search(head) and not _NO_TEXT.search(head):
+    out, problem = b"", _FORM if len(filters) > _MOST_FILTERS else ""
+    for names in filters[:_MOST_FILTERS] or [[]]:
+        if not names or names[:1] in _FLATE:
+            rest, why = _decoded(text, names[1:], left)
+            why = _NOT_ALL if not whole else _BROKEN if names and not is_zlib else why
+        else:
+            rest, why = _decoded(bytes(packed[:_MOST_SLOW]), names, left)
+            rest += text if whole else b""
+        out, problem = out + rest, problem or why
+    # Rows of bytes, each told as its difference from the last: no text stands in them, or it cannot be read here.
+    if _PREDICTED.search(head) and (_OBJECTS.search(head) or not _NO_TEXT.search(head)):
         problem = problem or _FORM
-    return rest, problem
+    return out, problem
 
 
 def _decoded(data: bytes, names: list[bytes], left: Left) -> tuple[bytes, str]:
