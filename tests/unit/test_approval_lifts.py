@@ -42,7 +42,7 @@ class Budgets:
         self.made: list[Reservation] = []
 
     @asynccontextmanager
-    async def reserved(self, made: Proposal) -> AsyncIterator[Reservation | Refusal]:
+    async def reserved(self, made: Proposal, _worst: object = None) -> AsyncIterator[Reservation | Refusal]:
         """As the real ones."""
         if any(each.name == SPENT.name for each in made.rights.budgets):
             yield Refusal(rule="budget.calls", reason="Nothing is left.", hint="Wait.")

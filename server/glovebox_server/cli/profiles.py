@@ -108,7 +108,10 @@ def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
 @click.argument("file", default="glovebox.lock", type=click.Path(path_type=Path))
 @click.option("--key", required=True, type=click.Path(path_type=Path), help="Your Ed25519 private key, in PEM.")
 def profiles_sign(file: Path, key: Path) -> None:
-    """Sign a lock (glovebox.lock), into FILE.sig: for `serve --require-signed`."""
+    """Sign a lock, into FILE.sig: for `serve --require-signed`.
+
+    FILE is glovebox.lock where none is given.
+    """
     from glovebox_server.cli.actions.proof import lock  # noqa: PLC0415 - see the module's header
 
     sys.exit(lock.sign(file, key, out))
