@@ -34,7 +34,7 @@ EXPOSE 8321
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/opt/glovebox/bin/python", "-I", "-c", "\
 import http.client\n\
 server = http.client.HTTPConnection('127.0.0.1', 8321, timeout=4)\n\
-server.request('GET', '/health')\n\
+server.request('GET', '/ready')\n\
 raise SystemExit(server.getresponse().status != 200)"]
 ENTRYPOINT ["/opt/glovebox/bin/glovebox"]
 CMD ["serve", "--transport", "http", "--host", "0.0.0.0", "--allowed-host", "127.0.0.1:8321", "--allowed-host", "localhost:8321"]

@@ -1,6 +1,6 @@
 # Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick check bench fuzz soak compare bundle clean
+.PHONY: help setup demo test test-quick check bench secrets fuzz soak compare compat bundle clean
 
 help: ## Show this
 	@echo "Glovebox: make TARGET"
@@ -35,6 +35,10 @@ bench: ## Measure every promise about time and memory (BENCH='--quick'), or agai
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.perf.bench $(if $(AGAINST),--against $(AGAINST)) $(BENCH)
 
+secrets: ## Measure how many documented forms of keys are found, and what is wrong in ordinary text
+	@scripts/bootstrap check
+	@.venv/bin/python -m tests.fixtures.secret_formats
+
 fuzz: ## Search for inputs that break a reader (TARGET=wire, SECONDS=600; all targets, one after another)
 	@scripts/bootstrap check
 	@SECONDS_EACH=$(or $(SECONDS),600) scripts/fuzz $(TARGET)
@@ -50,10 +54,15 @@ compare: ## Try the attacks on other systems too, as root, into docs/internals/c
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.comparison.compare $(COMPARE)
 
+compat: ## Run CPython's own tests in a sandbox and on the host, into docs/internals/compat.md (COMPAT='test_json')
+	@scripts/bootstrap test
+	@.venv/bin/glovebox setup
+	@.venv/bin/python -m tests.compat.compat $(COMPAT)
+
 bundle: ## Pack dist/*.mcpb, which clients install by opening it (needs npm)
 	@scripts/bootstrap check
 	@.venv/bin/python scripts/bundle.py
 
 clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
-	rm -rf .venv .venv-fuzz .fuzz .compare .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
+	rm -rf .venv .venv-fuzz .fuzz .compare .compat .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

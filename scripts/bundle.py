@@ -37,8 +37,9 @@ def manifest(project: dict[str, Any], wheel: str) -> dict[str, Any]:
         "version": project["version"],
         "description": project["description"],
         "long_description": (
-            "Needs [uv](https://docs.astral.sh/uv/) and bubblewrap. Once, in a terminal: "
-            f"`uvx {project['name']}=={project['version']} setup` builds the Python that sandboxes run."
+            "Needs [uv](https://docs.astral.sh/uv/) and bubblewrap. Once, in a terminal, in this extension's folder: "
+            f"`uvx --from ./{wheel} --constraints {LOCK} {project['name']} setup` builds the Python that sandboxes "
+            "run. Until then a call says which command does so."
         ),
         "author": {"name": project["authors"][0]["name"]},
         "license": project["license"],

@@ -334,7 +334,7 @@ async def demo(show: Show) -> None:
         workspace.chmod(0o755)  # as root, sandboxes run as another user
         shutil.copyfile(HERE / "examples" / "sales.csv", workspace / "sales.csv")
         (workspace / "sales.csv").chmod(0o644)
-        options = ["serve", "--workspace", str(workspace), *STATE_OPTION]
+        options = ["serve", "--workspace", str(workspace), "--log-level", "warning", *STATE_OPTION]
         environment = {name: value for name, value in os.environ.items() if name.startswith(("GLOVEBOX_", "XDG_"))}
         server = StdioServerParameters(command=str(GLOVEBOX), args=options, env=environment)
         show.step("A client connects: glovebox serve, MCP over stdio")

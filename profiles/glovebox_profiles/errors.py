@@ -1,13 +1,17 @@
 """The exception for a profile that does not load: the only failure of this package."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import islice
 from pathlib import Path
 
 from glovebox_sandboxes.contract.errors import Diagnosed
 
 #: How much of a key or sentence is repeated: enough to find it in the file, too little to fill a terminal.
 SHOWN_CHARACTERS = 300
+
+MAX_ERRORS = 20
+"""Errors of one file that are reported: a screen of them. Looking for the nearest key takes time for each."""
 
 
 class ProfileError(Diagnosed):
@@ -24,6 +28,25 @@ class ProfileError(Diagnosed):
         self.key = _plain(key)
         where = f"{_plain(str(path))}:{line}" if line else _plain(str(path))
         super().__init__(f"{where}: {self.key}" if key else where, _plain(reason), _plain(fix))
+        self.more: tuple[ProfileError, ...] = ()
+        """Further errors of the same file."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (super().__str__(), *self.more)))
+
+    @classmethod
+    def combine(cls, errors: Iterable["ProfileError"], total: int) -> "ProfileError":
+        """Return the first of a file's errors, with the others as its ``more``.
+
+        Args:
+            errors: At least one; of those behind MAX_ERRORS, none is made.
+            total: Their number.
+        """
+        first, *others = islice(errors, MAX_ERRORS)
+        if left := total - 1 - len(others):
+            others.append(cls(first.path, None, "", f"has {left} more errors", "Correct these first."))
+        first.more = tuple(others)
+        return first
 
 
 def nearest(name: str, names: Collection[str]) -> str:

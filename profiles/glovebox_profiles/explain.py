@@ -151,6 +151,7 @@ def _lent(each: Credential) -> tuple[str, ...]:
     return (
         f"With the key {each.name}: {words.rule(each.rule())}, which is whatever that key may do there.",
         f"That key comes from {each.source}. The broker adds it, as {place}, over TLS and to {each.host} alone.",
+        *(f"Headers of such requests: {text}." for text in words.headers(each)),
         *((f"Only where a program put there what it finds in {each.env}, which is no key.",) if each.env else ()),
     )
 

@@ -29,6 +29,7 @@ from pydantic import (
 
 from glovebox_profiles import egress
 from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.headers import NOT_LENT, require_harmless
 from glovebox_profiles.features import refuse_unsupported
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
@@ -62,6 +63,7 @@ CONNECTIONS: Final = (1, 64)
 MAX_RULES: Final = 128
 MAX_PRELOAD: Final = 32
 MAX_CREDENTIALS: Final = 16
+MAX_HEADERS: Final = 16
 MAX_REVEALED: Final = 64
 MAX_EXAMPLES: Final = 64
 MAX_TEXT: Final = 500
@@ -72,27 +74,6 @@ else:
     DriverName = Literal[NAMES]
 Effect = Literal["allow", "deny", "ask"]
 """What policy may say about a call; the same words as the server's decision."""
-
-#: What a request is framed and routed by, and what would defeat looking for the value in the answer (RFC 9110, 9112).
-NOT_LENT: Final = frozenset(
-    {
-        "accept-encoding",
-        "connection",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "if-range",
-        "keep-alive",
-        "max-forwards",
-        "proxy-connection",
-        "range",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: What a program or its interpreter is started by: a placeholder there would be another setting.
@@ -264,6 +245,10 @@ def _require_source(source: str) -> None:
             raise ValueError(f"source is no command line, as a shell splits one: {error}") from None
 
 
+_HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,63}$")]
+_HeaderValue = Annotated[str, Field(pattern=r"^[!-~]([ -~]*[!-~])?$", max_length=256)]
+
+
 class Credential(Table):
     """A key that the broker adds to requests itself: no sandbox, record, receipt or error ever holds its value."""
 
@@ -275,7 +260,7 @@ class Credential(Table):
     """Methods of requests that get it."""
     paths: Annotated[tuple[str, ...], LISTED]
     """Paths that get it: exact ones, or `/repos/*` for all below; `/*` for every path."""
-    header: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,63}$")] | None = None
+    header: _HeaderName | None = None
     """The header it stands in, for instance `Authorization`; else `query`."""
     query: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
     """The parameter of the query it stands in; else `header`."""
@@ -286,6 +271,10 @@ class Credential(Table):
     env: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")] | None = None
     """The variable in which a program finds a placeholder, made for its call; with it only requests get the key in
     which the program put the placeholder where the key stands."""
+    headers: Annotated[tuple[_HeaderName, ...], LISTED, Field(max_length=MAX_HEADERS)] = ()
+    """Headers that a program may say itself in requests that get it, for instance `Idempotency-Key`."""
+    set_headers: Annotated[dict[_HeaderName, _HeaderValue], Field(max_length=MAX_HEADERS)] = {}
+    """Headers that the broker adds to requests that get it, for instance `{ Notion-Version = "2022-06-28" }`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -304,6 +293,7 @@ class Credential(Table):
             raise ValueError("methods cannot be CONNECT: in a tunnel nothing can be added")
         distinct(self.methods)
         distinct(self.paths)
+        require_harmless((*self.headers, *self.set_headers), self.header)
         self.rule()
         return self
 

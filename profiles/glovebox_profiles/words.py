@@ -88,8 +88,17 @@ def rule(each: EgressRule) -> str:
 
 
 def credential(each: Credential) -> str:
-    """Write what a credential is for: ``github for https://api.github.com (GET; only /repos/*)``."""
-    return f"{each.name} for {rule(each.rule())}"
+    """Write what a credential is for: ``github for https://api.github.com (GET; only /repos/*)``, with its headers."""
+    return f"{each.name} for {rule(each.rule())}{''.join(f'; {text}' for text in headers(each))}"
+
+
+def headers(each: Credential) -> tuple[str, ...]:
+    """Write which headers requests with a credential have besides."""
+    fixed = [f"{name}: {text}" for name, text in sorted(each.set_headers.items())]
+    return (
+        *((f"the program's {listed(each.headers)}",) if each.headers else ()),
+        *((f"always {listed(fixed)}",) if fixed else ()),
+    )
 
 
 def revealed(each: Revealed) -> str:

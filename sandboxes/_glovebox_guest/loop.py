@@ -208,8 +208,9 @@ class Relay(StreamHandler):
             return  # the program has taken it itself
         self._room -= len(data)
         if self._room < 0:
+            # Not closed before the program was ended: it would have time to tell of a pipe that it did not break.
             self.overflowed = True
-            self.close()
+            self._loop.unwatch(self._descriptor)
         elif data:
             self._loop.send(self._loop.wire.data(self.stream, data))
         else:
@@ -217,8 +218,8 @@ class Relay(StreamHandler):
 
     @property
     def empty(self) -> bool:
-        """Whether everything that was written so far has been taken."""
-        if self.done:
+        """Return whether all output so far that is to be sent has been read."""
+        if self.done or self.overflowed:
             return True
         look = select.poll()
         look.register(self._descriptor, select.POLLIN)
@@ -241,7 +242,7 @@ class Relay(StreamHandler):
 
     def on_credit(self) -> None:
         """Read on where reading had to stop."""
-        if not self.done and not self._loop.watches(self._descriptor):
+        if not (self.done or self.overflowed or self._loop.watches(self._descriptor)):
             self._loop.watch(self._descriptor, self._pump)
 
     def on_reset(self, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - the reason is the host's own

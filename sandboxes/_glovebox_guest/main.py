@@ -29,6 +29,14 @@ def main() -> None:
     serve(config)
 
 
+def _import_failure(name: str, problem: BaseException) -> str:
+    """Return one line: the module, the exception, and the last line of its traceback."""
+    from traceback import format_exception_only
+
+    first, *others = "".join(format_exception_only(problem)).strip().splitlines()
+    return " ".join((f"{name}: {first.rstrip()}", *others[-1:]))
+
+
 def serve(config: dict[str, Any]) -> NoReturn:
     """Be the guest of the sandbox this process is the first of, on descriptors 0 and 1, and exit."""
     if os.getpid() != 1:
@@ -57,7 +65,10 @@ def serve(config: dict[str, Any]) -> NoReturn:
 
         sitecustomize.install()
     for name in config["preload"]:
-        __import__(name)
+        try:
+            __import__(name)
+        except BaseException as problem:  # noqa: BLE001 - a module's own code; the host reports which it was
+            sys.exit(_import_failure(name, problem))
     try:
         loop.send(loop.wire.message("ready", ready))
         loop.flush()

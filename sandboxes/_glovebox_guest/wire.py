@@ -305,6 +305,8 @@ class Wire:
             ProtocolError: a rule is broken.
         """
         buffer = self._buffer
+        if buffer:  # also of less than a frame, so that the verdict depends on no cut
+            self._end_with_the_outcome()
         if len(buffer) < _HEADER.size:
             return None
         kind, stream, length = _HEADER.unpack_from(buffer)
@@ -319,7 +321,6 @@ class Wire:
         with memoryview(buffer) as view:
             payload = bytes(view[_HEADER.size : end])
         del buffer[:end]  # moves nothing: the array begins later
-        self._end_with_the_outcome()
         event = _RECEIVERS[kind](self, stream, payload)
         if buffer:
             self._end_with_the_outcome()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-MAX_ANSWER = 100 * 1024
-"""Bytes of JSON one job's texts may take. They appear twice in a result, in content and in structured content, and the
-whole of it must stay below 256 KiB, what clients are known to take (``glovebox_server.mcp.rendering``)."""
+MAX_ANSWER = 16 * 1024
+"""Bytes of UTF-8 of one answer's texts: about 5,000 tokens, in content and again in structured content."""
+MAX_PAGE = 100 * 1024
+"""Bytes of JSON of a web page, whose length its caller chooses. It appears twice in a result, which must stay below 256
+KiB, what clients are known to take (``glovebox_server.mcp.rendering``)."""
 _SNIFFED = 8192
 """Bytes looked at for a NUL, the mark of a binary file; git looks at as many."""
 
@@ -24,8 +26,8 @@ def printable(text: str) -> str:
 
 
 def cost(text: str) -> int:
-    """Bytes of a text as JSON in ASCII, its quotes included."""
-    return len(json.dumps(text))
+    """Return the bytes of a text in UTF-8."""
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def is_binary(head: bytes) -> bool:
@@ -42,10 +44,10 @@ def lenient(data: bytes) -> str | None:
     return data.removeprefix(UTF8_MARK).decode("utf-8", "replace")
 
 
-def clipped(text: str, characters: int, budget: int = MAX_ANSWER) -> str:
+def clipped(text: str, characters: int, budget: int = MAX_PAGE) -> str:
     """Return the longest beginning, near enough, of at most ``characters`` and at most ``budget`` bytes of JSON."""
     text = text[:characters]
-    while (spent := cost(text)) > budget:
+    while (spent := len(json.dumps(text))) > budget:
         # The beginning may be denser than the whole: a second round then takes the rest.
         text = text[: min(len(text) - 1, len(text) * budget // spent)]
     return text

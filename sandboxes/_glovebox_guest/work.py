@@ -245,7 +245,7 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
             done, status, usage = os.wait4(pid, os.WNOHANG)
             if done and not said:
                 hear()
-            # Asked first: a program that was cut off has died of SIGPIPE by now, and that is not how it ended.
+            # Asked first: a program that was cut off may have ended by now, and that is not how it ended.
             overflowed = any(relay.overflowed for relay in relays)
             over = bool(said and said[0]) and not overflowed
             if done:

@@ -27,26 +27,27 @@ from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.broker import Broker
 from glovebox_server.broker.policy import decide
 from glovebox_server.broker.prewarm import check_preloads, prepare_sandboxes
-from glovebox_server.broker.records import sandbox_started
 from glovebox_server.calls import Principal
+from glovebox_server.core.broker import Broker
+from glovebox_server.core.rights import Rights
 from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.governance import server_key
-from glovebox_server.governance.approvals.approvals import Approvals
-from glovebox_server.governance.governance import Governance
 from glovebox_server.governance.in_force import InForce
 from glovebox_server.governance.policy import Governed, governed, policy_file
 from glovebox_server.governance.refusals import Refusals
-from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
-from glovebox_server.governance.stops.stops import Stops
-from glovebox_server.governance.watch.watch import Watch
+from glovebox_server.guards.admission.admission import Admission
+from glovebox_server.guards.approvals.approvals import Approvals
+from glovebox_server.guards.journal.journal import CallJournal
+from glovebox_server.guards.journal.records import sandbox_started
+from glovebox_server.guards.registry import GuardSet
+from glovebox_server.guards.stops.stops import Stops
+from glovebox_server.guards.watch.watch import Watch
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.settings import Settings
@@ -57,8 +58,8 @@ from glovebox_server.upkeep.log import rotation
 from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
-    from glovebox_server.governance.budgets.budgets import Budgets
-    from glovebox_server.governance.budgets.spending import Left
+    from glovebox_server.guards.budgets.budgets import Budgets
+    from glovebox_server.guards.budgets.spending import Left
     from glovebox_server.mcp.manifest import Manifest
     from glovebox_server.promotion.proposing import Proposals
     from glovebox_server.proof.lock import Effective, Lock
@@ -84,6 +85,7 @@ class App:
     environments: Mapping[str, Environment]
     """Of each tool's programs, by the tool's name."""
     broker: Broker
+    guards: GuardSet
     audit: AuditLog
     artifacts: ArtifactStore
     runs: Runs
@@ -99,12 +101,18 @@ class App:
 
     def rights_of(self, principal: Principal) -> Rights:
         """What a caller may do."""
-        return self.broker.governance.rights_of(principal)
+        return self.guards.rights_of(principal)
 
     def redaction(self, principal: Principal, tool: str | None) -> tuple[str, Forms]:
-        """What becomes of secrets in files of a tool's programs, and the values that the server holds."""
-        profile = self.rights_of(principal).profiles.get(tool) if tool else None
-        return profile.result.redact if profile else "mask", self.broker.credentials.forms
+        """Return what becomes of secrets in files of a tool's programs, and the keys that no caller may read there.
+
+        These are the keys of the caller's rights, and of the tool's profile as it is without a role: the call that made
+        a file may have had more rights than its caller has now.
+        """
+        rights = self.rights_of(principal)
+        profile, made_by = (rights.profiles.get(tool), self.profiles.get(tool)) if tool else (None, None)
+        credentials = (*rights.credentials, *(made_by.network.credential if made_by else ()))
+        return profile.result.redact if profile else "mask", self.guards.credentials.forms(credentials)
 
     async def left(self, principal: Principal, run: str | None) -> "Sequence[Left]":
         """What is left of a caller's budgets; nothing where it has none.
@@ -112,10 +120,9 @@ class App:
         Raises:
             StoreUnusable: it cannot be read.
         """
-        governance = self.broker.governance
-        if governance.budgets is None:
+        if self.guards.budgets is None:
             return ()
-        return await governance.budgets.left(principal, run, governance.rights_of(principal))
+        return await self.guards.budgets.left(principal, run, self.rights_of(principal))
 
     async def manifest(self, rights: Rights) -> "Manifest":
         """What a caller can know before a call; asks every driver."""
@@ -257,19 +264,14 @@ async def opened(
         if transport != "cli":
             await check_preloads(profiles, sandboxes, settings.state_dir)
         tasks.start_soon(_sweep, store)
-        broker = Broker(
-            tools=TOOLS,
-            governance=Governance(
-                rights_of=in_force.rights_of, stops=stops, approvals=approvals, budgets=budgets, watch=watch
-            ),
-            admission=Admission(pool.call, shared=shared),
-            sandboxes=sandboxes,
-            receipts=ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id),
-            artifacts=store,
-            sealer=sealer,
-            credentials=Held(tasks),
+        guards = GuardSet(
+            rights_of=in_force.rights_of, admission=Admission(pool.call, shared=shared), sandboxes=sandboxes,
+            artifacts=store, stops=stops, approvals=approvals, budgets=budgets, watch=watch, credentials=Held(tasks),
             proposals=partial(_proposals, settings, audit, in_force),
-        )
+        )  # fmt: skip
+        receipts = ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id)
+        journal = CallJournal(receipts=receipts, forms_of=guards.forms_of, sealer=sealer)
+        broker = Broker(tools=TOOLS, guards=guards, sandboxes=sandboxes, artifacts=store, journal=journal)
         app = App(
             settings=settings,
             workspace=served,
@@ -277,6 +279,7 @@ async def opened(
             profiles=profiles,
             environments=environments,
             broker=broker,
+            guards=guards,
             audit=audit,
             artifacts=store,
             refusals=refusals,
@@ -287,12 +290,12 @@ async def opened(
         )
         try:
             if prewarm:
-                tasks.start_soon(prepare_in_force, in_force, broker)
-                tasks.start_soon(prepare_masked, in_force, broker)
+                tasks.start_soon(prepare_in_force, in_force, guards)
+                tasks.start_soon(prepare_masked, in_force, guards)
             yield app
         finally:
             tasks.cancel_scope.cancel()
-            broker.hiding.close()
+            guards.hiding.close()
 
 
 def _proposals(settings: Settings, audit: AuditLog, in_force: InForce) -> "Proposals":
@@ -378,7 +381,7 @@ async def _budgets(settings: Settings, in_force: InForce) -> AsyncIterator["Budg
     if not in_force.now.budgeted:
         yield None
         return
-    from glovebox_server.governance.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
+    from glovebox_server.guards.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
 
     async with opened_budgets(settings.state_dir) as found:
         yield found
@@ -409,22 +412,22 @@ def _packages(environments: Mapping[str, Environment], tool: str) -> str:
         return environments[tool].fits
 
 
-async def prepare_in_force(in_force: InForce, broker: Broker) -> None:
+async def prepare_in_force(in_force: InForce, guards: GuardSet) -> None:
     """Prepare sandboxes for what is in force, now and after each change."""
     while True:
         changed = in_force.changed
-        await prepare_sandboxes(in_force.now.every, broker)
+        await prepare_sandboxes(in_force.now.every, guards)
         await changed.wait()
 
 
-async def prepare_masked(in_force: InForce, broker: Broker) -> None:
+async def prepare_masked(in_force: InForce, guards: GuardSet) -> None:
     """Prepare sandboxes anew when other files are hidden from programs, as long as any are called."""
-    hiding = broker.hiding
+    hiding = guards.hiding
     while True:
         await hiding.changed.wait()
         hiding.changed = anyio.Event()
         if time.monotonic() - hiding.used_at < IDLE_SECONDS:
-            await prepare_sandboxes(in_force.now.every, broker)
+            await prepare_sandboxes(in_force.now.every, guards)
 
 
 async def _sweep(store: ArtifactStore) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:  # it names a principal
-    from glovebox_server.governance.approvals.question import Answer, Question
+    from glovebox_server.guards.approvals.question import Answer, Question
 
 #: Of milliseconds: a clock shows more, and means nothing by it.
 _DIGITS = 3
@@ -106,6 +106,8 @@ class Decision:
     """Hosts with ports that it may reach, where those are fewer than its profile's: a redirect leads to no other."""
     grants: tuple["Grant", ...] = ()
     """What was lifted for it beyond the policy."""
+    approved_by: tuple[str, ...] = ()
+    """Who said yes to it, or to what was lifted for it."""
     approval: str | None = None
     """Id of the question that somebody answered with yes, where one was asked."""
 
@@ -152,6 +154,8 @@ class CallResult:
     """The program did not end well, or policy refused the call: MCP's ``isError``."""
     meta: Mapping[str, Any]
     """Call id, profile digest, isolation reached, head of the audit chain. No secrets: it may reach the model."""
+    beside: int = 0
+    """Bytes of output that are in artifacts instead of here. They are charged as if they were here."""
 
 
 class Listener(Protocol):
@@ -192,6 +196,14 @@ def new_id(kind: str) -> str:
     """Return the kind, ``_``, ten characters of Unix time in milliseconds and sixteen (80 bits) of randomness."""
     now = _encode(time.time_ns() // 1_000_000, _TIME_DIGITS)
     return f"{kind}_{now}{_encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)}"
+
+
+def time_of(identifier: str) -> float | None:
+    """Return the Unix time in seconds that an id of ``new_id`` carries; None for what is no such id."""
+    digits = identifier.partition("_")[2][:_TIME_DIGITS]
+    if len(digits) < _TIME_DIGITS or not set(digits) <= set(_ID_DIGITS):
+        return None
+    return sum(_ID_DIGITS.index(digit) << (5 * place) for place, digit in enumerate(reversed(digits))) / 1000
 
 
 def _encode(number: int, digits: int) -> str:

@@ -6,6 +6,8 @@ OK, FAILED, USAGE, REFUSED, UNAVAILABLE = range(5)
 """Exit codes of ``glovebox call``: fine; the program failed; bad arguments or profile; refused by policy; no sandbox,
 no audit log or no artifact store."""
 
+NO_SERVER = 5
+"""``glovebox stop`` is in force, and no server is live that it could have ended anything of."""
 UNFORESEEN = 70
 """A mistake of ours, kept in a file to be reported; EX_SOFTWARE of sysexits.h."""
 INTERRUPTED, NOBODY_READS, TERMINATED = 130, 141, 143

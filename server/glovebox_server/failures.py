@@ -1,10 +1,16 @@
 """The one table of what a call can end in instead of a result: its class, what the caller reads, the exit code.
 
-MCP, the command line and the proof on a host take their answers from here. Pure.
+MCP, the command line and the proof on a host take their answers from here.
 """
 
+import os
+import re
+import shlex
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
@@ -12,6 +18,8 @@ from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused, StoreUnusable, UnknownTool
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.redaction import without_paths
+
+_COMMAND = re.compile(r"`glovebox (?=[a-z])")
 
 Class = Literal["unknown tool", "invalid", "refused", "unavailable"]
 
@@ -68,3 +76,23 @@ def failure_of(error: BaseException) -> Failure | None:
 def foreseen(error: Exception) -> bool:
     """Whether it is one of ours, whose sentence may be told."""
     return failure_of(error) is not None
+
+
+def own_command() -> list[str]:
+    """Return the absolute command: desktop applications start servers elsewhere, with another PATH."""
+    launcher = Path(sys.executable).with_name("glovebox")
+    return [str(launcher)] if launcher.is_file() else [sys.executable, "-I", "-m", "glovebox_server"]
+
+
+def with_own_command(sentence: str) -> str:
+    """Return a sentence of ours whose commands run this installation, which no PATH may name.
+
+    uv runs what ``uvx`` and bundles start from its cache, and puts that on the PATH of the process alone.
+    """
+    launcher = Path(own_command()[0])
+    places = [place for place in os.environ.get("PATH", "").split(os.pathsep) if place != str(launcher.parent)]
+    known = shutil.which("glovebox", path=os.pathsep.join(places))
+    if known is not None and Path(known).resolve() == launcher.resolve():
+        return sentence
+    command = f"`{shlex.join(own_command())} "
+    return _COMMAND.sub(lambda _: command, sentence)

@@ -39,6 +39,9 @@ def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
     return find
 
 
+_own_state = _own("STATE", platformdirs.user_state_path)
+
+
 class Settings(BaseSettings):
     """Every setting. Environment variables have the prefix ``GLOVEBOX_``."""
 
@@ -58,7 +61,7 @@ class Settings(BaseSettings):
     """The public key, in PEM, that must have signed that lock."""
     data_dir: Path = Field(default_factory=_own("DATA", platformdirs.user_data_path))
     """The sandboxes' Python runtime, which `glovebox setup` builds."""
-    state_dir: Path = Field(default_factory=_own("STATE", platformdirs.user_state_path))
+    state_dir: Path = Field(default_factory=_own_state)
     """Audit log, artifacts and the HTTP token. Only its owner may look into it."""
     artifact_hours: float = Field(default=24.0, gt=0, le=24 * 30)
     """How long artifacts can be read, in hours."""
@@ -74,6 +77,15 @@ class Settings(BaseSettings):
     """How often, in minutes."""
     audit_arguments_key: Path | None = None
     """The X25519 public key, in PEM, to which the log seals calls' arguments."""
+
+    @staticmethod
+    def own_state_dir() -> Path:
+        """Return the user's own state directory.
+
+        Raises:
+            NoSuchPlace: there is no home to have it in.
+        """
+        return _own_state()
 
     @property
     def environments_dir(self) -> Path:

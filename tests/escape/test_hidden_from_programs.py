@@ -21,7 +21,7 @@ from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.audit.read import records_of
 from glovebox_server.calls import new_call_id
-from glovebox_server.governance.watch.canaries import plant
+from glovebox_server.guards.watch.canaries import plant
 from glovebox_server.settings import Settings
 
 PROFILE = """
@@ -136,7 +136,7 @@ async def test_no_program_reads_any_in_any_way(tmp_path: Path, workspace: Path, 
         printed = (await ran(app, f"SECRETS = {sorted(SECRETS)!r}\n{SWEEP}")).splitlines()
         assert set(printed[1:]) == {*ORDINARY, "service/.env.production"}
         caught = await submitted(app, "run_python", {"code": f"print(open('/workspace/{canary.path}').read())"})
-        assert "A watch rule (canary) found what it looks for" in str(caught.content)
+        assert "Stopped by the operator's rules." in str(caught.content)
         result = await submitted(app, "run_python", {"code": "print(open('/workspace/.env').read())"})
         assert result.structured["hidden"] > 30
         assert MARK not in str(result)

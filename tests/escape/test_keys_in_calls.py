@@ -16,7 +16,7 @@ from tests.fixtures.environments import clients
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, read_head, redirect, wires
 
 from glovebox_server.egress.credentials.redact import forms
-from glovebox_server.governance.watch.markers import squeezed
+from glovebox_server.guards.watch.markers import squeezed
 
 __all__ = ["clients", "wires"]
 
@@ -101,6 +101,29 @@ async def test_an_ordinary_program_uses_an_api_with_a_key_it_never_has(
     """Its code unchanged, its TLS inspected."""
     own = '[python]\nenvironment = "clients"\n'
     await uses_a_key(wires, tmp_path, driver, CLIENTS[client], own=own, data=clients)
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_a_program_says_the_headers_that_an_api_requires_and_no_other(wires: Cable, tmp_path: Path) -> None:
+    """With the key, as its profile names them; one that the profile does not name is left out, and named."""
+    code = f"""
+import os, urllib.request
+said = {{"Authorization": "Bearer " + os.environ["TRACKER_TOKEN"], "anthropic-version": "2023-06-01", "x-api-key": "x"}}
+with urllib.request.urlopen(urllib.request.Request("https://{API}/v1/me", headers=said)) as answer:
+    print(answer.headers["glovebox-left-out"])
+"""
+    own = 'headers = ["Anthropic-Version"]\nset_headers = { Notion-Version = "2022-06-28" }\n'
+    text = profile("run_python", "bubblewrap", f'{{ host = "{API}" }}', tls="inspect") + PLACED + own
+    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
+        net.zone[API] = [[SITE]]
+        requests: list[bytes] = []
+        await net.serve(SITE, 443, answering(ok(b"me"), requests), name=API)
+        called = await box.call("run_python", code=code)
+    head = requests[0].lower()
+    assert called.stdout == "x-api-key\n"
+    assert b"x-api-key" not in head
+    for line in (f"authorization: bearer {KEY}".lower(), "anthropic-version: 2023-06-01", "notion-version: 2022-06-28"):
+        assert head.count(f"\r\n{line}\r\n".encode()) == 1
 
 
 @pytest.mark.driver("bubblewrap")

@@ -6,10 +6,10 @@ import pytest
 from tests.fixtures.brokered import Called, Glovebox, glovebox, profile
 from tests.fixtures.internet import METADATA, OTHER, PRIVATE, SITE, Cable, answering, internet, ok, redirect, wires
 
-from glovebox_server.governance.approvals import store
-from glovebox_server.governance.approvals.approvals import Approvals
-from glovebox_server.governance.approvals.question import Answer, Reach
-from glovebox_server.governance.approvals.store import Standing
+from glovebox_server.guards.approvals import store
+from glovebox_server.guards.approvals.approvals import Approvals
+from glovebox_server.guards.approvals.question import Answer, Reach
+from glovebox_server.guards.approvals.store import Standing
 
 __all__ = ["wires"]
 
@@ -50,7 +50,7 @@ def _pending(box: Glovebox) -> list[Standing]:
 async def _allow(box: Glovebox, reach: Reach = "call", *, lifted: str | None = None) -> str:
     """Say yes to the one question that waits, or to the one that lifts this."""
     (standing,) = [each for each in _pending(box) if lifted in (None, each.question.subject.lifted or "")]
-    question, approvals = standing.question, box.app.broker.governance.approvals
+    question, approvals = standing.question, box.app.guards.approvals
     assert isinstance(approvals, Approvals)
     given = Answer(allow=True, by="local:0", channel="operator", reach=reach, digest=question.digest)
     assert (await approvals.answer(question.id, given)).state == "allowed"
@@ -102,7 +102,7 @@ async def test_a_grant_for_the_run_is_for_that_host_and_port_until_it_is_revoked
             assert called.records[0].data["rule"] == "lift.host"
         for url in (f"https://{LIFTED}:444/a", "https://third.example.net/", f"http://{LIFTED}/a"):
             assert _refused(await box.call("fetch_url", url=url)) == "approval.pending"
-        approvals = box.app.broker.governance.approvals
+        approvals = box.app.guards.approvals
         assert isinstance(approvals, Approvals)
         await approvals.withdraw(identifier, "local:0")
         assert _refused(await box.call("fetch_url", url=f"https://{LIFTED}/a")) == "approval.pending"

@@ -3,6 +3,8 @@
 import json
 import re
 from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from tests.unit.test_suggest import keys
 from glovebox_server import app as apps
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import digest
-from glovebox_server.calls import CallResult
+from glovebox_server.calls import CallResult, Principal
+from glovebox_server.egress.credentials.redact import forms
 from glovebox_server.proof import sealed
 from glovebox_server.settings import Settings
 
-TOKEN = POSITIVES[0].partition("=")[2]
+TOKEN = POSITIVES[0].partition("=")[2].replace("p_", "r_", 1) + POSITIVES[0][-36:] + POSITIVES[0][-4:]
+"""Of 76 letters, as GitHub's refresh tokens may have: more than others."""
 KEY = next(text for text in POSITIVES if "OPENSSH" in text)
 CODE = """
 import sys, json
@@ -99,6 +103,27 @@ async def test_a_profile_can_have_such_a_result_refused(tmp_path: Path) -> None:
     assert "out.txt" not in whole(result)
     assert [piece for piece in pieces() if piece in whole(result) + log] == []
     assert '"kind":"call.finished"' in log
+
+
+FORGED = """
+import json, os, stat, struct
+about = json.dumps({"name": "", "reason": open("notes.txt").read().split()[1]}).encode() + b"\\0"
+frame = struct.pack("!BI", ord("S"), len(about)) + about
+for pipe in (int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2):
+    try:
+        if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            os.write(pipe, frame)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.driver("bubblewrap")
+async def test_what_a_program_says_of_a_picture_holds_none_either(tmp_path: Path) -> None:
+    """It reaches the pipe of its results, in which a sentence says why a picture has no smaller copy."""
+    result, _, _ = await called(tmp_path, "bubblewrap", "", FORGED)
+    assert "A picture: not shown, [secret: GitHub token]" in whole(result)
+    assert TOKEN not in whole(result)
 
 
 NAMED = "open('/output/' + {} + '.txt', 'w').write('a file')"
@@ -184,20 +209,97 @@ async def test_what_a_tool_reads_or_finds_is_replaced(tmp_path: Path) -> None:
         assert not result.failed
 
 
+VALUE = "q7Zk2mX9vB4tR8wLp3Ns"
+LENT = """
+[[network.credential]]
+name = "tracker"
+host = "api.example.org"
+paths = ["/v1/*"]
+header = "Authorization"
+source = "env:LENT"
+"""
+POLICY = """\
+version = 1
+default = "keeper"
+[roles.keeper]
+tools = ["fetch_url", "run_python"]
+[roles.other]
+tools = ["run_python"]
+[[example]]
+principal = "token:anybody"
+call = { tool = "read_workspace_file", arguments = { nothing = 1 } }
+expect = "deny"
+"""
+PRINT = "import base64; text = {}; print(text, base64.b64encode(text.encode()).decode())"
+
+
+@asynccontextmanager
+async def serving(directory: Path, value: str, *, load: bool = True) -> AsyncIterator[apps.App]:
+    """A server in which a tool of the role keeper has this key, which was read already."""
+    (directory / "profiles").mkdir(parents=True)
+    fetch = profile("fetch_url", "bubblewrap", '{ host = "api.example.org" }') + LENT
+    (directory / "profiles" / "fetch_url.toml").write_text(fetch)
+    (directory / "policy.toml").write_text(POLICY)
+    settings = Settings(
+        profiles_dir=directory / "profiles", policy=directory / "policy.toml", state_dir=directory / "state"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LENT", value)
+        async with apps.opened(settings, "cli") as app:
+            if load:
+                await app.guards.credentials.value("env:LENT")
+            yield app
+
+
+def caller(role: str) -> Principal:
+    """Who has this role."""
+    return Principal(id="token:any", transport="http", roles=(role,))
+
+
+async def printed(directory: Path, value: str, said: str, *, load: bool = True, role: str = "keeper") -> dict[str, Any]:
+    """What shows of a program that prints this, twice written."""
+    heard = Heard()
+    async with serving(directory, value, load=load) as app:
+        code = PRINT.format(repr(said))
+        result = await app.broker.submit(caller(role), "run_python", {"code": code}, heard)
+    lines = log_lines(directory / "state" / "audit")
+    records = [each["data"] for each in map(json.loads, lines) if each["kind"] in {"call.decided", "call.finished"}]
+    counted = ("redacted", "outputs", "exit_code", "ended", "arguments_digest")
+    return {
+        "stdout": result.structured["stdout"], "redacted": result.structured.get("redacted"), "live": heard.text,
+        "records": [{key: record.get(key) for key in counted} for record in records],
+        "content": [str(each) for each in result.content],
+    }  # fmt: skip
+
+
 @pytest.mark.driver("bubblewrap")
-async def test_a_value_that_was_lent_leaves_no_program_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that no pattern is for, which lies in the workspace as well; the control is the call before it was lent."""
-    value = "q7Zk2mX9vB4tR8wLp3Ns"
-    (tmp_path / "workspace").mkdir()
-    (tmp_path / "workspace").chmod(0o755)
-    (tmp_path / "workspace" / "notes.txt").write_text(value)
-    monkeypatch.setenv("LENT", value)
-    code = "import base64; text = open('notes.txt').read(); print(text, base64.b64encode(text.encode()).decode())"
-    async with apps.opened(Settings(workspace=tmp_path / "workspace", state_dir=tmp_path / "state"), "cli") as app:
-        assert value in whole(await submitted(app, "run_python", {"code": code}))
-        await app.broker.credentials.value("env:LENT")
-        heard = Heard()
-        result = await submitted(app, "run_python", {"code": code}, heard)
-    assert value not in whole(result) + heard.text
-    assert "cTdaazJtWDl2QjR0" not in whole(result) + heard.text
-    assert result.structured["redacted"] == {"credential of the server": 2}
+async def test_a_value_that_was_lent_leaves_no_program_either(tmp_path: Path) -> None:
+    """One that no pattern is for; the controls are the call before it was lent, and a caller without its tool."""
+    before = await printed(tmp_path / "before", VALUE, VALUE, load=False)
+    assert VALUE in str(before)
+    assert before["live"].endswith("=\n")
+    after = await printed(tmp_path / "after", VALUE, VALUE)
+    assert after["live"] == after["stdout"]["text"] == "[credential of the server] [credential of the server]M=\n"
+    assert VALUE not in str(after)
+    assert "cTdaazJtWDl2QjR0" not in str(after)
+    assert after["redacted"] == {"credential of the server": 2}
+    other = await printed(tmp_path / "other", VALUE, VALUE, role="other")
+    assert (other["stdout"]["text"], other["redacted"]) == (before["stdout"]["text"], None)
+
+
+@pytest.mark.driver("bubblewrap")
+@pytest.mark.parametrize("role", ["keeper", "other"])
+async def test_a_part_of_a_key_shows_in_no_call(role: str, tmp_path: Path) -> None:
+    """Of two keys of one length a program that prints nearly all of one is treated alike: by owner and by others."""
+    guess = VALUE[:-3] + "x" + VALUE[-2:]  # what base64 has of the last character alone is not all of it
+    first = await printed(tmp_path / "first", VALUE, guess, role=role)
+    assert first == await printed(tmp_path / "second", VALUE[::-1].swapcase(), guess, role=role)
+    assert guess in first["stdout"]["text"]
+
+
+async def test_files_are_searched_for_the_keys_of_their_tool_too(tmp_path: Path) -> None:
+    """Of a caller that had the tool and has it no more; the control is a file of a tool that never had the key."""
+    async with serving(tmp_path, VALUE) as app:
+        assert app.redaction(caller("keeper"), "run_python")[1] == forms("of the server", VALUE)
+        assert app.redaction(caller("other"), "fetch_url")[1] == forms("of the server", VALUE)
+        assert app.redaction(caller("other"), "run_python")[1] == {}

@@ -2,11 +2,12 @@
 
 from tests.fuzz.harness import bounded, pieces
 
+from glovebox_server.artifacts.diff_form import WorkBudget
 from glovebox_server.artifacts.patches import MAX_NAMES, PatchPaths
 
 
 def _marks(data: bytes, size: int) -> tuple[str, ...]:
-    paths = PatchPaths()
+    paths = PatchPaths(WorkBudget())
     for piece in pieces(data, size):
         paths.feed(piece)
     return paths.risks()

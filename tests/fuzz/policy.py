@@ -10,7 +10,7 @@ from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.load import Known, checked
 from glovebox_profiles.policy.model import Policy, digest
 from glovebox_server.governance.policy import checker
-from glovebox_server.governance.watch.rules import RULES, actions
+from glovebox_server.guards.watch.rules import RULES, actions
 from glovebox_server.tools import TOOLS
 
 _PATH = Path("fuzz.toml")
@@ -26,11 +26,11 @@ def check(data: bytes) -> None:
         try:
             policy: Policy | None = checked(data, _PATH, _KNOWN, check_example=checker(_PROFILES, TOOLS))
         except ProfileError as error:
-            said, line, key = str(error), error.line, error.key
+            said, lines, line, key = str(error).split("\n"), 1 + len(error.more), error.line, error.key
             policy = None
     if policy is None:
-        assert said.isprintable()
-        assert len(said) < 2000
+        assert len(said) == lines  # one for each error: none of them breaks its line
+        assert all(text.isprintable() and len(text) < 2000 for text in said)
         assert 1 <= line <= data.count(b"\n") + 1 if line is not None else key in _WHOLE_FILE
         return
     again = checked(data, _PATH, _KNOWN, check_example=None)

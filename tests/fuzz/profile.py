@@ -17,11 +17,11 @@ def check(data: bytes) -> None:
         try:
             profile: Profile | None = parse(data, _PATH)
         except ProfileError as error:
-            said, line = str(error), error.line
+            said, lines, line = str(error).split("\n"), 1 + len(error.more), error.line
             profile = None
     if profile is None:
-        assert said.isprintable()
-        assert len(said) < 2000
+        assert len(said) == lines  # one for each error: none of them breaks its line
+        assert all(text.isprintable() and len(text) < 2000 for text in said)
         assert line is None or 1 <= line <= data.count(b"\n") + 1
         return
     assert digest(profile) == digest(parse(data, _PATH))

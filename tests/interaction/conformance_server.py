@@ -26,6 +26,7 @@ from tests.interaction.fakes import fake_app
 
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import McpServer, build
+from glovebox_server.transport import logs
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.callers import Callers
 from glovebox_server.transport.oauth.authority import OAuth, Scopes, authority_of
@@ -106,6 +107,7 @@ def _with_token(inner: ASGIApp, token: str) -> ASGIApp:
 
 
 async def _main(directory: Path, way: str) -> None:
+    logs.to_stderr("warning")
     async with fake_app(directory) as app, AsyncExitStack() as stack:
         surface = build(app, by_token)
         Fixtures(surface)
@@ -119,6 +121,9 @@ async def _main(directory: Path, way: str) -> None:
                 issuer = await stack.enter_async_context(an_issuer())
                 authority = authority_of(OAuth(issuer=issuer.url), hosts, Scopes())
                 await authority.issuer.fetch()
+                tasks = await stack.enter_async_context(anyio.create_task_group())
+                stack.callback(tasks.cancel_scope.cancel)
+                tasks.start_soon(authority.follow)
                 token = issuer.token(f"http://{hosts[0]}/mcp", exp=int(time.time()) + 3600)
             gate = AuthMiddleware(inner, hosts=hosts, callers=callers, authority=authority)
             config = uvicorn.Config(_with_token(gate, token), log_config=None, ws="none", timeout_graceful_shutdown=1)

@@ -19,16 +19,16 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinished
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.admission import Admission
 from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
+from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.in_force import InForce
 from glovebox_server.governance.policy import Governed
 from glovebox_server.governance.refusals import Refusals
-from glovebox_server.governance.rights import Rights
 from glovebox_server.governance.runs import Runs
+from glovebox_server.guards.admission.admission import Admission
+from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.transport import tokens
@@ -193,6 +193,7 @@ class Places:
     """The settings that the surface uses."""
 
     state_dir: Path
+    data_dir: Path
 
 
 @dataclass(slots=True, kw_only=True)
@@ -275,6 +276,6 @@ async def fake_app(directory: Path, *, shared: bool = False) -> AsyncIterator[Fa
                 refusals=refusals,
                 broker=WaitingBroker(audit=audit, artifacts=store, admission=Admission(shared=shared)),
                 audit=audit,
-                settings=Places(state_dir=directory),
+                settings=Places(state_dir=directory, data_dir=directory / "data"),
                 artifacts=store,
             )

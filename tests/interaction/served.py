@@ -108,11 +108,12 @@ async def served(
     oauth: OAuth | None = None,
     scopes: Scopes | None = None,
     allowed_hosts: tuple[str, ...] = (),
+    trusted_proxies: tuple[str, ...] = (),
 ) -> AsyncIterator[Served]:
     """Run a server for ``transport``; over HTTP with a token for each name (``alice`` and ``bob`` where none is given).
 
-    ``oauth`` says whose access tokens are accepted besides, ``scopes`` what those stand for, and ``allowed_hosts``
-    which names of its own the server has.
+    ``oauth`` says whose access tokens are accepted besides, ``scopes`` what those stand for, ``allowed_hosts``
+    which names of its own the server has, and ``trusted_proxies`` who may name the address of a client.
     It is ended by SIGTERM, as a supervisor would.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -132,7 +133,14 @@ async def served(
         async def serve() -> None:
             kept = partial(_noted, gates)
             with patch.object(serving, "AuthMiddleware", kept):
-                served_by = serve_http(app, on_ready=listen, oauth=oauth, scopes=scopes, allowed_hosts=allowed_hosts)
+                served_by = serve_http(
+                    app,
+                    on_ready=listen,
+                    oauth=oauth,
+                    scopes=scopes,
+                    allowed_hosts=allowed_hosts,
+                    trusted_proxies=trusted_proxies,
+                )
                 assert await served_by == "SIGTERM"
             ended.set()
 

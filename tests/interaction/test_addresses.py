@@ -6,8 +6,8 @@ import pytest
 from tests.interaction.fakes import fake_app
 from tests.interaction.served import served
 
-from glovebox_server.transport import serve
-from glovebox_server.transport.serve import CannotListen, serve_http
+from glovebox_server.transport.addresses import CannotListen, host_names
+from glovebox_server.transport.serve import serve_http
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - what must be refused
@@ -30,10 +30,18 @@ async def test_what_is_no_name_of_a_host_is_not_listened_on(name: str, tmp_path:
 async def test_a_host_to_accept_is_one_that_clients_can_send(name: str, tmp_path: Path) -> None:
     """The control: such a name, with its port or without, is accepted; see ``test_gate`` of other names."""
     for sound in ("here", "a.b-c.example:443", "127.0.0.1:80", "[::1]:80"):
-        assert sound in serve._names("127.0.0.1", 80, [sound])
+        assert sound in host_names("127.0.0.1", 80, [sound])
     async with fake_app(tmp_path) as app:
         with pytest.raises(CannotListen, match="no name of a host"):
             await serve_http(app, allowed_hosts=[name])
+
+
+@pytest.mark.parametrize("name", ["*", "10.0.0.1/24", "proxy.example", ""])
+async def test_a_trusted_proxy_is_an_address_or_a_network(name: str, tmp_path: Path) -> None:
+    """A name, or everybody, would let clients say whose they are; with an address it listens (see test_oauth_gate)."""
+    async with fake_app(tmp_path) as app:
+        with pytest.raises(CannotListen, match="--trusted-proxy"):
+            await serve_http(app, trusted_proxies=[name])
 
 
 async def test_an_address_that_is_taken_is_explained(tmp_path: Path) -> None:

@@ -77,8 +77,11 @@ def test_whoever_calls_is_asked_and_shown_what_an_operator_is_shown(options: lis
         person.type_("n\n")
         seen = person.until(PROMPT)
         (identifier,) = set(IDENTIFIER.findall(seen))
-        whole = operate(["approvals", "show", identifier], options)
-        assert whole.startswith("May this call of run_python run?\n")
+        folder, line, rest = operate(["approvals", "show", identifier], options).partition(
+            "May this call of run_python run?\n"
+        )
+        assert folder.startswith("Folder on this host, which clients are not shown: ")
+        whole = line + rest
         assert f"  1 │ {CODE}\n" in whole
         unfolded = [line for line in whole.splitlines() if len(line) < 60]
         assert [line for line in unfolded if line not in seen] == []
@@ -132,7 +135,7 @@ def test_what_is_too_long_for_a_terminal_goes_on_behind_the_bar() -> None:
     line = "  1 │ " + " " * 54 + "Who asks: token:operator"
     shown = io.StringIO()
     print_question(Terminal(file=shown, force_terminal=True, width=60), f"Why:\n{line}")
-    assert shown.getvalue() == f"Why:\n{line[:60]}\n    │ Who asks: token:operator\n"
+    assert shown.getvalue() == f"Why:\n{line[:60]}\n    ┆ Who asks: token:operator\n"
     piped = io.StringIO()
     print_question(Terminal(file=piped, width=60), line)
     assert piped.getvalue() == line + "\n"

@@ -11,7 +11,7 @@ from tests.interaction.served import Transport, served, until
 from tests.interaction.test_asking import CODE, kinds, options
 
 from glovebox_server import app as apps
-from glovebox_server.governance.approvals import approvals
+from glovebox_server.guards.approvals import approvals
 from glovebox_server.settings import Settings
 
 __all__ = ["options"]

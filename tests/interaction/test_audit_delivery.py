@@ -11,8 +11,12 @@ import pytest
 from mcp import Client, MCPError
 from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp.shared.subscriptions import ResourceUpdated
-from tests.interaction.served import PAIRS, AuditClient, Era, Logs, Transport, served, until
+from tests.fixtures.audit_logs import decided
+from tests.interaction.served import PAIRS, AuditClient, Era, Logs, Served, Transport, served, until
 
+from glovebox_server.audit.chain import Record
+from glovebox_server.audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
+from glovebox_server.mcp import delivery
 from glovebox_server.mcp import server as mcp_server
 from glovebox_server.mcp.delivery import AUDIT_LOGGER, BRIEF
 from glovebox_server.mcp.resources import ListenResult
@@ -191,6 +195,7 @@ async def test_the_records_of_a_call_are_a_resource(transport: Transport, era: E
         assert [record["kind"] for record in json.loads(content.text)["records"]] == RUN
         for uri in (
             "audit://calls/c_" + "0" * 26,
+            "audit://calls/c_" + "z" * 26,
             "audit://calls/../x",
             "artifact://" + "0" * 32,
             "file:///etc/passwd",
@@ -288,3 +293,102 @@ async def test_a_listener_is_promised_only_what_it_will_be_sent(transport: Trans
                     assert events.honored is not None
                     assert events.honored.resource_subscriptions is None
                 broker.release.set()
+
+
+class StalledReader:
+    """A client of HTTP with SSE that stops reading its stream, and goes on; below any socket, so that none buffers."""
+
+    def __init__(self, server: Served) -> None:
+        """Take the server whose gate is asked."""
+        self._server = server
+        self._left = anyio.Event()
+        self.reads = anyio.Event()
+        """Whether it reads: what is sent meanwhile waits for it, as a full socket would have it wait."""
+        self.reads.set()
+        self.text = ""
+
+    async def request(self, method: str, path: str, body: bytes = b"") -> None:
+        """Make one request; the stream's own ends with ``leave``."""
+        place, _, query = path.partition("?")
+        headers = {
+            "host": self._server.url.removeprefix("http://"),
+            "authorization": f"Bearer {self._server.tokens['alice']}",
+            "content-type": "application/json",
+        }
+        scope = {
+            "type": "http", "method": method, "path": place, "raw_path": place.encode(), "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "root_path": "",
+            "scheme": "http", "http_version": "1.1", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        bodies = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if bodies:
+                return bodies.pop()
+            await self._left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if method == "GET":
+                await self.reads.wait()
+                self.text += message.get("body", b"").decode()
+
+        await self._server.gate(scope, receive, send)
+
+    async def post(self, **message: Any) -> None:
+        """Send one message of the protocol to the session."""
+        address = self.text.partition("data: ")[2].split()[0]
+        await self.request("POST", address, json.dumps({"jsonrpc": "2.0", **message}).encode())
+
+    def received(self) -> list[dict[str, Any]]:
+        """Return the messages of the stream so far."""
+        lines = (line.removeprefix("data: ") for line in self.text.splitlines() if line.startswith("data: {"))
+        return [json.loads(line) for line in lines]
+
+    def leave(self) -> None:
+        """Close the stream."""
+        self._left.set()
+
+
+async def test_a_reader_that_stalls_past_the_end_of_its_call_hears_what_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the result, on the same stream; they used to be dropped without a word. Nothing is told twice."""
+    gave_up, give_up = anyio.Event(), Subscription.give_up
+
+    def noted(records: Subscription, unread: Record | Missed | None) -> Missed | None:
+        gave_up.set()
+        return give_up(records, unread)
+
+    monkeypatch.setattr(Subscription, "give_up", noted)
+    monkeypatch.setattr(delivery, "FLUSH_SECONDS", 0)
+    async with served(tmp_path, "sse") as server, anyio.create_task_group() as tasks:
+        reader, broker = StalledReader(server), server.app.broker
+        tasks.start_soon(reader.request, "GET", "/sse")
+        await until(lambda: "data: " in reader.text)
+        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+        await reader.post(id=1, method="initialize", params=info)
+        await reader.post(method="notifications/initialized")
+        await until(lambda: len(reader.received()) == 1)
+        reader.reads = anyio.Event()
+        await reader.post(id=2, method="tools/call", params={"name": "run_python", "arguments": {"code": "wait"}})
+        await until(lambda: bool(broker.running))
+        (call_id,) = broker.running
+        for _ in range(MAX_WAITING_RECORDS + 20):  # more than wait for any reader
+            await server.app.audit.append(decided(call_id, "token:alice"))
+        broker.release.set()
+        with anyio.fail_after(10):
+            await gave_up.wait()
+        reader.reads.set()
+        await until(lambda: any(message.get("id") == 2 for message in reader.received()))
+        reader.leave()
+    *copies, result = [message for message in reader.received() if message.get("id") != 1]
+    assert result["id"] == 2
+    told = [message["params"]["data"] for message in copies]
+    assert [each["kind"] for each in told[:-1]] == ["call.decided"] * (len(told) - 1)
+    seqs = [each["seq"] for each in told[:-1]]
+    assert seqs == list(range(1, len(seqs) + 1))
+    missed = told[-1]
+    assert missed["kind"] == "missed"
+    assert missed["data"]["first"] == len(seqs) + 1
+    assert missed["seq"] == missed["data"]["first"] + missed["data"]["count"] - 1 == server.app.audit.head.seq

@@ -127,6 +127,7 @@ def test_the_commands_of_a_page_work_as_typed(page: str, place: Place) -> None:
             status, printed = place.script(command)
             assert status == 0, f"{block}: {command}\n{printed}"
             assert says(printed, output), f"{block}: {command}\n{printed}"
+            assert "[info " not in printed, "a server's log is among what people are shown"
 
 
 def test_what_a_page_says_and_is_not_so_is_found(place: Place) -> None:

@@ -1,7 +1,8 @@
 """Artifacts over plain HTTP: bytes on a real socket, whole and in ranges, for the token's owner and nobody else."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.fixtures.artifact_stores import ALICE, BOB, limits
 from tests.interaction.served import TIMEOUT_SECONDS, Served, served
 
 from glovebox_server.artifacts.record import Artifact
+from glovebox_server.artifacts.store import Reader
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.transport import downloads
 
@@ -181,6 +183,25 @@ async def test_downloads_pass_the_gate(tmp_path: Path) -> None:
         assert (await ask(server, path, origin="http://evil.example"))[0] == 403
         for method in ("DELETE", "PUT", "PATCH", "OPTIONS"):
             assert (await ask(server, path, method=method))[0] == 405
+
+
+async def test_an_artifact_that_is_downloaded_in_ranges_is_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each range, nor twice for all of it."""
+    hashed, chunks = list[int](), Reader.chunks
+
+    def counted(reader: Reader) -> AsyncGenerator[bytes, None]:
+        hashed.append(reader.artifact.bytes)
+        return chunks(reader)
+
+    monkeypatch.setattr(Reader, "chunks", counted)
+    async with serving(tmp_path) as (server, artifact, path):
+        os.utime(tmp_path / "artifacts" / "items" / artifact.id / "content", ns=(0, 0))
+        for at in range(0, END, 100_000):
+            assert (await ask(server, path, range=f"bytes={at}-{at + 99_999}"))[2] == WHOLE[at : at + 100_000]
+        assert (await ask(server, path))[2] == WHOLE
+    assert hashed == [END]
 
 
 async def test_altered_content_is_not_sent(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from mcp import Client
+from mcp_types import TextResourceContents
 from tests.fixtures.audit_logs import log_lines
 from tests.interaction.served import Era, Transport
 from tests.interaction.test_asking import operate
@@ -92,6 +93,32 @@ async def test_what_acts_in_a_file_is_told_with_the_result(transport: Transport,
     shown = CliRunner().invoke(main, ["audit", "show", call, "--state-dir", str(tmp_path / "state")]).output
     assert "page.html" in shown
     assert "  markup: a script" in shown
+
+
+@pytest.mark.parametrize(("transport", "era"), WAYS)
+async def test_long_output_is_an_artifact_without_secrets_and_looked_into(
+    transport: Transport, era: Era, tmp_path: Path
+) -> None:
+    """Each form alone has what fits, says that it is cut, and where the whole is; that has no secret of the middle."""
+    code = f"print('begin' + 'x' * 50_000)\nprint('token {SECRET[:4]}' + {SECRET[4:]!r})\nprint('y' * 50_000 + 'end')"
+    given = options(tmp_path)
+    async with connected(transport, era, given, tmp_path) as client:
+        result, text = await made(client, code)
+        (kept,) = result["artifacts"]
+        (read,) = (await client.read_resource(kept["uri"])).contents
+        whole = read.text if isinstance(read, TextResourceContents) else ""
+    stored = tmp_path / "state/artifacts/items" / kept["uri"].removeprefix("artifact://") / "content"
+    assert stored.read_text() == whole
+    assert whole == f"begin{'x' * 50_000}\ntoken [secret: GitHub token]\n{'y' * 50_000}end\n"
+    assert result["redacted"] == {"GitHub token": 1}
+    for form in (result["stdout"]["text"], text):
+        assert form.startswith(whole[: 12 * 1024])
+        assert whole[-4 * 1024 :] in form
+        assert len(form.encode()) < 17 * 1024
+    for form in (result["truncated"], text):
+        assert f"16384 of {len(whole)} bytes are here; all of it is {kept['uri']}" in form
+    assert [(each["name"], each["not_scanned"]) for each in result["findings"]] == [(kept["name"], None)]
+    operate(["receipt", "verify", result["call_id"]], given)
 
 
 async def test_without_the_key_nothing_is_looked_into(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ ROUTES = [
     "/messages/",
     "/messages/?session_id=" + "0" * 32,
     "/health",
+    "/ready",
     "/",
     "/artifacts",
     "/artifacts/" + "0" * 32,
@@ -30,6 +31,10 @@ INITIALIZE = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}},
 }
+
+LATER = "2099-01-01"
+REVISIONS = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
+"""Each that is served."""
 
 
 async def _status(server: Served, request: bytes) -> tuple[int, bytes]:
@@ -95,10 +100,12 @@ async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
                 status, told = await _status(server, _request(server, method, path, {"Authorization": ""}))
                 if (method, path) == ("GET", "/health"):
                     assert (status, told) == (200, b'{"status":"ok"}'), "that it serves is all that a stranger hears"
+                elif (method, path) == ("GET", "/ready"):
+                    assert (status, told) == (503, b'{"status":"not ready"}'), "and that calls cannot be served yet"
                 else:
                     assert status == 401, (method, path)
         for value in wrong:
-            for path in ("/mcp", "/health") if value else ("/mcp",):
+            for path in ("/mcp", "/health", "/ready") if value else ("/mcp",):
                 status, _ = await _status(server, _request(server, "GET", path, {"Authorization": value}))
                 assert status == 401, (value, path)
         doubled = {"Authorization": f"Bearer {token}\r\nAuthorization: Bearer {token}"}
@@ -107,13 +114,8 @@ async def test_every_route_and_method_needs_a_token(tmp_path: Path) -> None:
         status, body = await _status(server, _request(server, "GET", "/health"))
         told = json.loads(body)
         assert (status, told["status"]) == (200, "ok")
-        assert set(told) == {
-            "status",
-            "longest_stall_ms",
-            "unusable_token_files",
-            "unusable_policy",
-            "refused_requests",
-        }
+        told_of = {"longest_stall_ms", "unusable_token_files", "unusable_policy", "refused_requests"}
+        assert set(told) == {"status"} | told_of
         assert (await _status(server, _request(server, "GET", "/health", {"Authorization": f"bearer {token}"})))[
             0
         ] == 200
@@ -459,6 +461,24 @@ async def test_a_request_does_not_get_the_answer_to_another(second: int | str, t
             assert b"echo wait" in received
             assert b"echo other" not in received
         assert (await _status(server, _request(server, "POST", "/mcp", headers, call(second, "other"))))[0] == 200
+
+
+async def test_a_revision_that_is_not_served_is_answered_with_all_that_are(tmp_path: Path) -> None:
+    """In the envelope and the header, in the header of a handshake, and of a notification."""
+    meta = {"io.modelcontextprotocol/protocolVersion": LATER, "io.modelcontextprotocol/clientCapabilities": {}}
+    bodies = (
+        {"id": 1, "method": "server/discover", "params": {"_meta": meta}},
+        {"id": 1, "method": "initialize", "params": {}},
+        {"method": "notifications/cancelled", "params": {"requestId": 1}},
+    )
+    async with served(tmp_path, "http") as server:
+        for each in bodies:
+            headers = {"Mcp-Protocol-Version": LATER, "Mcp-Method": str(each["method"])}
+            body = json.dumps({"jsonrpc": "2.0", **each}).encode()
+            status, rest = await _status(server, _request(server, "POST", "/mcp", headers, body))
+            answer = json.loads(rest)
+            assert (status, answer["id"], answer["error"]["code"]) == (400, each.get("id"), -32022)
+            assert answer["error"]["data"] == {"supported": REVISIONS, "requested": LATER}
 
 
 async def test_header_and_body_must_agree(tmp_path: Path) -> None:

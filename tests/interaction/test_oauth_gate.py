@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,45 @@ async def test_where_a_token_cannot_be_checked_its_caller_is_told_to_come_later(
         assert server.app.refusals.totals["token.unchecked"] == 1
         for token in (known, server.tokens["alice"]):
             assert (await asked(f"{server.url}/health", token)).status_code == 200
+
+
+@pytest.mark.parametrize("proxies", [("127.0.0.0/8",), ()], ids=["trusted", "not trusted"])
+async def test_a_flood_behind_a_trusted_proxy_delays_its_own_address_alone(
+    proxies: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The proxy says who is who; what a client says of itself counts for nothing (the control).
+
+    Checks wait for a clock that stands still, so the order of the addresses is all that there is.
+    """
+    async with (
+        an_issuer() as issuer,
+        served(tmp_path, "http", oauth=OAuth(issuer=issuer.url), trusted_proxies=proxies) as server,
+        anyio.create_task_group() as tasks,
+    ):
+        checks, place, good = server.authority.checks, f"{server.url}/health", issuer.token(audience(server))
+        forged = good.rpartition(".")[0] + "." + issuer.token(audience(server), sub="bob").rpartition(".")[2]
+        checks._clock = lambda: 0.0
+        checks._paid = 1.0
+        for address in ("203.0.113.1", "203.0.113.1", "2001:db8::1", "2001:db8::2"):
+            # On the left is what a client wrote.
+            header = {"X-Forwarded-For": f"198.51.100.{len(checks._waiting)}, {address}"}
+            tasks.start_soon(partial(asked, place, forged, **header))
+        await until(lambda: sum(map(len, checks._waiting.values())) == 4)
+        assert set(checks._waiting) == ({"203.0.113.1", "2001:db8::/64"} if proxies else {"127.0.0.1"})
+        checks._accounts.update(dict.fromkeys(checks._waiting, 1.0))
+        answers: list[int] = []
+
+        async def come() -> None:
+            answers.append((await asked(place, good, **{"X-Forwarded-For": "203.0.113.9"})).status_code)
+
+        tasks.start_soon(come)
+        await until(lambda: sum(map(len, checks._waiting.values())) == 5)
+        checks._check_next()
+        if proxies:
+            await until(lambda: answers == [200])
+        assert sum(map(len, checks._waiting.values())) == 4
+        checks._paid = 0.0
+        await until(lambda: answers == [200])
 
 
 async def test_without_its_issuers_keys_a_server_does_not_start(tmp_path: Path) -> None:
@@ -332,10 +372,10 @@ async def test_another_policys_scopes_count_for_tokens_that_came_in_before(tmp_p
     roles = {"glovebox:reader": "reader"}
     async with both(tmp_path, replace(SCOPES, roles=roles)) as (issuer, server):
         token = issuer.token(audience(server), scope="glovebox:reader glovebox:analyst")
-        assert (await server.authority.grant(token)).roles == ("reader",)
+        assert (await server.authority.grant(token, "")).roles == ("reader",)
         roles.clear()
         roles["glovebox:analyst"] = "analyst"
-        assert (await server.authority.grant(token)).roles == ("analyst",)
+        assert (await server.authority.grant(token, "")).roles == ("analyst",)
 
 
 async def test_many_subjects_leave_nothing_behind(tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ async def test_a_change_is_in_force_in_every_server_and_a_broken_one_in_none(
             async def health(base: str) -> dict[str, Any]:
                 async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {tokens['support']}"}) as http:
                     told: dict[str, Any] = (await http.get(f"{base}/health")).json()
+                    del http.headers["Authorization"]
+                    assert ((await http.get(f"{base}/ready")).status_code == 503) == told["unusable_policy"]
                     return told
 
             assert await both("role.tools")
@@ -150,7 +152,10 @@ class Told:
         await client.list_tools()
         capabilities = client.server_capabilities
         assert capabilities.tools is not None
-        assert capabilities.tools.list_changed is True
+        assert capabilities.prompts is not None
+        assert capabilities.resources is not None
+        assert capabilities.tools.list_changed is capabilities.prompts.list_changed is True
+        assert capabilities.resources.list_changed is False
         if self.era == "legacy":
             yield
             return
@@ -223,18 +228,26 @@ async def test_a_client_of_another_transport_is_told_too(
         _write(path, text.replace('["list_workspace_files"]', "[]"))
         log = tmp_path / "state/audit/audit.jsonl"
         await until(lambda: b'"policy.changed"' in log.read_bytes(), 20)
-        _write(path, text.replace('"read_workspace_file"', '"list_workspace_files"'))
+        # The tools stay the same, but what one may do does not, so neither does what is said of it.
+        asks = '"read_workspace_file"]\nnarrow.read_workspace_file = { approval = "ask" }'
+        _write(path, text.replace('"read_workspace_file"]', asks))
         await until(lambda: bool(told.methods), 20)
-        assert [each.name for each in (await client.list_tools()).tools] == ["list_workspace_files"]
+        (tool,) = (await client.list_tools()).tools
+        assert str(tool.description).endswith(" A person is asked before each call.")
         assert told.methods == ["notifications/tools/list_changed"]
 
 
-async def test_without_a_policy_no_list_is_said_to_change(tmp_path: Path) -> None:
-    """The capability is not claimed; the control is every other test here."""
-    async with connected("stdio", "legacy", ["--state-dir", str(tmp_path / "state")], tmp_path) as client:
-        capabilities = client.server_capabilities
-        assert capabilities.tools is not None
-        assert not capabilities.tools.list_changed
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_without_a_policy_no_list_is_said_to_change(era: Era, tmp_path: Path) -> None:
+    """The capability is not claimed in either era; the control is every other test here."""
+    async with connected("stdio", era, ["--state-dir", str(tmp_path / "state")], tmp_path) as client:
+        found = client.server_capabilities
+        assert found.tools is not None
+        assert found.prompts is not None
+        assert found.resources is not None
+        claims = [found.tools.list_changed, found.prompts.list_changed, found.resources.list_changed]
+        assert claims == [False] * 3
+        assert found.resources.subscribe
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])

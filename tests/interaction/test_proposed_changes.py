@@ -22,7 +22,7 @@ from tests.interaction.test_real_server import connected
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server.cli.main import main
 from glovebox_server.exits import REFUSED
-from glovebox_server.governance.approvals.shown import CHANGES
+from glovebox_server.guards.approvals.shown import CHANGES, COLUMNS, fold
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
@@ -144,15 +144,18 @@ async def test_what_was_shown_is_there_after_a_yes(transport: Transport, era: Er
     """All of it: what is new and what changes, line by line. On record with its call, which has a receipt."""
     (place.folder / "notes.txt").write_text("before\n")
     async with place.client(transport, era) as client:
-        uris = await made(client, notes="after\n", more="x\x1by\n")
+        uris = await made(client, notes="after\n", more="x\x1by\n", letters="p\u0430y " + "x" * 80)
         came = await propose(client, uris)
         (listed,) = [each for each in (await client.list_tools()).tools if each.name == "propose_changes"]
         assert listed.annotations is not None
         assert not listed.annotations.read_only_hint
-    assert held(place.folder) == {"notes.txt": b"after\n", "more.txt": b"x\x1by\n"}
+    after = {"notes.txt": b"after\n", "more.txt": b"x\x1by\n", "letters.txt": f"p\u0430y {'x' * 80}".encode()}
+    assert held(place.folder) == after
     (asked,) = place.person.asked
     for line in ("  │ -before", "  │ +after", "more.txt is new: 4 bytes", "  │ +x⟪U+001B⟫y", came["digest"]):
         assert line in asked
+    assert "Look closely: what would change holds 1 character outside ASCII" in asked
+    assert all(len(line) <= COLUMNS for line in asked.split("\n"))
     assert str(place.path) not in asked
     kinds = [each["kind"] for each in place.records() if each["kind"] != "pool.changed"]
     since = kinds.index("approval.requested")
@@ -308,7 +311,7 @@ async def test_what_acts_in_a_proposed_file_is_asked_about_with_it(
     assert "  plain.txt: nothing was found" in lines
     assert any(line.startswith("  ! found: a secret: ") for line in lines)
     # What a sandbox may write is not taken for what a yes writes.
-    assert lines.index(CHANGES) < lines.index("What it may write:") < said
+    assert lines.index(next(fold(CHANGES))) < lines.index("What it may write:") < said
     assert said < lines.index("3 files of the folder reports would change:") < lines.index("  │ +<script>1</script>")
     kinds = [each["kind"] for each in place.records()]
     assert kinds.count("proposal.scanned") == 3  # once, although it was decided twice
@@ -380,7 +383,11 @@ BEFORE, AFTER = {"notes.txt": b"before\n"}, {"notes.txt": b"after\n", "more.txt"
 @pytest.mark.parametrize(
     ("at", "after", "changed"),
     [
-        ("glovebox_server.broker.broker:call_decided", 1, False),  # the yes is used, and nothing of it on record
+        (
+            "glovebox_server.guards.journal.journal:call_decided",
+            1,
+            False,
+        ),  # the yes is used, and not on record
         (f"{PROMOTION}.proposing:Proposals.put", 0, False),
         (f"{PROMOTION}.journal:Journal.save", 0, False),
         (f"{PROMOTION}.folder:Folder.write", 1, False),
@@ -389,7 +396,7 @@ BEFORE, AFTER = {"notes.txt": b"before\n"}, {"notes.txt": b"after\n", "more.txt"
         (f"{PROMOTION}.folder:Folder.exchange", 0, False),
         (f"{PROMOTION}.journal:Journal.save", 2, False),  # both files are exchanged
         (f"{PROMOTION}.folder:Folder.clear", 0, True),
-        ("glovebox_server.broker.broker:call_finished", 1, True),
+        ("glovebox_server.guards.journal.journal:call_finished", 1, True),
     ],
 )
 async def test_a_server_that_is_killed_after_the_yes_made_the_change_or_none(

@@ -18,6 +18,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from tests.fixtures.brokered import write_shipped
 from tests.fixtures.callers import give_token
 from tests.interaction import node
 from tests.interaction.served import PAIRS, Era, Logs, Transport, until
@@ -76,6 +77,22 @@ async def connected(
             wire = wire if transport == "sse" else streamable_http_client(f"{url}/mcp", http_client=http)
             async with Client(wire, mode=mode, **abilities) as client:
                 yield client
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_a_first_call_without_a_runtime_names_the_command_that_builds_one(
+    transport: Transport, directories: list[str], tmp_path: Path
+) -> None:
+    """By its path where no PATH has it, but to whoever is elsewhere; none is built unasked."""
+    empty, profiles = tmp_path / "data", tmp_path / "profiles"
+    profiles.mkdir()
+    write_shipped(profiles, "bubblewrap")  # an Engine whose image was built for others would do as well
+    options = [*directories, "--data-dir", str(empty), "--profiles-dir", str(profiles)]
+    async with connected(transport, "modern", options, tmp_path) as client:
+        (said,) = (await client.call_tool("run_python", {"code": "1"})).content
+    assert isinstance(said, types.TextContent)
+    assert f"Run `{GLOVEBOX if transport == 'stdio' else 'glovebox'} setup`" in said.text
+    assert not empty.exists()
 
 
 def _at_work() -> int:

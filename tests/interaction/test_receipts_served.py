@@ -41,6 +41,7 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
     (link,) = [block for block in ran.content if isinstance(block, types.ResourceLink)]
 
     pem = glovebox("receipt", "key", "--state-dir", str(state)).stdout
+    assert json.loads(glovebox("receipt", "key", "--json", "--state-dir", str(state)).stdout)["public_key"] == pem
     key = load_pem_public_key(pem.encode())
     assert isinstance(key, Ed25519PublicKey)
     envelope = json.loads(content.text)
@@ -67,3 +68,27 @@ async def test_a_receipt_from_the_call_to_its_proof(tmp_path: Path) -> None:
         for uri in (named["uri"], "receipt://c_" + "0" * 26, "receipt://../x"):
             with pytest.raises(MCPError, match="There is no such call of yours"):
                 await other.read_resource(uri)
+
+
+async def test_a_call_whose_tool_failed_is_a_failed_one_everywhere(tmp_path: Path) -> None:
+    """Its job exits 0 and finds no such file: result, query, page, receipt and the caller's records agree."""
+    workspace, state = tmp_path / "sales", tmp_path / "state"
+    workspace.mkdir()
+    tmp_path.chmod(0o755)
+    options = ["--workspace", str(workspace), "--state-dir", str(state)]
+    async with connected("stdio", "modern", options, tmp_path) as client:
+        missing = await client.call_tool("read_workspace_file", {"path": "none.txt"})
+        listed = await client.call_tool("list_workspace_files", {})
+        assert (missing.is_error, listed.is_error) == (True, False)
+        assert missing.structured_content is not None
+        call_id = str(missing.structured_content["call_id"])
+        (records,) = (await client.read_resource(f"audit://calls/{call_id}")).contents
+    assert isinstance(records, types.TextResourceContents)
+    assert '"failed":true' in records.text
+    assert "sales" not in records.text  # where it read is the operator's to know
+    failed = json.loads(glovebox("audit", "query", "--outcome", "failed", "--json", "--state-dir", str(state)).stdout)
+    assert [(each["call_id"], each["exit_code"]) for each in failed["calls"]] == [(call_id, 0)]
+    page = " ".join(glovebox("audit", "show", call_id, "--state-dir", str(state)).stdout.split())
+    assert "workspace sales" in page
+    assert "failed, exit_code 0, its result is an error" in page.replace("exit code", "exit_code")
+    assert "exit_code 0, failed True" in glovebox("receipt", "show", call_id, "--state-dir", str(state)).stdout

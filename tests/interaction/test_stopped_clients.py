@@ -1,5 +1,7 @@
 """What clients see of a stop, from real servers and by the command: a refusal with the reason, and nobody else's."""
 
+import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import mcp_types as types
 import pytest
 from click.testing import CliRunner
 from mcp import Client
-from tests.interaction.served import PAIRS, Era, Transport
+from tests.interaction.served import PAIRS, AuditClient, Era, Transport
 from tests.interaction.test_real_server import connected, directories
 
 from glovebox_server.cli.main import main
@@ -59,8 +61,9 @@ async def test_a_stop_ends_the_call_that_runs_and_refuses_the_next(
             with anyio.fail_after(20):
                 await begun.wait()
             words = ("stop", "--tool", "run_python", "--because", "It runs in circles")
-            await anyio.to_thread.run_sync(lambda: command(directories, *words))
+            said = await anyio.to_thread.run_sync(lambda: command(directories, *words))
             stopped = anyio.current_time()
+        assert f"in {Path(directories[-1])} (1 live server: process " in said
         assert anyio.current_time() - stopped < BOUND
         found = refusal(ended[0])
         assert found["rule"] == "stop"
@@ -70,3 +73,29 @@ async def test_a_stop_ends_the_call_that_runs_and_refuses_the_next(
         assert not (await client.call_tool("list_workspace_files", {})).is_error
         command(directories, "resume", "--all")
         assert not (await client.call_tool("run_python", {"code": "print(1)"})).is_error
+
+
+async def test_who_is_stopped_by_a_rule_reads_nothing_of_the_rule(directories: list[str], tmp_path: Path) -> None:
+    """Not in the result, the next refusal, a notification, a record or a receipt; the operator has it all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOVEBOX_WORKSPACE", directories[1])
+        command(directories, "canary", "plant", "--name", "bait.txt")
+    extension = AuditClient()
+    async with connected("stdio", "legacy", directories, tmp_path, extensions=[extension]) as client:
+        ended = await client.call_tool("read_workspace_file", {"path": "bait.txt"})
+        refused = await client.call_tool("run_python", {"code": "print(1)"})
+        assert refusal(ended) == refusal(refused)
+        assert refusal(ended)["reason"] == "Stopped by the operator's rules."
+        seen = [ended.model_dump_json(), refused.model_dump_json(), *map(str, extension.events)]
+        ids = [str((result.structured_content or {})["call_id"]) for result in (ended, refused)]
+        seen += [str(await client.read_resource(f"audit://calls/{call_id}")) for call_id in ids]
+        seen.append(str(await client.get_prompt("explain_call", {"call_id": ids[1]})))
+        (content,) = (await client.read_resource(f"receipt://{ids[0]}")).contents
+        assert isinstance(content, types.TextResourceContents)
+        seen.append(base64.b64decode(json.loads(content.text)["payload"]).decode())
+    assert len(extension.events) > 2
+    assert not [text for text in seen if "canary" in text.casefold() or "watch" in text.casefold()]
+    assert "A watch rule (canary)" in command(directories, "stops", "list", "--json")
+    shown = command(directories, "audit", "show", ids[0])
+    assert "A watch rule (canary) found what it looks for." in " ".join(shown.split())
+    assert "canary in arguments" in " ".join(shown.split())

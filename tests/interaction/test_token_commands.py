@@ -14,6 +14,7 @@ from tests.interaction.test_token_changes import health, settled
 
 from glovebox_server.audit import read
 from glovebox_server.cli.main import main
+from glovebox_server.exits import USAGE
 from glovebox_server.transport import serve
 
 TOKEN = re.compile(r"gbx_[A-Za-z0-9_-]{43}")
@@ -26,9 +27,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "GRACE_SECONDS", 0.2)
 
 
-def glovebox(state: Path, *words: str) -> Result:
-    """Type a command."""
-    return CliRunner().invoke(main, [*words, "--state-dir", str(state)])
+def glovebox(state: Path, *words: str, code: int | None = None) -> Result:
+    """Type a command, which exits with ``code`` where that is said."""
+    done = CliRunner().invoke(main, [*words, "--state-dir", str(state)])
+    assert code in (None, done.exit_code), done.output
+    return done
 
 
 async def test_a_made_token_lets_in_at_once_and_a_revoked_one_no_longer(tmp_path: Path) -> None:
@@ -125,30 +128,65 @@ def test_a_role_and_a_workflow_are_the_policys(tmp_path: Path) -> None:
     assert (listed["role"], listed["workflow"]) == ("analyst", "release")
 
 
-def test_client_config_shows_a_plain_token_and_else_makes_one(tmp_path: Path) -> None:
-    """JSON parses and holds the token where it must and nowhere else; a hash cannot be shown, so there is a new one."""
-    state = tmp_path / "state"
-    first = glovebox(state, "client-config", "--transport", "http")
-    assert "Made a token for these clients, token:default" in first.stderr
+def test_client_config_makes_no_token_unless_one_is_asked_for(tmp_path: Path) -> None:
+    """JSON parses and holds the token where it must and nowhere else; without one asked for there is a placeholder."""
+    state, http = tmp_path / "state", ("client-config", "--transport", "http")
+    none = glovebox(state, *http)
+    assert not TOKEN.findall(none.stdout)
+    assert '"Authorization": "Bearer TOKEN"' in none.stdout
+    assert "`--token NAME` makes one" in none.stderr
+    assert list((state / "tokens").iterdir()) == []
+
+    first = glovebox(state, *http, "--token", "laptop", "--expires", "30d")
+    assert "Made token:laptop" in first.stderr
     (token,) = set(TOKEN.findall(first.stdout))
-    assert token not in (state / "tokens" / "default").read_text()
+    assert token not in (state / "tokens" / "laptop").read_text()
+    assert stat.S_IMODE((state / "tokens" / "laptop").stat().st_mode) == 0o600
+    (listed,) = json.loads(glovebox(state, "token", "list", "--json").stdout)["tokens"]
+    assert listed["expires"] is not None
     blocks = [json.loads(part[part.index("{") :]) for part in first.stdout.split("\n\n") if "{\n" in part]
     assert len(blocks) == 3
     assert "http://127.0.0.1:8321/mcp" in json.dumps(blocks[2])
     assert token in json.dumps(blocks[2])
     assert token not in json.dumps(blocks[1]), "VS Code asks for it"
     assert "http://127.0.0.1:8321/sse" in first.stdout
-    second = glovebox(state, "client-config", "--transport", "http", "--host", "glovebox.example", "--port", "443")
-    assert "token:client-2" in second.stderr
-    assert token not in second.stdout
-    assert "https://glovebox.example:443/mcp" in second.stdout
+
+    again = glovebox(state, *http, "--token", "laptop", code=USAGE)
+    assert "only its hash is kept" in again.stderr
+    assert not again.stdout
+    saved = tmp_path / "saved"
+    saved.write_text(f"{token}\n")
+    third = glovebox(state, *http, "--token-file", str(saved), "--host", "glovebox.example", "--port", "443")
+    assert set(TOKEN.findall(third.stdout)) == {token}
+    assert "https://glovebox.example:443/mcp" in third.stdout
+    saved.write_text("gbx_" + "x" * 43)
+    assert "none of this server's tokens" in glovebox(state, *http, "--token-file", str(saved), code=USAGE).stderr
+
     old = "an-older-servers-token".ljust(43, "x")
     (state / "tokens" / "old").touch(mode=0o600)
     (state / "tokens" / "old").write_text(old)
-    third = glovebox(state, "client-config", "--transport", "http")
-    assert third.stderr == ""
-    assert old in third.stdout
-    assert stat.S_IMODE((state / "tokens" / "default").stat().st_mode) == 0o600
+    for named in ((), ("--token", "old")):
+        shown = glovebox(state, *http, *named)
+        assert shown.stderr == ""
+        assert old in shown.stdout
+    assert sorted(path.name for path in (state / "tokens").iterdir()) == ["laptop", "old"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--role", "a"), ("--expires", "1d"), ("--token", "a", "--token-file", "b"), ("--token", "No name")]
+)
+def test_client_config_refuses_what_would_be_ignored(wrong: tuple[str, ...], tmp_path: Path) -> None:
+    """Exit 2, and no token is made; nor is one over stdio, where nobody shows it."""
+    for transport in ("http", "stdio"):
+        glovebox(tmp_path / "state", "client-config", "--transport", transport, *wrong, code=USAGE)
+    assert not list((tmp_path / "state").glob("tokens/*"))
+
+
+def test_the_bridge_is_pinned_to_a_version_that_runs_no_command_of_the_servers(tmp_path: Path) -> None:
+    """CVE-2025-6514 is in 0.0.5 to 0.1.15 of mcp-remote."""
+    told = glovebox(tmp_path / "state", "client-config", "--transport", "http").stdout
+    (version,) = re.findall(r'"mcp-remote@(\d+)\.(\d+)\.(\d+)"', told)
+    assert tuple(map(int, version)) >= (0, 1, 16)
 
 
 def test_client_config_over_stdio_names_whole_paths_and_no_token(tmp_path: Path) -> None:

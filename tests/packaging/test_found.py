@@ -5,6 +5,8 @@ Needs a package index for the registry's part, uv for the bundle, and Node's pac
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess  # noqa: TID251 - types the commands a person would
 import sys
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp_types import TextContent
+from tests.fixtures.brokered import write_shipped
 from tests.fixtures.installing import Place
 from tests.interaction import node
 from tests.repo.files import ROOT, committed
@@ -64,6 +68,7 @@ async def test_a_bundle_is_packed_and_what_its_manifest_names_serves(place: Plac
     opened = place.root / "extensions/glovebox"
     for needed in ("extensions", "project", "profiles"):
         (place.root / needed).mkdir(parents=True)
+    write_shipped(place.root / "profiles", "bubblewrap")  # an Engine whose image was built for others would do as well
     node.run(packages, "mcpb", "unpack", str(bundle), str(opened))
     manifest = json.loads((opened / "manifest.json").read_text())
     started = manifest["server"]["mcp_config"]
@@ -71,6 +76,16 @@ async def test_a_bundle_is_packed_and_what_its_manifest_names_serves(place: Plac
     stands_for = {"${__dirname}": str(opened), "${user_config.workspace}": str(place.root / "project")}
     arguments = [_filled(word, stands_for) for word in started["args"]]
     environment = place.env() | {"PATH": f"{place.tools}{os.pathsep}{os.environ['PATH']}"}
+    empty = {"GLOVEBOX_DATA_DIR": str(place.root / "empty")}
+    server = StdioServerParameters(command="uv", args=arguments, env=environment | empty, cwd=str(place.root))
+    async with Client(server, read_timeout_seconds=200) as client:
+        (said,) = (await client.call_tool("run_python", {"code": "6 * 7"})).content
+    assert isinstance(said, TextContent)
+    command = re.search(r"Run `(.+/glovebox) setup`", said.text)
+    assert command is not None, said.text
+    assert place.run(*shlex.split(command[1]), "--version").startswith("glovebox, version")
+    assert not (place.root / "empty").exists()  # nothing was set up unasked
+    assert started["args"][3].removeprefix("${__dirname}/") in manifest["long_description"]
     server = StdioServerParameters(command="uv", args=arguments, env=environment, cwd=str(place.root))
     async with Client(server, read_timeout_seconds=200) as client:
         offered = (await client.list_tools()).tools
@@ -97,10 +112,10 @@ def test_claude_code_takes_the_plugin_and_connects(checkout: Path, runtime_dir: 
 
     elsewhere = [each for each in os.environ["PATH"].split(os.pathsep) if not (Path(each) / "glovebox").exists()]
 
-    def claude(*arguments: str, path: str | None = None) -> str:
+    def claude(*arguments: str, path: str | None = None, here: Path = project) -> str:
         first = [str(packages / "node_modules/.bin"), *([] if path is None else [path])]
         return node.run(
-            packages, "sh", "-c", 'cd "$1" && PATH=$2 && shift 2 && exec claude "$@"', "sh", str(project),
+            packages, "sh", "-c", 'cd "$1" && PATH=$2 && shift 2 && exec claude "$@"', "sh", str(here),
             os.pathsep.join([*first, *elsewhere]), *arguments,
             HOME=str(tmp_path), GLOVEBOX_DATA_DIR=str(runtime_dir), PYTHONPATH="",
             CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", DISABLE_AUTOUPDATER="1",
@@ -108,7 +123,8 @@ def test_claude_code_takes_the_plugin_and_connects(checkout: Path, runtime_dir: 
 
     for manifest in (checkout, checkout / ".claude-plugin/plugin.json"):
         assert "Validation passed" in claude("plugin", "validate", "--strict", str(manifest))
-    claude("plugin", "marketplace", "add", str(checkout))
+    (add,) = re.findall(r"^claude (plugin marketplace add \S+)", (checkout / "README.md").read_text(), re.MULTILINE)
+    claude(*add.split(), here=checkout)
     claude("plugin", "install", "glovebox@glovebox")
     (line,) = _servers(claude("mcp", "list", path=str(Path(sys.executable).parent)))
     assert line.endswith("✔ Connected"), line

@@ -34,8 +34,6 @@ CPU_SECONDS = 5.0
 APART_SECONDS, SETTLE_SECONDS = 0.05, 0.5
 """Between one side's call and the other's, in which a sandbox is made and one removed; and after calls in a row, in
 which a whole queue is."""
-CHUNKS = 12
-"""Rounds that the calls of the broker's part are divided into."""
 _WIRE = """
 import anyio, json
 from tests.perf import wire
@@ -133,14 +131,17 @@ class Both:
                 self.series |= await latency.interleaved(ways, self.rounds, self.reasons, self.tick)
 
     async def _broker(self) -> None:
-        self.tick("parts of a call")
-        count = where.QUICK_CALLS if self.quick else where.CALLS
-        parts = await where.beside(self.directory, self.sides, "bubblewrap", count)
-        for name, found in parts.items():
-            for each in found.broker():
-                size = len(each.values) // CHUNKS
-                chunks = [each.values[size * number : size * (number + 1)] for number in range(CHUNKS)]
-                self._keep({f"{each.key} {name}": chunks})
+        """Start servers anew each round: where code lies in memory moves parts of some microseconds by a tenth."""
+        count = (where.QUICK_CALLS if self.quick else where.CALLS) // self.repeats
+        values: Values = {}
+        for number in range(self.repeats):
+            self.tick(f"parts of a call, {number + 1} of {self.repeats}")
+            directory = self.directory / f"parts-{number}"
+            directory.mkdir(mode=0o755)
+            for name, parts in (await where.beside(directory, self.sides, "bubblewrap", count)).items():
+                for series in parts.broker():
+                    values.setdefault(f"{series.key} {name}", []).append(series.values)
+        self._keep(values)
 
     async def _load(self) -> None:
         seconds = QUICK_LOAD_SECONDS if self.quick else LOAD_SECONDS

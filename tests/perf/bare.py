@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from glovebox_sandboxes.contract.spec import PACKAGES
 from glovebox_sandboxes.runtime import runtime
-from glovebox_sandboxes.runtime.runtime import PACKAGES
 
 TRIES = 15
 """Starts of each candidate; they differ by tenths."""

@@ -19,11 +19,10 @@ from rich.console import Console
 from tests.fixtures.brokered import Heard
 
 from glovebox_server import app as apps
-from glovebox_server.broker.broker import Broker
 from glovebox_server.calls import Principal
-from glovebox_server.governance.governance import Governance
-from glovebox_server.governance.stops.stop import new_stop, stops_of
-from glovebox_server.governance.watch.canaries import plant
+from glovebox_server.core.broker import Broker
+from glovebox_server.guards.stops.stop import new_stop, stops_of
+from glovebox_server.guards.watch.canaries import plant
 from glovebox_server.settings import Settings
 
 ROLE = """
@@ -95,7 +94,8 @@ async def server(directory: Path, name: str) -> AsyncIterator[Broker]:
     settings = Settings(workspace=workspace, state_dir=state_dir, policy=directory / "policy.toml")
     async with apps.opened(settings, "stdio") as app:
         if name == "nothing":
-            yield replace(app.broker, governance=Governance(rights_of=app.broker.governance.rights_of))
+            bare = replace(app.guards, stops=None, approvals=None, budgets=None, watch=None)
+            yield replace(app.broker, guards=bare)
             return
         if name == "all":
             for number in range(STOPS):

@@ -45,7 +45,7 @@ async def told(directory: Path, sent: list[tuple[str, bytes]], failure: Failure)
     async with receipt_log(directory / "audit") as harness, a_store(directory / "store", total=total) as store:
         recorder = await harness.recorder(files=0, egress=0)
         with suppress(ArtifactsUnavailable, ArithmeticError), anyio.CancelScope() as scope:
-            async with recorder.until_ended(lambda: "client"):
+            async with recorder.until_ended(lambda: ("client", None)):
                 async with (
                     store.collect(call, limits(output_files=64)) as collection,
                     Collector(collection, recorder, call) as collector,

@@ -4,7 +4,7 @@ import struct
 from collections import deque
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
@@ -69,8 +69,12 @@ def test_arbitrary_bytes_end_in_events_or_a_protocol_error(data: bytes, role: st
     outcome(host if role == "host" else guest, [data])
 
 
+OUTCOME = b'\1\0\0\0\0\0\0\0\x1c{"kind":"outcome","body":{}}'
+
+
 @settings(max_examples=300)
 @given(st.lists(frames(), max_size=25).map(b"".join), st.lists(st.integers(1, 60), min_size=1, max_size=20))
+@example(OUTCOME + OUTCOME[:-1], [1])
 def test_how_the_bytes_are_cut_changes_nothing(data: bytes, cuts: list[int]) -> None:
     """The same events and the same verdict for the whole, for single bytes and for any pieces."""
     pieces, at = [], 0

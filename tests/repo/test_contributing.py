@@ -13,7 +13,7 @@ from tests.repo.files import ROOT, committed
 from tests.repo.pages import blocks
 
 _EXAMPLE = re.compile(r"^## (An? [a-z ]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"^--- a/(.+)\n\+\+\+ b/\1\n((?:(?!--- ).*\n)+)", re.MULTILINE)
+_FILE = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
 _NEW = re.compile(r"^`([^`]+)`, new:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = {
     title: text for title, text in _EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text()) if "```diff" in text
@@ -30,25 +30,30 @@ def run(copy: Path, *arguments: str) -> None:
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
 
 
-def patched(text: str, copy: Path) -> list[str]:
-    """Apply a patch whose hunks name no lines, since those move: each fits in one place alone. Returns its files."""
-    files = dict(_FILE.findall(text))
-    for name, hunks in files.items():
-        for hunk in hunks.removeprefix("@@\n").split("\n@@\n"):
-            lines = hunk.splitlines()
-            before, after = ("".join(f"\n{line[1:]}" for line in lines if line[:1] != other) + "\n" for other in "+-")
-            content = "\n" + (copy / name).read_text()
-            assert content.count(before) == 1, f"{name} has this {content.count(before)} times:{before}"
-            (copy / name).write_text(content.replace(before, after)[1:])
-    assert len(files) == text.count("+++ b/")
-    return list(files)
+def git_apply(patch: str, copy: Path, *options: str) -> str:
+    """Apply a patch, as who copies it from the page would; return what git says against it."""
+    command = ["git", "apply", *options]
+    return subprocess.run(command, cwd=copy, input=patch, capture_output=True, text=True, check=False).stderr
+
+
+def patched(patch: str, copy: Path) -> list[str]:
+    """Apply a patch unless it has been applied; return its files."""
+    if git_apply(patch, copy, "--reverse", "--check"):
+        problem = git_apply(patch, copy)
+        assert not problem, problem
+    return _FILE.findall(patch)
 
 
 def made(text: str, copy: Path) -> list[str]:
-    """Make the change that an example shows, its new files and its patches; returns the Python files it touches."""
+    """Make the change that an example shows, its new files and its patches; returns the Python files it touches.
+
+    It may have been made before: in a clone whose owner follows it, these tests are part of ``make check``.
+    """
     touched = []
     for name, content in _NEW.findall(text):
-        assert not (copy / name).exists(), f"{name} is there already"
+        there = (copy / name).read_text() if (copy / name).exists() else content
+        assert there == content, f"{name} is there already, and another"
+        (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).write_text(content)
         touched.append(name)
     for block in blocks("CONTRIBUTING.md", text):
@@ -59,15 +64,17 @@ def made(text: str, copy: Path) -> list[str]:
 
 def test_there_are_examples_of_each_kind() -> None:
     """The control: none is passed over since its heading or its blocks changed."""
-    assert list(EXAMPLES) == ["A tool", "An attack", "An audit event"]
+    assert list(EXAMPLES) == ["A tool", "A guard", "An attack", "An audit event"]
 
 
-@pytest.mark.parametrize(("context", "fits"), [("b", True), ("a", False), ("c", False)])
-def test_a_patch_fits_in_one_place_alone(context: str, fits: bool, tmp_path: Path) -> None:
-    """Two places or none fail; one is the control."""
+@pytest.mark.parametrize(("context", "fits"), [("b", True), ("c", False)])
+def test_a_patch_that_does_not_fit_fails(context: str, fits: bool, tmp_path: Path) -> None:
+    """One that fits is the control: it is applied once, and found applied."""
     (tmp_path / "file").write_text("a\nb\na\n")
-    with nullcontext() if fits else pytest.raises(AssertionError, match="times"):
-        patched(f"--- a/file\n+++ b/file\n@@\n {context}\n+new\n", tmp_path)
+    patch = f"--- a/file\n+++ b/file\n@@ -2,2 +2,3 @@\n {context}\n+new\n a\n"
+    for _ in range(2):
+        with nullcontext() if fits else pytest.raises(AssertionError, match="patch does not apply"):
+            assert patched(patch, tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == ("a\nb\nnew\na\n" if fits else "a\nb\na\n")
 
 

@@ -52,6 +52,17 @@ def test_layers_import_downwards_only() -> None:
     assert not wrong
 
 
+def test_the_core_imports_no_guard() -> None:
+    """Not for types either; the control is that guards import the core."""
+    texts = dict(python_files("server"))
+    of = {
+        part: {module for name, text in texts.items() if f"/{part}/" in name for module in imported(text)}
+        for part in ("core", "guards")
+    }
+    assert not [module for module in of["core"] if module.startswith("glovebox_server.guards")]
+    assert "glovebox_server.core.call.Call" in of["guards"]
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Not for types either: each can be read after those it needs. A circle ends as a CycleError that names it."""
     texts = {

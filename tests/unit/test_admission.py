@@ -7,9 +7,9 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from glovebox_server.broker import admission
-from glovebox_server.broker.admission import Admission
 from glovebox_server.errors import Refused
+from glovebox_server.guards.admission import admission
+from glovebox_server.guards.admission.admission import Admission
 
 
 async def test_calls_run_in_order_and_never_more_than_promised() -> None:

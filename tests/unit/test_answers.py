@@ -1,6 +1,7 @@
 """A call's answer is complete in its text and in its data, and a hostile program's words stay words."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,7 @@ from glovebox_server.calls import CallResult, Decision, Image, Link, Principal, 
 from glovebox_server.printable import MAX_COUNTED, invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
+from glovebox_server.tools.excerpts import MAX_OUTPUT
 from glovebox_server.tools.run_python import RunPythonResult
 
 HEAD = Head(seq=7, hash="a" * 64)
@@ -46,11 +48,11 @@ FIGURE = Link(uri="artifact://p", name="figure-1.png", media_type="image/png", b
 NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 
 
-def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING) -> CallResult:
+def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING, masks: tuple[str, ...] = ()) -> CallResult:
     """The answer to a call of ``run_python``; its data fits the published model."""
     result = answered(
         TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, plan=PLAN, head=HEAD,
-        elapsed_ms=9.0, receipt=RECEIPT,
+        elapsed_ms=9.0, receipt=RECEIPT, masks=masks,
     )  # fmt: skip
     RunPythonResult.model_validate_json(_json(result.structured))
     return result
@@ -75,6 +77,65 @@ def test_text_and_data_tell_the_same() -> None:
     assert not result.failed
     assert result.structured["isolation"] == FOUND
     assert (result.structured["profile_digest"], result.structured["elapsed_ms"]) == ("sha256:p", 9.0)
+
+
+def captured(text: str, dropped: int = 0) -> Captured:
+    """One stream of the program."""
+    return Captured(text=text, total_bytes=len(text.encode()) + dropped, dropped_bytes=dropped)
+
+
+def shown(text: str) -> int:
+    """Bytes of output in what is left of a text: all but our own line about the gap."""
+    return len(re.sub(r"\n\[… \d+ bytes left out …\]\n", "", text).encode())
+
+
+@pytest.mark.parametrize("character", ["x", "é", "😀"])
+def test_each_form_holds_the_first_twelve_and_the_last_four_kib_of_output(character: str) -> None:
+    """And says so, with the address of the whole; to the last byte that fits nothing is cut (control)."""
+    text = "0" + character * 100_000
+    uri = "artifact://whole"
+    whole = Link(uri=uri, name="stdout-1.txt", media_type="text/plain", bytes=1, sha256="d" * 64)
+    delivered = Delivered(artifacts=(whole, FILE), figures=(), shown=(), skipped=(), whole={"stdout": uri})
+    result = answer(replace(OUTCOME, stdout=captured(text), stderr=captured(""), value=None), delivered)
+    kept = result.structured["stdout"]["text"]
+    head, tail = (kept.partition("\n[… ")[0], kept.partition(" left out …]\n")[2])
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    for part, size in ((head, 12 * 1024), (tail, 4 * 1024)):
+        assert size - 4 < len(part.encode()) <= size
+    assert result.beside == len(text.encode()) - shown(kept)
+    for form in (result.structured["truncated"], texts(result)):
+        assert f"of {len(text.encode())} bytes are here; all of it is {uri}." in form
+    assert isinstance(result.content[0], Text)
+    assert result.content[0].text == kept
+    assert [each["name"] for each in result.structured["artifacts"]] == ["stdout-1.txt", "f.csv"]
+    fits = answer(replace(OUTCOME, stdout=captured("x" * MAX_OUTPUT), stderr=captured(""), value=None))
+    assert (fits.structured["stdout"]["text"], fits.structured["truncated"]) == ("x" * MAX_OUTPUT, None)
+    assert "truncated" not in texts(fits)
+
+
+def test_all_outputs_together_have_the_room_of_one() -> None:
+    """A short one stays whole, and leaves the others what it does not need."""
+    value = {"value": "v" * 30_000, "error": None}
+    outcome = replace(OUTCOME, stdout=captured("o" * 300_000, 40), stderr=captured("short"), value=value)
+    result = answer(outcome)
+    out, err, last = (result.structured[name] for name in ("stdout", "stderr", "value"))
+    assert err["text"] == "short"
+    assert shown(out["text"]) == shown(last) == (MAX_OUTPUT - 5) // 2
+    assert shown(texts(result)) < MAX_OUTPUT + 1024
+    truncated = result.structured["truncated"]
+    assert "stdout: its first and last 8189 of 300040 bytes are here; the others are not kept: print less." in truncated
+    assert "value: its first and last 8189 of 30000 bytes are here" in truncated
+    assert result.beside == 0
+    uris = {"stdout": "artifact://o"}
+    partly = answer(outcome, Delivered(artifacts=(), figures=(), shown=(), skipped=(), whole=uris))
+    assert "here; all but 40 is artifact://o: print less, or write it to /output." in partly.structured["truncated"]
+
+
+def test_invisible_characters_are_counted_in_what_is_cut_too() -> None:
+    """They are in the file that the caller is sent to."""
+    result = answer(replace(OUTCOME, stdout=captured("x" * 50_000 + "\u200b" + "x" * 50_000)))
+    assert result.structured["invisible"] == 1
 
 
 def test_meta_has_the_calls_facts_and_nothing_else() -> None:
@@ -255,3 +316,23 @@ def test_characters_that_nobody_sees_are_counted_and_left_as_they_are(tool: str,
 def test_counting_characters_that_nobody_sees_ends() -> None:
     """A program that prints nothing else is not counted to its end."""
     assert invisible("\u200b" * 1_000_000) == MAX_COUNTED
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("PermissionError: [Errno 13] Permission denied: '/workspace/.env'", True),
+        ("PermissionError: [Errno 13] Permission denied: '.env'", True),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'keys/deploy/id'", True),
+        ("KeyError: 'os.environment'", False),
+        ("ValueError: no keys", False),
+        ("", False),
+    ],
+)
+def test_closed_files_are_counted_where_an_error_names_one(error: str, told: bool) -> None:
+    """Anywhere else they are no part of why a program failed; nor are they told of one that did not."""
+    stderr = Captured(text=f"{error}\n", total_bytes=len(error) + 1, dropped_bytes=0)
+    failed = answer(replace(OUTCOME, code=1, stderr=stderr), masks=(".env", "keys/"))
+    assert ("those of secrets: 2]" in texts(failed)) == told
+    assert failed.structured["hidden"] == 2
+    assert "secrets" not in texts(answer(replace(OUTCOME, stderr=stderr), masks=(".env", "keys/")))

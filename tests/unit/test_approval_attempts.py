@@ -11,13 +11,16 @@ import pytest
 from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
 
 from glovebox_profiles.model import Files, Limits
+from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.audit.events import Input
 from glovebox_server.broker.arguments import validated
 from glovebox_server.calls import Decision
 from glovebox_server.errors import InvalidArguments, Refused
-from glovebox_server.governance.approvals import store
-from glovebox_server.governance.approvals.question import Question, canonical
-from glovebox_server.governance.governance import Proposal
+from glovebox_server.guards.approvals import store
+from glovebox_server.guards.approvals.lifting import Escalation
+from glovebox_server.guards.approvals.question import Question, canonical
+from glovebox_server.guards.approvals.shown import shown
+from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
 
 ACCENTED = "print('caf\u00e9 \ufb01')"
@@ -214,3 +217,100 @@ async def test_a_yes_to_another_of_the_same_beginning_is_not_named_by_it(tmp_pat
             assert caught.value.rule == "approval.unknown"
         assert await desk.answer(question) == "allowed"
         assert (await desk.decided(again(made))).effect == "allow"
+
+
+QUIET = ASKING.model_copy(update={"approval": "none"})
+OVER_RUNS = (Approval(name="programs", reach="caller"),)
+
+
+def _of(run: str, code: str = "print(1)", **changed: Any) -> Proposal:
+    return proposal(code, **{"profile": QUIET, "rules": OVER_RUNS, "run": run, **changed})
+
+
+async def test_a_yes_over_runs_is_good_for_one_call_of_the_caller_after_a_reconnect(tmp_path: Path) -> None:
+    """Nothing else that a yes is bound to may differ; the control is a rule that says nothing of reach."""
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(_of("r_1"))
+        assert "also in another run of it, for an hour after the yes" in shown(question).replace("\n  ┆ ", "")
+        assert await desk.answer(question) == "allowed"
+        answered = next(record for record in desk.records() if record.kind == "approval.answered")
+        assert (answered.data["run"], answered.data["reach"]) == ("r_1", "caller")
+        for other in (
+            _of("r_2", "print(2)"),
+            _of("r_2", principal="local:1001"),
+            _of("r_2", policy="sha256:other"),
+            _of("r_2", inputs=(ONE,)),
+            _of("r_2", profile=QUIET.model_copy(update={"limits": Limits(wall_seconds=61)})),
+            _of("r_2", rules=(Approval(name="others", reach="caller"),)),
+            _of("r_1", rules=(Approval(name="programs"),)),
+            _of("r_2", rules=(Approval(name="programs", reach="run"),)),
+        ):
+            await _asks_anew(desk, other, question)
+        assert (await desk.decided(_of("r_2"))).approval == question.id
+        for run in ("r_1", "r_2", "r_3"):
+            await _asks_anew(desk, _of(run), question)
+    async with a_desk(tmp_path / "control") as desk:
+        bound = _of("r_1", "print(3)", rules=(Approval(name="programs"),))
+        other_question = await desk.asked(bound)
+        await desk.answer(other_question)
+        await _asks_anew(desk, _of("r_2", "print(3)", rules=(Approval(name="programs"),)), other_question)
+        assert (await desk.decided(again(bound))).effect == "allow"
+
+
+@pytest.mark.parametrize(("seconds", "effect"), [(3599, "allow"), (3601, "ask")])
+async def test_a_yes_over_runs_lasts_an_hour_however_long_its_question(
+    seconds: int, effect: str, tmp_path: Path
+) -> None:
+    """A rule that leaves the question open for a day does not leave the yes good for one."""
+    rules = (Approval(name="programs", reach="caller", expires_minutes=1440),)
+    async with a_desk(tmp_path / "s") as desk:
+        question = await desk.asked(_of("r_1", rules=rules))
+        desk.clock.pass_(7200)
+        await desk.answer(question)
+        desk.clock.pass_(seconds)
+        found = await desk.approvals.consult(_of("r_2", rules=rules), None)
+        assert (found.effect if isinstance(found, Decision) else "ask") == effect
+
+
+async def test_a_yes_over_runs_is_used_once_by_runs_that_race_on_two_servers(tmp_path: Path) -> None:
+    """Also where several runs have joined the question before it was answered; a no holds in all of them."""
+    async with a_desk(tmp_path / "s") as desk, a_desk(tmp_path / "s", desk.clock, "s_2") as other:
+        question = await desk.asked(_of("r_0"))
+        assert (await other.asked(_of("r_1"))).id == question.id
+        await desk.answer(question)
+        ran = list[bool]()
+
+        async def attempt(server: Desk, run: str) -> None:
+            ran.append(await _ran(server, _of(run)))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(6):
+                tasks.start_soon(attempt, (desk, other)[number % 2], f"r_{number}")
+        assert sum(ran) == 1
+        (left,) = _pending(desk)
+        assert await _deny(other, left) == "denied"
+        assert (await desk.decided(_of("r_9"))).rule == "approval.denied"
+
+
+async def test_a_yes_over_runs_stretches_no_other_rule(tmp_path: Path) -> None:
+    """With a rule that binds to the run, or a refusal that is lifted, all is bound to it; nor is it one for a run."""
+    lifted = Escalation(what="host", target="https://example.org:443", lift=Lift(what="host"))
+    strict = (*OVER_RUNS, Approval(name="strict"))
+    per_run = (*OVER_RUNS, Approval(name="per-run", reach="run"))
+    async with a_desk(tmp_path / "s") as desk:
+        stricter: tuple[dict[str, Any], ...] = ({"rules": strict}, {"rules": per_run}, {"profile": ASKING})
+        for number, changed in enumerate(stricter):
+            made = _of("r_1", f"print({number})", **changed)
+            question = await desk.asked(made)
+            assert question.asked.reach == "call"
+            await desk.answer(question)
+            await _asks_anew(desk, _of("r_2", f"print({number})", **changed), question)
+            assert (await desk.decided(again(made))).approval == question.id
+        made = replace(_of("r_1"), escalation=lifted)
+        question = await desk.asked(made)
+        await desk.answer(question)
+        await _asks_anew(desk, replace(_of("r_2"), escalation=lifted), question)
+        question = await desk.asked(_of("r_1", "print(9)"))
+        with pytest.raises(Refused) as caught:
+            await desk.answer(question, reach="run")
+        assert caught.value.rule == "approval.reach"

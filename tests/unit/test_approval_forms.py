@@ -6,8 +6,8 @@ import anyio
 import pytest
 from tests.fixtures.approving import Desk, Person, a_desk, again, proposal
 
-from glovebox_server.governance.approvals import approvals as module
-from glovebox_server.governance.approvals.question import Answer, Question
+from glovebox_server.guards.approvals import approvals as module
+from glovebox_server.guards.approvals.question import Answer, Question
 
 
 class Slow(Person):

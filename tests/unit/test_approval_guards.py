@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import rfc8785
-from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
+from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, proposal
 
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.load.loader import ProfileSet
@@ -16,11 +16,12 @@ from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision
+from glovebox_server.core.rights import Rights
 from glovebox_server.errors import Refused
-from glovebox_server.governance.approvals import approvals as module
-from glovebox_server.governance.approvals import store
-from glovebox_server.governance.approvals.facts import asked_about, facts, nothing_before, subject
-from glovebox_server.governance.approvals.lifting import (
+from glovebox_server.guards.approvals import approvals as module
+from glovebox_server.guards.approvals import store
+from glovebox_server.guards.approvals.facts import asked_about, facts, nothing_before, subject
+from glovebox_server.guards.approvals.lifting import (
     Escalation,
     budget_escalation,
     considered,
@@ -28,10 +29,9 @@ from glovebox_server.governance.approvals.lifting import (
     unnamed,
     widened,
 )
-from glovebox_server.governance.approvals.question import Asked, Question, digest_of
-from glovebox_server.governance.approvals.rules import Facts, asking, together
-from glovebox_server.governance.governance import Governance, Proposal
-from glovebox_server.governance.rights import Rights
+from glovebox_server.guards.approvals.question import Asked, Question, digest_of
+from glovebox_server.guards.approvals.rules import Facts, asking, together
+from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
 
 QUIET = ASKING.model_copy(update={"approval": "none", "limits": Limits(wall_seconds=60)})
@@ -150,15 +150,13 @@ async def test_a_call_that_nobody_can_look_up_is_refused_with_the_fix(tmp_path: 
     """The store of approvals is damaged while a server runs; the control is the same call before."""
     made = proposal()
     async with a_desk(tmp_path / "s") as desk:
-        governance = Governance(rights_of=lambda _: made.rights, approvals=desk.approvals)
-        async with governance.admitted(made, None) as (verdict, _):
-            assert isinstance(verdict, Question)
+        assert isinstance(await admit(made, approvals=desk.approvals), Question)
         kept = next((tmp_path / "s").rglob("approvals.sqlite"))
         kept.unlink()
-        async with governance.admitted(again(made), None) as (verdict, _):
-            assert isinstance(verdict, Decision)
-            assert (verdict.effect, verdict.rule) == ("deny", "store")
-            assert "operator" in verdict.hint
+        verdict = await admit(again(made), approvals=desk.approvals)
+        assert isinstance(verdict, Decision)
+        assert (verdict.effect, verdict.rule) == ("deny", "store")
+        assert "operator" in verdict.hint
 
 
 async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record(tmp_path: Path) -> None:
@@ -324,12 +322,12 @@ def test_no_other_denial_is_lifted(rule: str) -> None:
     run, get = TOOLS["run_python"], TOOLS["fetch_url"]
     assert escalation(run, proposal().call, rights, _denial(rule)) is None
     assert escalation(get, fetch, rights, _denial(rule)) is None
-    assert budget_escalation(rights, _denial(rule)) is None
+    assert budget_escalation(rights, rule) is None
     tool, host = (
         escalation(run, proposal().call, rights, _denial("role.tools")),
         escalation(get, fetch, rights, _denial("network.allow")),
     )
-    budget = budget_escalation(rights, _denial("budget.calls"))
+    budget = budget_escalation(rights, "budget.calls")
     assert [each and each.target for each in (tool, host, budget)] == ["run_python", "https://a.org:443", "calls"]
 
 
@@ -360,11 +358,10 @@ def test_a_caller_is_offered_the_tools_of_its_role_alone() -> None:
 async def test_changes_of_files_need_a_yes_whatever_profile_and_policy_say(tmp_path: Path) -> None:
     """Where nobody can be asked they are refused; the control changes nothing, and runs."""
     made = proposal(profile=QUIET)
-    governance = Governance(rights_of=lambda _: made.rights)
     for changes, effect, rule in (("", "allow", "approval.ask"), ("a.txt", "deny", "approval.nobody")):
-        async with governance.admitted(replace(made, changes=changes), None) as (verdict, _):
-            assert isinstance(verdict, Decision)
-            assert (verdict.effect, verdict.rule) == (effect, rule)
+        verdict = await admit(replace(made, changes=changes))
+        assert isinstance(verdict, Decision)
+        assert (verdict.effect, verdict.rule) == (effect, rule)
     async with a_desk(tmp_path) as desk:
         assert isinstance(await desk.approvals.consult(made, None), Decision)
         question = await desk.asked(replace(made, changes="a.txt"))
@@ -396,7 +393,7 @@ def test_a_yes_to_changes_is_for_one_call_and_teaches_nothing() -> None:
 def test_a_question_about_no_changes_has_the_digest_it_had() -> None:
     """What was asked before there were changes goes on to stand; one about changes has another."""
     about = subject(proposal(), (), "")
-    before = {name: value for name, value in asdict(about).items() if name != "changes"}
+    before = {name: value for name, value in asdict(about).items() if name not in ("changes", "any_run")}
     assert about.digest == digest_of(rfc8785.dumps(before).decode())
     assert replace(about, changes="a.txt").digest != about.digest
 

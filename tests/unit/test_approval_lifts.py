@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
+from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, proposal
 
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import Network, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision
-from glovebox_server.governance.approvals.lifting import host_of, liftable_host, permanent, rule_for, unnamed, with_host
-from glovebox_server.governance.approvals.question import Asked, Question
-from glovebox_server.governance.approvals.rules import together
-from glovebox_server.governance.approvals.states import TRANSITIONS, after
-from glovebox_server.governance.governance import Governance, Proposal
+from glovebox_server.guards.approvals.lifting import host_of, liftable_host, permanent, rule_for, unnamed, with_host
+from glovebox_server.guards.approvals.question import Asked, Question
+from glovebox_server.guards.approvals.rules import together
+from glovebox_server.guards.approvals.states import TRANSITIONS, after
+from glovebox_server.guards.proposal import Proposal
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
 SPENT = Budget(name="calls", per="principal", every="hour", calls=1)
@@ -30,9 +30,20 @@ class Reservation:
     def __init__(self) -> None:
         self.released = False
 
+    connections = None
+
     def release(self) -> None:
         """Note that the call did not begin."""
         self.released = True
+
+    def started(self) -> None:
+        """Nothing starts here."""
+
+    async def connect(self, host: str) -> None:
+        """Nothing connects here."""
+
+    def counts(self, traffic: object) -> None:
+        """Nothing is carried here."""
 
 
 class Budgets:
@@ -56,10 +67,7 @@ def _spent(made: Proposal, *, lifts: tuple[Lift, ...] = (Lift(what="budget"),)) 
 
 
 async def _admitted(desk: Desk, budgets: Any, made: Proposal) -> Decision | Question:
-    governance = Governance(rights_of=lambda _: made.rights, budgets=budgets, approvals=desk.approvals)
-    async with governance.admitted(made, None) as (verdict, reservation):
-        assert (reservation is not None) == (isinstance(verdict, Decision) and verdict.effect == "allow")
-        return verdict
+    return await admit(made, approvals=desk.approvals, budgets=budgets)
 
 
 async def test_a_spent_budget_becomes_a_question_and_the_yes_lets_one_call_pass(tmp_path: Path) -> None:
@@ -79,6 +87,17 @@ async def test_a_spent_budget_becomes_a_question_and_the_yes_lets_one_call_pass(
         assert [(each.what, each.target, each.approval) for each in passed.grants] == [("budget", "calls", question.id)]
         assert [each.released for each in budgets.made] == [True, False]
         assert isinstance(await _admitted(desk, budgets, again(made)), Question)
+
+
+async def test_a_grant_that_only_lifts_names_who_made_it(tmp_path: Path) -> None:
+    """Also to another call of the run, which asked nothing; the record of its decision has the name."""
+    async with a_desk(tmp_path / "s") as desk:
+        question = await _admitted(desk, Budgets(), _spent(proposal(profile=QUIET)))
+        assert isinstance(question, Question)
+        await desk.answer(question, by="local:7", reach="run")
+        other = await _admitted(desk, Budgets(), _spent(proposal("print(2)", profile=QUIET)))
+        assert isinstance(other, Decision)
+        assert (other.rule, other.approval, other.approved_by) == ("lift.budget", None, ("local:7",))
 
 
 async def test_a_call_that_nothing_is_left_for_uses_no_yes_up(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from tests.fixtures.approving import ASKING, a_desk, again, proposal
 
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.errors import Refused
-from glovebox_server.governance.approvals.question import By
+from glovebox_server.guards.approvals.question import By
 
 
 @pytest.mark.parametrize("by", ["client", "either", "operator"])

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from glovebox_server.governance.approvals.question import Subject, canonical
+from glovebox_server.guards.approvals.question import Subject, canonical
 
 SUBJECT = Subject(
     principal="local:1000",

@@ -1,16 +1,17 @@
 """The store of approvals where it fails, and where somebody would fill it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from tests.fixtures.approving import Person, a_desk, proposal
 
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.errors import AuditUnavailable, StoreUnusable
-from glovebox_server.governance.approvals import store
-from glovebox_server.governance.approvals.rules import demanded, together
-from glovebox_server.governance.governance import Governance
+from glovebox_server.guards.approvals import guard, store
+from glovebox_server.guards.approvals.rules import demanded, together
 
 
 async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
@@ -27,8 +28,8 @@ async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
         monkeypatch.setattr(store, "undecided", fail)
         with pytest.raises(StoreUnusable, match="is broken"):
             await desk.approvals.settle(question, Person(waits=True))
-        governance = Governance(rights_of=lambda _: proposal().rights, approvals=desk.approvals)
-        assert await governance.settle(question, Person(waits=True)) == "pending"
+        asked = cast("Any", SimpleNamespace(listener=Person(waits=True)))
+        assert await guard.settle(desk.approvals, question, asked) == "pending"
 
 
 async def test_a_caller_cannot_fill_the_store_with_questions_that_are_over(
@@ -63,12 +64,13 @@ async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be
         async def request(self, *_: Any) -> Any:
             raise raised
 
-    monkeypatch.setattr("glovebox_server.governance.governance.unnamed", lambda *_: ("a host",))
-    governance = Governance(rights_of=lambda _: proposal().rights, approvals=cast("Any", Full()))
-    assert await governance.requested(proposal(), ()) == ()
+    monkeypatch.setattr(guard, "unnamed", lambda *_: ("a host",))
+    monkeypatch.setattr(guard, "propose", lambda _: proposal())
+    ran, approvals = cast("Any", MagicMock()), cast("Any", Full())
+    assert await guard.request_hosts(approvals, ran) == ()
     raised = RuntimeError("a mistake")
     with pytest.raises(RuntimeError):
-        await governance.requested(proposal(), ())
+        await guard.request_hosts(approvals, ran)
 
 
 def test_rules_about_what_is_new_teach_and_others_do_not() -> None:

@@ -14,15 +14,15 @@ from glovebox_profiles.model import Files, Limits, Network, Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.audit.events import Input
 from glovebox_server.audit.verify import verify
-from glovebox_server.broker.admission import WAIT_SECONDS
 from glovebox_server.calls import Decision
 from glovebox_server.errors import Refused
-from glovebox_server.governance.approvals import approvals as module
-from glovebox_server.governance.approvals import store
-from glovebox_server.governance.approvals.approvals import Approvals
-from glovebox_server.governance.approvals.question import Question
 from glovebox_server.governance.database import Database
-from glovebox_server.governance.governance import Proposal
+from glovebox_server.guards.admission.admission import WAIT_SECONDS
+from glovebox_server.guards.approvals import approvals as module
+from glovebox_server.guards.approvals import store
+from glovebox_server.guards.approvals.approvals import Approvals
+from glovebox_server.guards.approvals.question import Question
+from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
 
 
@@ -41,6 +41,7 @@ async def test_a_yes_lets_one_retry_through_and_is_used_up(tmp_path: Path) -> No
         asked, answered = (each.data for each in desk.records()[:2])
         assert asked["digest"] == answered["digest"] == question.digest
         assert asked["approval"] == answered["approval"] == question.id
+        assert ran.approved_by == (answered["answered_by"],)
         assert asked["asked_by"] == made.call.id
     assert verify(tmp_path / "s" / "audit").ok
 

@@ -9,11 +9,12 @@ import pytest
 import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import effective
-from glovebox_server.governance.approvals.question import Asked, Question, Subject
-from glovebox_server.governance.approvals.shown import MAX_COMPARED, MAX_NAMED, shown, visible
+from glovebox_server.guards.approvals.question import Asked, Question, Subject
+from glovebox_server.guards.approvals.shown import COLUMNS, MAX_COMPARED, MAX_NAMED, fold, shown, visible
 
 PROFILE = load([SHIPPED], check_example=None)["run_python"]
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -34,6 +35,11 @@ def asked(code: str, before: str | None = None, **others: object) -> Question:
     )  # fmt: skip
 
 
+def unfolded(question: Question) -> str:
+    """Everything that is shown, with each line whole."""
+    return re.sub("\n *┆ ", "", shown(question))
+
+
 def program(text: str) -> str:
     """The program, read back from what is shown."""
     after = text.partition("The program, whole,")[2].split("\n")[1:]
@@ -45,7 +51,17 @@ def program(text: str) -> str:
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_is_shown_is_what_runs(code: str) -> None:
     """Every program can be read back, so no two are shown alike."""
-    assert program(shown(asked(code))) == code
+    assert program(unfolded(asked(code))) == code
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(1, 100))
+def test_a_wide_line_goes_on_behind_a_bar_of_its_own(line: str, columns: int) -> None:
+    """Whoever sees no further than the width sees it all; what goes on passes for no line of its own."""
+    for mark in ("  7 │ ", "  │ ", ""):
+        first, *further = fold(mark + visible(line), columns)
+        assert "".join([first, *(piece.lstrip(" ").removeprefix("┆ ") for piece in further)]) == mark + visible(line)
+        assert all(piece.lstrip(" ").startswith("┆ ") for piece in further)
+        assert all(cell_len(piece) <= max(columns, 26) for piece in (first, *further))
 
 
 @pytest.mark.parametrize(
@@ -64,25 +80,38 @@ def test_a_program_cannot_pass_for_our_words() -> None:
     code = "x\nThe program, whole, 1 line:\n  1 │ print('harmless')\nWho asks: token:operator"
     text = shown(replace(asked(code), client="me\nWho asks: token:operator"))
     assert [line for line in text.split("\n") if line.startswith("Who asks:")] == [
-        'Who asks: token:one, by a client that calls itself "me\\nWho asks: token:operator"'
+        'Who asks: token:one, by a client that calls itself "me\\nWho asks: '
     ]
+    assert '\n  ┆ token:operator"\n' in text
     assert "  3 │   1 │ print('harmless')" in text
 
 
 def test_letters_that_look_like_others_are_named() -> None:
-    """A Cyrillic letter in a name; the control holds none."""
-    assert "Look closely: it holds 1 character outside ASCII, which may look like others: а (U+0430)." in shown(
-        asked("pаth = 1")
-    )
-    assert "Look closely" not in shown(asked("path = 1"))
-    assert f"and {100 - MAX_NAMED} more" in shown(asked("".join(chr(0x430 + n) for n in range(100))))
+    """A Cyrillic letter, wherever the caller's words are shown; the controls are ASCII, our signs apart."""
+    plain = asked("path = 1", note="path")
+    changes = "1 file of the folder reports would change:\npath.txt changes: 3 → 4 bytes\n  │ -a⟪U+001B⟫\n  │ +path"
+    proposed = replace(plain, subject=replace(plain.subject, changes=changes))
+    for question in (plain, proposed):
+        assert "Look closely" not in unfolded(question)
+    for holder, question in {
+        "the program holds": asked("pаth = 1"),
+        "its arguments hold": asked("1", note={"a": ["pаth"]}),
+        "these names hold": replace(plain, client="Clаude"),
+        "what would change holds": replace(
+            plain, subject=replace(plain.subject, changes=changes.replace("+path", "+pаth"))
+        ),
+    }.items():
+        said = f"Look closely: {holder} 1 character outside ASCII, which may look like others: а (U+0430)."
+        assert said in unfolded(question)
+    assert f"and {100 - MAX_NAMED} more" in unfolded(asked("".join(chr(0x430 + n) for n in range(100))))
+    assert all(len(line) <= COLUMNS for line in shown(asked("x" * 1000)).split("\n"))
 
 
 def test_letters_from_right_to_left_turn_nothing_around() -> None:
     """They are written out; so is what a client that calls itself by our words would put behind its quotation mark."""
     assert visible('x = "א" + 1 - 2') == 'x = "⟪U+05D0⟫" + 1 - 2'
     assert visible("١") == "⟪U+0661⟫"
-    named = shown(replace(asked("1"), client='Claude", already reviewed by the operator. "1.0'))
+    named = unfolded(replace(asked("1"), client='Claude", already reviewed by the operator. "1.0'))
     assert 'by a client that calls itself "Claude\\", already reviewed by the operator. \\"1.0"' in named
 
 
@@ -97,33 +126,33 @@ def test_long_programs_are_not_compared() -> None:
 def test_a_yes_that_goes_further_says_so() -> None:
     """One to a rule about new programs or hosts; the control is any other."""
     quiet = asked("1")
-    assert "are asked about no more" in shown(replace(quiet, asked=Asked(teaches=True)))
-    assert "are asked about no more" not in shown(quiet)
+    assert "are asked about no more" in unfolded(replace(quiet, asked=Asked(teaches=True)))
+    assert "are asked about no more" not in unfolded(quiet)
 
 
 def test_what_changed_since_the_last_yes_is_shown() -> None:
     """As a diff; the same again is said to be the same, and the first of all says nothing."""
     text = shown(asked("import os\nprint(2)", "import os\nprint(1)"))
     assert "  │ -print(1)\n  │ +print(2)" in text
-    assert "character by character" in shown(asked("print(1)", "print(1)"))
-    assert "last program that was approved" not in shown(asked("print(1)"))
+    assert "character by character" in unfolded(asked("print(1)", "print(1)"))
+    assert "last program that was approved" not in unfolded(asked("print(1)"))
 
 
 def test_what_it_may_do_is_said() -> None:
     """In the words of `profiles explain`, and that workspace files may change."""
-    text = shown(asked("1", timeout_seconds=5))
+    text = unfolded(asked("1", timeout_seconds=5))
     assert "What it may reach:\n  - Nothing. The sandbox has no network." in text
     assert "a yes is not bound to them" in text
     assert "  │ timeout_seconds = 5" in text
     quiet = asked("1")
-    assert "a yes is not bound to them" not in shown(replace(quiet, subject=replace(quiet.subject, workspace="")))
+    assert "a yes is not bound to them" not in unfolded(replace(quiet, subject=replace(quiet.subject, workspace="")))
 
 
 def test_what_goes_in_what_is_lifted_and_how_many_have_to_say_yes_is_shown() -> None:
     """Each in a line of its own; the control is a question without them."""
     plain = asked("1")
     subject = replace(plain.subject, inputs=(("artifact://1", "ab"),), lifted="host", target="https://a.org:443")
-    said = shown(replace(plain, subject=subject, asked=Asked(quorum=2)))
+    said = unfolded(replace(plain, subject=subject, asked=Asked(quorum=2)))
     for words in ("It is given artifact://1, sha256 ab.", "for host https://a.org:443", "It takes 2 yes answers."):
         assert words in said
-        assert words not in shown(plain)
+        assert words not in unfolded(plain)

@@ -1,6 +1,7 @@
 """What a file holds, judged by its bytes, and when its name says something else."""
 
 import io
+import sys
 import zipfile
 
 import pytest
@@ -169,3 +170,24 @@ def test_a_jpeg_whose_segments_lie_about_their_length_ends() -> None:
     """Lengths of zero must not make the scan stand still."""
     assert size(b"\xff\xd8" + b"\xff\xe0\0\0" * 4000, "image/jpeg") is None
     assert size(b"\xff" * 16_000, "image/jpeg") is None
+
+
+@pytest.mark.parametrize(("text", "risks"), [("€", 0), ("é€\U000f0000a", 0), ("\x07\u200b\u202a\u2028", 4)])
+def test_each_chunk_is_searched_once_for_all_risks(text: str, risks: int) -> None:
+    """The server's processor does it: each search took as long as one for all of them."""
+    searches = 0
+
+    def count(_frame: object, event: str, called: object) -> None:
+        nonlocal searches
+        searches += event == "c_call" and getattr(called, "__name__", "") == "search"
+
+    chunks = 50
+    sniffer, chunk = Sniffer(), text.encode() * 100
+    sys.setprofile(count)
+    try:
+        for _ in range(chunks):
+            sniffer.feed(chunk)
+    finally:
+        sys.setprofile(None)
+    assert len(sniffer.finish("a.txt").risks) == risks
+    assert 0 < searches <= chunks + risks

@@ -2,8 +2,9 @@
 
 import os
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,6 +13,9 @@ from tests.property.test_workspace_changes import ROOM, write
 from tests.unit.test_patch_repositories import run
 
 from _glovebox_guest.files import changes, overlay
+from glovebox_server.artifacts import patches
+from glovebox_server.artifacts.diff_form import WorkBudget
+from glovebox_server.artifacts.names import reasons
 from glovebox_server.artifacts.patches import MAX_NAMES, PatchPaths
 
 CHANGES = "it changes files when it is applied"
@@ -19,7 +23,7 @@ CHANGES = "it changes files when it is applied"
 
 def marks(patch: bytes, size: int = 1 << 20) -> str:
     """Everything that is said of a patch, given in pieces of this size, but for what is said of each."""
-    paths = PatchPaths()
+    paths = PatchPaths(WorkBudget())
     for at in range(0, len(patch), size):
         paths.feed(patch[at : at + size])
     *said, last = paths.risks() or (CHANGES,)
@@ -75,7 +79,7 @@ def test_what_tools_run_or_agents_obey_is_marked_by_path(name: str, why: str, co
 
 def test_the_control_a_patch_of_source_files_has_the_one_mark_of_each_patch() -> None:
     """Else nobody would look at the others; of nothing, nothing is said."""
-    assert PatchPaths().risks() == ()
+    assert PatchPaths(WorkBudget()).risks() == ()
     assert marks(ours("src/main.py", "README.md", "web/app.js", "data.csv", "HEADER", "docs/commondirs.md")) == ""
 
 
@@ -190,31 +194,54 @@ def test_a_line_without_an_end_takes_no_memory_and_hides_nothing_behind_it(size:
     assert marks(long, size) == marks(long.replace(b"@@\n", b"@@ def " + b"f" * 5000 + b"\n"), size) == ""
 
 
+class Counted:
+    """Counts the line ends and characters that something is asked to look at, and asks."""
+
+    def __init__(self, real: Callable[..., Any]) -> None:
+        self._real, self.lines, self.size = real, 0, 0
+
+    def __call__(self, text: Any) -> Any:
+        """Look."""
+        self.size += len(text)
+        self.lines += text.count(b"\n") if isinstance(text, bytes) else 0
+        return self._real(text)
+
+    finditer = __call__
+
+
 @pytest.mark.parametrize(
-    ("line", "more"),
+    "line",
     [
-        (b"+++ %06d\n", True),
-        (b"+++ b/%06d" + b'"\\' * 500 + b"\n", True),
-        (b"diff --git a/%06d" + b"/a" * 500 + b"\n", True),
-        (b"\n%06d", False),
-        (b"@@ -1 +1 @@ %06d\n-\n+\n", False),
-        (b"diff --git a/%06d b/%06d\nold mode 100644\nnew mode 100755\n", True),
+        b"\n", b"X\n", b"\n%06d", b"+++ %06d\n", b"+++ b/%06d" + b'"\\' * 500 + b"\n",
+        b"diff --git a/%06d" + b"/a" * 500 + b"\n", b"@@ -1 +1 @@ %06d\n-\n+\n",
+        b"diff --git a/%06d b/%06d\nold mode 100644\nnew mode 100755\n",
     ],
-)
-def test_a_patch_that_is_made_to_be_slow_costs_seconds_at_most_and_says_so(*, line: bytes, more: bool) -> None:
-    """32 MiB of the worst lines cost as four times 8 do; 20,000 files of ours are looked at to the end (control)."""
-    count = 32 * 1024 * 1024 // len(line)
-    times = line.count(b"%")
+)  # fmt: skip
+def test_all_patches_of_a_call_are_charged_by_byte_and_line(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+    """However many files a call makes of the worst lines, the same is looked at; each beyond it says so."""
+    times, count = line.count(b"%"), 8 * 1024 * 1024 // len(line)
     patch = b"".join(line % ((number % 1_000_000,) * times) for number in range(count))
-    began = time.process_time()
-    marks(patch[: len(patch) // 4], 256 * 1024)
-    quarter, began = time.process_time() - began, time.process_time()
-    said = marks(patch, 256 * 1024)
-    assert time.process_time() - began < 6 * quarter + 0.5
-    assert ("not all of its paths were looked at" in said) is more
+    scanned, looked_up = Counted(patches._LINE.finditer), Counted(reasons)
+    monkeypatch.setattr(patches, "_LINE", scanned)
+    monkeypatch.setattr(patches, "reasons", looked_up)
+    budget = WorkBudget()
+    for _ in range(8):
+        paths = PatchPaths(budget)
+        for at in range(0, len(patch), 256 * 1024):
+            paths.feed(patch[at : at + 256 * 1024])
+        said = paths.risks()
+    assert "it was not read in full: not all of its paths were looked at" in said
+    assert scanned.lines < 1 << 22
+    assert looked_up.size < 3 << 20
+
+
+def test_twenty_thousand_files_of_ours_are_read_in_full() -> None:
+    """Control of the bound above, as is a large text of long lines."""
     names = (f"src/package/module_{number:05}.txt" for number in range(20_000))
     ours = "".join(CHANGED.replace("a/l", f"a/{name}").replace("b/l", f"b/{name}") for name in names)
     assert marks(ours.encode(), 256 * 1024) == ""
+    text = CHANGED.replace("+1 @@", "+1,400001 @@") + f"+{'x' * 79}\n" * 400_000
+    assert marks(text.encode(), 256 * 1024) == ""
 
 
 def test_lines_of_files_are_no_paths() -> None:

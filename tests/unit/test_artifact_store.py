@@ -26,11 +26,24 @@ from tests.fixtures.artifact_stores import (
 )
 
 from glovebox_server.app import ARTIFACT_PARTS
-from glovebox_server.artifacts import disk
+from glovebox_server.artifacts import diff_form, disk
 from glovebox_server.artifacts.collect import FLUSH_BYTES
 from glovebox_server.artifacts.record import ArtifactsUnavailable, decode, encode, id_of
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.errors import Refused
+
+
+async def test_the_patches_of_a_call_share_what_reading_them_may_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blank lines in many files cost no more than in one; the next call reads its own (control)."""
+    monkeypatch.setattr(diff_form, "_WORK", 100_000)
+    async with a_store(tmp_path / "q") as store:
+        async with store.collect(a_call(), limits()) as collection:
+            made = [await receive(collection, f"{number}.patch", b"\n" * 500) for number in range(3)]
+        again = await keep(store, "0.patch", b"\n" * 500)
+    unread = ["not read in full" in " ".join(each.risks) for each in (*made, again)]
+    assert unread == [False, True, True, False]
 
 
 async def refused(store: ArtifactStore, uri: str) -> Refused:

@@ -233,6 +233,7 @@ def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[P
     assert (code, "`glovebox audit seal` seals it now" in words) == (1, True)
     assert "Sealed segment" in said("audit", "seal", "--state-dir", state)[1]
     assert "nothing to seal" in said("audit", "seal", "--state-dir", state)[1]
+    assert json.loads(said("audit", "seal", "--json", "--state-dir", state)[1]) == {"segment": None}
     code, proof, _ = said("audit", "prove", "c_new", "--state-dir", state)
     assert code == 0
     file = tmp_path / "proof.json"

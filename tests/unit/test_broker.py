@@ -31,13 +31,14 @@ from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Draft, Head, Record
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.log import Then
-from glovebox_server.broker.admission import Admission
-from glovebox_server.broker.broker import Broker
-from glovebox_server.broker.records import sandbox_started
 from glovebox_server.calls import CallResult, Principal
+from glovebox_server.core.broker import Broker
+from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.governance import Governance
-from glovebox_server.governance.rights import Rights
+from glovebox_server.guards.admission.admission import Admission
+from glovebox_server.guards.journal.journal import CallJournal
+from glovebox_server.guards.journal.records import sandbox_started
+from glovebox_server.guards.registry import GuardSet
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.tools import TOOLS
@@ -45,8 +46,6 @@ from glovebox_server.tools import TOOLS
 ARGUMENTS: dict[str, Any] = {"code": "1", "inputs": (), "timeout_seconds": None}
 SIGNER = Signer(Ed25519PrivateKey.generate())
 MEASURED = {**READY, "namespaces": {"net": 1}}
-
-
 FAKE = Capabilities(driver="fake", level="namespaces", version="1.0", limits={})
 
 
@@ -205,8 +204,14 @@ class Scene:
     """A broker and what it works with."""
 
     broker: Broker
+    guards: GuardSet
     audit: Recorder
     driver: Driver
+
+    def guarded(self, **changes: Any) -> "Scene":
+        """Return the same scene with other guards."""
+        guards = replace(self.guards, **changes)
+        return replace(self, guards=guards, broker=replace(self.broker, guards=guards, sandboxes=guards.sandboxes))
 
     async def call(self, **arguments: Any) -> CallResult:
         """One call of ``run_python``."""
@@ -240,15 +245,14 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     audit, driver = Recorder(), Driver(measured={**MEASURED, "namespaces": {"net": host_namespaces()["net"] + 1}})
     async with a_store(tmp_path / "artifacts") as store, a_pool() as pool:
         rights = Rights(profiles=load([SHIPPED], check_example=check_example), workspace=None)
-        broker = Broker(
-            tools=TOOLS,
-            governance=Governance(rights_of=lambda _: rights),
-            admission=Admission(pool.call),
-            sandboxes=SandboxProvider(drivers=cast("Any", driver), pool=pool),
-            receipts=ReceiptIssuer(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s"),
-            artifacts=store,
+        sandboxes = SandboxProvider(drivers=cast("Any", driver), pool=pool)
+        guards = GuardSet(
+            rights_of=lambda _: rights, admission=Admission(pool.call), sandboxes=sandboxes, artifacts=store
         )
-        yield Scene(broker=broker, audit=audit, driver=driver)
+        receipts = ReceiptIssuer(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s")
+        journal = CallJournal(receipts=receipts, forms_of=guards.forms_of)
+        broker = Broker(tools=TOOLS, guards=guards, sandboxes=sandboxes, artifacts=store, journal=journal)
+        yield Scene(broker=broker, guards=guards, audit=audit, driver=driver)
     assert driver.live == 0
 
 
@@ -303,9 +307,8 @@ async def test_a_program_that_wants_none_of_the_preloaded_modules_gets_a_sandbox
 async def test_a_call_alone_has_nothing_prepared_and_imports_nothing_ahead(scene: Scene) -> None:
     """Its sandbox is started for it, whatever its profile says."""
     scene.driver.prepares = True
-    await replace(scene, broker=replace(scene.broker, sandboxes=replace(scene.broker.sandboxes, prewarm=False))).call(
-        code="import pandas"
-    )
+    alone = scene.guarded(sandboxes=replace(scene.broker.sandboxes, prewarm=False))
+    await alone.call(code="import pandas")
     assert scene.broker.sandboxes.pool._queues == {}
     assert [plan.spec.preload for plan in scene.driver.plans] == [()]
 
@@ -490,7 +493,7 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
 async def test_a_tool_without_a_profile_may_do_nothing(scene: Scene) -> None:
     """Refused on the record."""
     rights = Rights(profiles=ProfileSet({}, {}), workspace=None)
-    empty = replace(scene.broker, governance=Governance(rights_of=lambda _: rights))
+    empty = scene.guarded(rights_of=lambda _: rights).broker
     result = await replace(scene, broker=empty).call()
     assert result.structured["refused"]["rule"] == "profile.missing"
     assert scene.driver.opened == 0

@@ -34,7 +34,7 @@ def test_the_plan_is_exactly_the_golden_one() -> None:
     found["argv"] = argv[:wall]
     assert found == json.loads(GOLDEN.read_text())
     # Shared with the other drivers, and so not repeated in this one's golden file.
-    assert inside[:-1] == list(guest_tree.command("/usr/bin/python3", SPEC, packages=(), hidden=(), elsewhere={})[:-1])
+    assert inside[:-1] == list(guest_tree.command("/usr/bin/python3", SPEC, hidden=(), elsewhere={})[:-1])
     # What forks sandboxes has less to write to, and nobody's data.
     assert {"/output", "/input"} & set(zygote[: zygote.index("--")]) == set()
     assert ("--info-fd" in zygote) == identity.has_users()

@@ -13,9 +13,9 @@ from tests.unit.test_budget_store import ME, budget
 
 from glovebox_sandboxes.host.owner import is_orphan
 from glovebox_server.governance import database
-from glovebox_server.governance.budgets import store
-from glovebox_server.governance.budgets.spending import lines_of
-from glovebox_server.governance.budgets.windows import read_clocks
+from glovebox_server.guards.budgets import store
+from glovebox_server.guards.budgets.spending import lines_of
+from glovebox_server.guards.budgets.windows import read_clocks
 
 KILLS = 200
 # Forked, since starting an interpreter for each would be most of the test. A connection must not cross a fork: each
@@ -24,10 +24,10 @@ SPENDER = """
 import os, pathlib, signal, sys
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_server.governance import database
-from glovebox_server.governance.budgets import store
-from glovebox_server.governance.budgets.spending import lines_of
-from glovebox_server.governance.budgets.store import Asked
-from glovebox_server.governance.budgets.windows import read_clocks
+from glovebox_server.guards.budgets import store
+from glovebox_server.guards.budgets.spending import lines_of
+from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.windows import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget
 
 lines = lines_of([budget(every="run", per="run", calls=10**9, wall_seconds=10**9)], ME)

@@ -19,11 +19,11 @@ from glovebox_profiles.policy.model import SPENDING, Budget
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.governance import database
-from glovebox_server.governance.budgets import store
-from glovebox_server.governance.budgets.spending import Amounts, Granted, Spender, lines_of, little
-from glovebox_server.governance.budgets.store import Asked
-from glovebox_server.governance.budgets.windows import LENGTH_MS, Clocks
 from glovebox_server.governance.database import Database
+from glovebox_server.guards.budgets import store
+from glovebox_server.guards.budgets.spending import Amounts, Granted, Spender, lines_of, little
+from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks
 
 T = TypeVar("T")
 HOUR = LENGTH_MS["hour"]
@@ -338,10 +338,10 @@ def test_old_usage_is_kept_by_the_day_and_then_not_at_all(kept: Kept) -> None:
 RACE = """
 import json, pathlib, sys
 from glovebox_server.governance import database
-from glovebox_server.governance.budgets import store
-from glovebox_server.governance.budgets.windows import read_clocks
+from glovebox_server.guards.budgets import store
+from glovebox_server.guards.budgets.windows import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget, lines_of
-from glovebox_server.governance.budgets.store import Asked
+from glovebox_server.guards.budgets.store import Asked
 ten = budget(per="principal", every="day", calls=10)
 with database.opened(pathlib.Path(sys.argv[1]) / store.NAME, store.SCHEMA, lock_wait=60) as kept:
     print("ready", flush=True)

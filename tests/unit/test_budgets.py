@@ -18,17 +18,18 @@ from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
 from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal, SandboxUnavailable
-from glovebox_server.broker.admission import RUNNING
 from glovebox_server.calls import CallResult, Principal, Text
 from glovebox_server.cli.main import main
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.exits import UNAVAILABLE
-from glovebox_server.governance.budgets import budgets as budgeting
-from glovebox_server.governance.budgets import store
-from glovebox_server.governance.budgets.budgets import Budgets, Reservation
-from glovebox_server.governance.budgets.spending import Amounts
-from glovebox_server.governance.governance import Proposal
+from glovebox_server.guards.admission.admission import RUNNING
+from glovebox_server.guards.budgets import budgets as budgeting
+from glovebox_server.guards.budgets import store
+from glovebox_server.guards.budgets.budgets import Budgets, Reservation
+from glovebox_server.guards.budgets.spending import Amounts
+from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools.base import Result
+from glovebox_server.tools.excerpts import MAX_OUTPUT
 
 __all__ = ["scene"]
 
@@ -50,7 +51,7 @@ class Spending:
 
     async def left(self, principal: Principal = ME, run: str = "r_1") -> dict[str, float]:
         """What a caller's resource says."""
-        rights = self.scene.broker.governance.rights_of(principal)
+        rights = self.scene.guards.rights_of(principal)
         return {f"{each.budget} {each.what}": each.left for each in await self.budgets.left(principal, run, rights)}
 
 
@@ -60,9 +61,8 @@ async def spending(
 ) -> AsyncIterator[Spending]:
     """The same broker with these."""
     async with budgeting.opened(tmp_path) as found:
-        rights = replace(scene.broker.governance.rights_of(ME), budgets=budgets, rates=rates)
-        governance = replace(scene.broker.governance, rights_of=lambda _: rights, budgets=found)
-        yield Spending(replace(scene, broker=replace(scene.broker, governance=governance)), found, tmp_path)
+        rights = replace(scene.guards.rights_of(ME), budgets=budgets, rates=rates)
+        yield Spending(scene.guarded(rights_of=lambda _: rights, budgets=found), found, tmp_path)
 
 
 def budget(name: str = "b", **of: Any) -> Budget:
@@ -115,6 +115,29 @@ async def test_what_a_call_spent_is_counted_and_the_rest_given_back(scene: Scene
     assert 0 <= used["wall_seconds"] < 1
 
 
+async def test_output_that_is_in_an_artifact_counts_as_if_it_were_told(scene: Scene, tmp_path: Path) -> None:
+    """What is cut out of the result is charged when the call ends, with the file that has it."""
+
+    async def prints(guest: Guest) -> None:
+        stream, frames = guest.wire.open("stdout", {})
+        await guest.say(frames + guest.wire.data(stream, b"x" * 100_000) + guest.wire.end(stream))
+        await guest.done()
+
+    scene.driver.script = prints
+    many = budget(calls=9, disclosed_bytes=10**6, artifacts=99, wall_seconds=900)
+    async with spending(scene, tmp_path, many) as spent:
+        before = await spent.left()
+        result = await spent.call()
+        after = await spent.left()
+    (kept,) = result.structured["artifacts"]
+    assert kept["bytes"] == 100_000
+    assert kept["uri"] in result.structured["truncated"]
+    told = sum(len(each.text.encode()) for each in result.content if isinstance(each, Text))
+    assert told < 17_000
+    assert before["b disclosed_bytes"] - after["b disclosed_bytes"] == told + 100_000 - MAX_OUTPUT
+    assert before["b artifacts"] - after["b artifacts"] == 1
+
+
 async def test_a_race_of_sixty_four_for_ten_runs_ten(scene: Scene, tmp_path: Path) -> None:
     """At one time, in one server; the control is that all of them answer."""
     results: list[CallResult] = []
@@ -151,10 +174,10 @@ async def test_a_failing_call_is_slowed_and_then_refused_and_a_good_one_is_not(
 
     async def sleep(seconds: float) -> None:
         assert scene.driver.live == 0
-        assert scene.broker.admission._turns._turns._left == RUNNING
+        assert scene.guards.admission._turns._turns._left == RUNNING
         pauses.append(seconds)
 
-    monkeypatch.setattr("glovebox_server.broker.admission.anyio.sleep", sleep)
+    monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)
     scene.driver.script = _fails
     results = [await scene.call() for _ in range(9)]
     assert [refused(each) for each in results] == [None] * 8 + ["repeat.failing"]
@@ -172,7 +195,7 @@ async def test_a_call_that_ends_without_a_result_is_slowed_too(scene: Scene, mon
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr("glovebox_server.broker.admission.anyio.sleep", sleep)
+    monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)
     scene.driver.problem = SandboxUnavailable("Starting", "it died", "Fix it.")
     for _ in range(4):
         with pytest.raises(SandboxUnavailable):
@@ -198,7 +221,7 @@ async def test_a_cancelled_call_counts_the_most_that_it_could_have_told(scene: S
             await began.wait()
             tasks.cancel_scope.cancel()
         left = await spent.left()
-    profile = scene.broker.governance.rights_of(ME).profiles["run_python"]
+    profile = scene.guards.rights_of(ME).profiles["run_python"]
     assert left["b calls"] == 8
     assert left["b disclosed_bytes"] == 10**9 - 2 * profile.limits.stream
     assert left["b wall_seconds"] > 899
@@ -216,7 +239,7 @@ async def test_a_call_whose_sandbox_died_counts_the_most_that_it_could_have_told
         with pytest.raises(SandboxUnavailable, match="ended without an outcome"):
             await spent.call()
         left = await spent.left()
-    limits = scene.broker.governance.rights_of(ME).profiles["run_python"].limits
+    limits = scene.guards.rights_of(ME).profiles["run_python"].limits
     assert (left["b calls"], left["b failures"]) == (8, 8)
     assert left["b disclosed_bytes"] == 10**9 - 2 * limits.stream
     assert left["b artifacts"] == 999 - limits.output.files
@@ -235,7 +258,7 @@ async def test_a_call_that_breaks_off_counts_no_more_seconds_than_it_had(
             await spent.call()
         monkeypatch.undo()
         left = await spent.left()
-    limits = scene.broker.governance.rights_of(ME).profiles["run_python"].limits
+    limits = scene.guards.rights_of(ME).profiles["run_python"].limits
     assert left == {"b wall_seconds": 10_000 - limits.wall_seconds}
 
 
@@ -303,7 +326,7 @@ async def test_what_could_not_be_settled_is_settled_later(
             await spent.left()
         assert "stays at the most it could" in caplog.text
         aside.rename(path)
-        worst = scene.broker.governance.rights_of(ME).profiles["run_python"].limits.wall_seconds
+        worst = scene.guards.rights_of(ME).profiles["run_python"].limits.wall_seconds
         with closing(sqlite3.connect(path)) as connection, connection:
             assert connection.execute("SELECT wall_seconds FROM spent").fetchall() == [(worst * 1000,)]
         scene.driver.script = None
@@ -334,7 +357,7 @@ async def test_a_mistake_while_settling_ends_no_server_and_stays_spent(
             await spent.budgets.settle()
         assert "ZeroDivisionError" in caplog.text
         assert not (await spent.call()).failed
-        worst = scene.broker.governance.rights_of(ME).profiles["run_python"].limits.wall_seconds
+        worst = scene.guards.rights_of(ME).profiles["run_python"].limits.wall_seconds
         assert 9_990 < (await spent.left())["b wall_seconds"] + worst <= 10_000
 
 
@@ -364,7 +387,7 @@ async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> Non
     """Counted before each connection; other hosts have none."""
     rates = (Rate(host="*.example.org", connections=2, every="minute"),)
     async with spending(scene, tmp_path, rates=rates) as spent:
-        rights = spent.scene.broker.governance.rights_of(ME)
+        rights = spent.scene.guards.rights_of(ME)
         reservation = await _reservation(spent, rights)
         answers = [await reservation.connect("a.example.org"), await reservation.connect("b.example.org")]
         assert answers == [None, None]
@@ -402,7 +425,7 @@ async def _reservation(spent: Spending, rights: Any) -> Reservation:
 
 async def test_nothing_is_opened_where_nobody_has_a_budget(scene: Scene, tmp_path: Path) -> None:
     """The control is the file that a budget makes."""
-    assert scene.broker.governance.budgets is None
+    assert scene.guards.budgets is None
     await scene.call()
     assert not os.path.lexists(tmp_path / "governance")
     async with spending(scene, tmp_path, budget(calls=1)):

@@ -7,6 +7,7 @@ import subprocess  # noqa: TID251 - verifies as a stranger does, with nothing at
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ import glovebox_profiles
 import glovebox_sandboxes
 import glovebox_server
 from glovebox_server.audit import chain
-from glovebox_server.audit.events import ArtifactScanned, CallDecided, ServerStopped, draft
+from glovebox_server.audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped, draft
 from glovebox_server.audit.file import LogFile
 from glovebox_server.audit.segments.counts import Counts, counted, name_of, shown
 from glovebox_server.audit.segments.proof import NotAProof, NotSealed
 from glovebox_server.audit.segments.statements import Seal
 from glovebox_server.audit.verify import verify as verify_log
-from glovebox_server.bundle import archive, report
+from glovebox_server.bundle import archive, evidence, report
 from glovebox_server.bundle.make import make
 from glovebox_server.bundle.verify import verify
 from glovebox_server.cli.main import main
@@ -229,9 +230,34 @@ def test_the_page_says_what_was_found_in_files(tmp_path: Path) -> None:
         assert told in page
 
 
-def test_a_page_of_another_version_is_never_called_proved(directory: Path, tmp_path: Path) -> None:
-    """Whoever edits the page edits the version too; a page that is the same is proved (the control)."""
-    told, others = archive.evidence_in(forged(made(directory), lambda fields: fields.update(version="0.0.1")))
+def test_another_page_has_another_number(tmp_path: Path) -> None:
+    """Else a bundle with the page that was made before is called damaged: raise the number in ``evidence.VERSION``."""
+    log = LogFile(tmp_path / "audit", "s_1", segments.rotation(1 << 30))
+    asked = EgressDecided(
+        call_id="c_1", tool="fetch_url", principal="x", scheme="https", host="example.org", port=443,
+        asked_digest="sha256:" + "e" * 64, effect="allow", rule="egress.docs",
+    )  # fmt: skip
+    for event in (decided("c_1"), asked, finished("c_1")):
+        record(log, event, OURS)
+    log.seal()
+    log.close()
+    found = verify(made(tmp_path / "audit"), segments.KEYS).evidence
+    records = tuple(replace(each, time="then") for each in found.records)
+    page = report.page(replace(found, records=records, seals=(replace(found.seals[0], time="then"),)))
+    number = evidence.VERSION.rpartition("+")[2]
+    assert (number, chain.digest({"page": page})) == (
+        "page.2",
+        "sha256:c7961da58f4fc3ccd5481c6c54359b5b45d53d0f258990a0939dda678334e923",
+    )
+
+
+@pytest.mark.parametrize("other", ["0.0.1", version("glovebox-mcp")])
+def test_a_page_of_another_version_is_never_called_proved(other: str, directory: Path, tmp_path: Path) -> None:
+    """Whoever edits the page edits the version too; a page that is the same is proved (the control).
+
+    The second is of bundles that were made before pages had a number.
+    """
+    told, others = archive.evidence_in(forged(made(directory), lambda fields: fields.update(version=other)))
     (tmp_path / "key.pem").write_text(public_pem(segments.PUBLIC))
     edited = {**others, archive.REPORT: others[archive.REPORT].replace(b"c_2", b"c_3")}
     for parts, said, proved in ((others, "PROVED with", True), (edited, "PROVED but for report.html with", False)):
@@ -423,11 +449,23 @@ def test_the_run_of_the_newest_call_can_be_named_by_a_word(directory: Path, tmp_
 
     def run(state: Path) -> Result:
         return CliRunner().invoke(
-            main, ["audit", "bundle", "--run", "last", "-o", str(tmp_path / "run.bundle"), "--state-dir", str(state)]
+            main,
+            [
+                "audit",
+                "bundle",
+                "--json",
+                "--run",
+                "last",
+                "-o",
+                str(tmp_path / "run.bundle"),
+                "--state-dir",
+                str(state),
+            ],
         )
 
     told = run(directory.parent)
     assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["bytes"] == (tmp_path / "run.bundle").stat().st_size
     of_them = verify((tmp_path / "run.bundle").read_bytes(), segments.KEYS).evidence.records
     assert {each.call_id for each in of_them} == {f"c_theirs{number}" for number in range(4)}
     for calls in (0, 1):

@@ -23,7 +23,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.runtime import environments
 from glovebox_server import app as apps
 from glovebox_server.cli.main import main
-from glovebox_server.governance.rights import Rights
+from glovebox_server.core.rights import Rights
 from glovebox_server.mcp import catalogue
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.manifest import Manifest

@@ -4,7 +4,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from glovebox_profiles.load.loader import SHIPPED, load
+import pytest
+
+from glovebox_profiles.load.editing import set_value
+from glovebox_profiles.load.loader import SHIPPED, load, parse
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.mcp import catalogue
@@ -86,3 +89,59 @@ def test_a_role_that_narrows_the_packages_is_told_those_it_has() -> None:
     for profile, name in ((wide, "science"), (PROFILES["run_python"], "default")):
         found = catalogue.of_profiles({"run_python": profile}, {"run_python": science})
         assert found["run_python"].name == name
+
+
+def test_what_needs_a_network_is_named_where_a_profile_has_one() -> None:
+    """The control is what needs none, which is named both times."""
+    shipped = PROFILES["run_python"]
+    online = shipped.model_copy(update={"network": shipped.network.model_copy(update={"mode": "egress"})})
+    has = {"run_python": environments.load("science", environments.SHIPPED)}
+    for profile, names in ((shipped, False), (online, True)):
+        (tool,) = catalogue.listed([TOOLS["run_python"]], {"run_python": profile}, has)
+        assert ("requests" in (tool.description or "")) == names
+        assert "pypdf" in (tool.description or "")
+
+
+def described(tool: str, *more: str) -> str:
+    """What clients read of a tool whose shipped profile has these keys set."""
+    data = (SHIPPED / f"{tool}.toml").read_bytes()
+    for change in more:
+        key, _, value = change.partition("=")
+        data = set_value(data, Path(f"{tool}.toml"), tuple(key.split(".")), value)
+    (entry,) = catalogue.listed([TOOLS[tool]], {tool: parse(data, Path(f"{tool}.toml"))})
+    return entry.description or ""
+
+
+@pytest.mark.parametrize(
+    ("tool", "changes", "said", "instead_of"),
+    [
+        ("run_python", ["limits.wall_seconds=120"], "At most 120 s, 1 GiB of memory.", "At most 30 s, 1 GiB"),
+        ("run_python", ["limits.memory=2 GiB"], "At most 30 s, 2 GiB of memory.", "At most 30 s, 1 GiB"),
+        ("run_python", ["files.workspace=overlay"], "its changes come back as a patch.", "read-only."),
+        ("run_python", ["files.workspace=none"], "No workspace.", "in /workspace"),
+        ("run_python", ["files.output=false"], "No files come back.", "Files in /output come back"),
+        ("run_python", ["files.inputs=false"], "It takes no inputs.", ""),
+        ("run_python", ["approval=ask"], "A person is asked before each call.", ""),
+        ("run_python", ["network.mode=egress", 'network.allow=[{ host = "*.a.org" }, { host = "b.org" }]'],
+         "Network: *.a.org, b.org.", "No network."),
+        ("fetch_url", ['network.allow=[{ host = "a.org", paths = ["/x"] }, { host = "a.org", paths = ["/y"] }]'],
+         "Network: a.org.", "Network: docs.python.org"),
+        ("read_workspace_file", ["files.workspace=none"], "Its profile grants no workspace.", ""),
+    ],
+)  # fmt: skip
+def test_a_description_says_what_the_profile_grants(tool: str, changes: list[str], said: str, instead_of: str) -> None:
+    """The sentence of the changed key replaces the one of the shipped profile, which is the control."""
+    before, after = described(tool), described(tool, *changes)
+    assert (said in before, said in after) == (False, True)
+    assert (instead_of in before, instead_of in after) == (True, not instead_of)
+
+
+def test_a_description_is_short_whatever_the_profile_allows() -> None:
+    """Of many hosts the first are named, and the others counted."""
+    hosts = ", ".join(f'{{ host = "host-{number}.example.org" }}' for number in range(100))
+    network = "network.mode=egress", f"network.allow=[{hosts}]"
+    text = described("run_python", *network, "approval=ask", "files.workspace=overlay")
+    assert (
+        "Network: host-0.example.org, host-1.example.org, host-2.example.org, host-3.example.org and 96 more." in text
+    )
+    assert len(text) < 800

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -401,6 +402,26 @@ async def test_a_call_whose_last_record_cannot_be_written_takes_its_files_back(*
     recorder._written = [cast("Any", SimpleNamespace(kind="call.decided"))]
     recorder.published(["artifact://1"], take_back)
     with pytest.raises(RuntimeError):
-        async with recorder.until_ended(lambda: "client"):
+        async with recorder.until_ended(lambda: ("client", None)):
             raise RuntimeError
     assert done == (["lost", "taken back"] if full else [])
+
+
+async def test_output_that_is_cut_in_the_result_is_kept_before_all_files(tmp_path: Path) -> None:
+    """Whole and on record, also where a program's file has a name like it; without files, or room, it is not."""
+    long = Captured(text="é" * 10_000, total_bytes=20_000, dropped_bytes=0)
+    for room, keep, names in ((1_000_000, True, ["stdout", "value", "stdout.txt"]), (9, True, ["stdout.txt"]),
+                              (1_000_000, False, ["stdout.txt"])):  # fmt: skip
+        recorder = Recorder()
+        async with collecting(tmp_path / f"{room} {keep}", recorder, output_bytes=room) as (collector, store):
+            await put(collector, "stdout.txt", b"its own")
+            value = {"value": "v" * 20_000}
+            given = replace(outcome(), stdout=long, value=value)
+            delivered = await collector.deliver(given, keep_pictures=keep)
+            assert [link.name.partition("-")[0] for link in delivered.artifacts] == names
+            assert set(delivered.whole) == set(names[:-1])
+            assert sorted(recorder.collected()) == sorted(link.name for link in delivered.artifacts)
+            if names[:-1]:
+                assert await content(store, delivered.whole["stdout"]) == long.text.encode()
+                assert [link.uri for link in delivered.artifacts][:2] == list(delivered.whole.values())
+            assert len(recorder.refused()) == (2 if room == 9 else 0)

@@ -20,6 +20,40 @@ def _groups(group: click.Group, *words: str) -> Iterator[tuple[str, ...]]:
             yield from _groups(command, *words, name)
 
 
+WITHOUT_JSON = {
+    ("serve",): "it runs until it is ended, and prints nothing",
+    ("completion",): "what it prints is a script for a shell",
+    ("audit", "prove"): "what it prints is JSON",
+}
+"""The commands that have no ``--json``, and why."""
+
+
+def _commands(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, *words, name)
+        else:
+            yield (*words, name), command
+
+
+def test_options_are_written_alike_everywhere() -> None:
+    """Each command has ``--json``, but those named above; a file is ``-o``, and how many ``-n`` and ``--limit``.
+
+    What may be left out stands in brackets.
+    """
+    options = {words: {option for each in command.params for option in each.opts} for words, command in _commands(main)}
+    assert {words for words, given in options.items() if "--json" not in given} == {*WITHOUT_JSON}
+    for pair in ({"-o", "--output"}, {"-n", "--limit"}):
+        assert [words for words, given in options.items() if given & pair and not given >= pair] == []
+    optional = [
+        (*words, argument.make_metavar(click.Context(command)))
+        for words, command in _commands(main)
+        for argument in command.params
+        if isinstance(argument, click.Argument) and not argument.required
+    ]
+    assert [words for words in optional if not words[-1].startswith("[")] == []
+
+
 @pytest.mark.parametrize("words", list(_groups(main)), ids=" ".join)
 def test_a_list_of_commands_says_each_in_whole(words: tuple[str, ...]) -> None:
     """In 80 columns; that click cuts what does not fit is the control."""

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, USAGE
+from glovebox_server.failures import own_command
 from glovebox_server.transport import serve
 
 
@@ -53,6 +54,8 @@ def test_clients_that_start_the_server_get_a_program_that_they_can_start(tmp_pat
     server = json.loads(told.stdout.partition("mcp.json\n")[2].partition("\n\n")[0])["servers"]["glovebox"]
     assert Path(server["command"]).is_absolute()
     assert os.access(server["command"], os.X_OK)
+    alone = json.loads(run(tmp_path, "client-config", "--json").stdout)["mcpServers"]["glovebox"]
+    assert {"type": "stdio", **alone} == server
     assert server["args"][:3] == ["serve", "--workspace", str(tmp_path / "workspace")]
 
 
@@ -83,10 +86,14 @@ def test_options_of_http_are_refused_over_stdio(option: tuple[str, str], tmp_pat
         ("http://10.0.0.5:80", ("a.example", "b"), "--host a.example --port 443 --state-dir '/srv/my state'"),
     ],
 )
-def test_a_server_names_the_command_for_its_own_clients(url: str, allowed: tuple[str, ...], options: str) -> None:
-    """The same port and state; the host is one that clients can use."""
+def test_a_server_names_the_command_for_its_own_clients(
+    url: str, allowed: tuple[str, ...], options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same port and state; the host is one that clients can use, and the program this one, on no PATH here."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    structlog.reset_defaults()  # a command run before in this process may have set a level
     with structlog.testing.capture_logs() as logs:
         serve.announced(url, allowed, ["--state-dir", "/srv/my state"])
-    assert logs[0]["clients"] == f"glovebox client-config --transport http {options}"
+    assert logs[0]["clients"] == f"{shlex.join(own_command())} client-config --transport http {options}"
     assert shlex.split(options)
     assert logs[0]["url"] == url

@@ -21,12 +21,12 @@ from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network
-from glovebox_server.broker.network import gate_for
 from glovebox_server.egress.credentials import held, sources
 from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.credentials.redact import forms
 from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
+from glovebox_server.guards.network.gate import gate_for
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 Program = Callable[[str], str]
@@ -364,19 +364,34 @@ async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypa
     for value in values:
         monkeypatch.setenv("TRACKER_TOKEN", value)
         await keys.value("env:TRACKER_TOKEN")
-        assert forms("", value).keys() <= keys.forms.keys()
-    found = [value for value in values if forms("", value).keys() <= keys.forms.keys()]
+        assert forms("", value).keys() <= keys.forms(lent).keys()
+    found = [value for value in values if forms("", value).keys() <= keys.forms(lent).keys()]
     assert found == values[1:]
-    assert keys.used(lent).keys() == keys.forms.keys()
-    assert {form.name for form in keys.used(lent).values()} == {"tracker"}
-    assert keys.used(lent[1:]) == {}
-    rule, nobody = EgressRule(host="a.example.org"), SimpleNamespace(principal=SimpleNamespace(id="local:1"))
+    assert keys.used(lent).keys() == keys.forms(lent).keys()
+    assert keys.forms(lent) is keys.forms(lent)
+    assert set(keys.used(lent).values()) == {"tracker"}
+    assert keys.used(lent[1:]) == keys.forms(lent[1:]) == {}
+    rule, nobody = EgressRule(host="a.example.org"), cast("Any", None)
+
+    def a_call(profile: Any, *others: Credential) -> Any:
+        who = SimpleNamespace(principal=SimpleNamespace(id="local:1"))
+        now = SimpleNamespace(
+            rights=SimpleNamespace(credentials=others), on_connect=[], max_connections=[], on_traffic=[]
+        )
+        now.profile, now.records = profile, nobody
+        return SimpleNamespace(now=now, request=who)
+
     network = Network(mode="egress", allow=(rule,), credential=(lent[0],))
     profile = load([SHIPPED], check_example=None)["fetch_url"].model_copy(update={"network": network})
-    gate = gate_for(profile, cast("Any", nobody), cast("Any", nobody), credentials=keys)
-    assert gate is not None
+    gate = gate_for(a_call(profile), nobody, credentials=keys)
     assert gate.lender is not None
     assert gate.lender.used == keys.used(lent)
+    network = network.model_copy(update={"credential": ()})  # what another tool of the caller has is replaced too
+    profile = profile.model_copy(update={"network": network})
+    gate = gate_for(a_call(profile, *lent), nobody, credentials=keys)
+    assert gate.lender is not None
+    assert gate.lender.used == keys.used(lent)
+    assert gate_for(a_call(profile), nobody, credentials=keys).lender is None
 
 
 async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,9 +409,10 @@ async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.Monke
         patch.setattr(anyio.to_thread, "run_sync", cancelled)
         with pytest.raises(TimeoutError):
             await keys.value("exec:/helper")
-    assert keys.forms == {}
+    lent = [Credential(name="key", host="a.example.org", paths=("/*",), header="Key", source="exec:/helper")]
+    assert keys.forms(lent) == {}
     await keys.value("exec:/helper")
-    assert forms("", KEY).keys() == keys.forms.keys()
+    assert forms("", KEY).keys() == keys.forms(lent).keys()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.fixtures.audit_logs import decided
 from glovebox_server.audit import chain
 from glovebox_server.audit.events import draft
 from glovebox_server.audit.subscription import Subscription
-from glovebox_server.governance.approvals.question import Question
+from glovebox_server.guards.approvals.question import Question
 from glovebox_server.mcp import delivery, resources
 from glovebox_server.mcp.server import session_of
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ from rich.console import Console
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
+from glovebox_server.cli import state
 from glovebox_server.cli.actions import doctor
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.secret_files import StateUnusable
 from glovebox_server.settings import Settings
 
 COMMAND = "`docker rmi glovebox/python:0123456789abcdef && glovebox setup --docker && true`"
@@ -127,6 +130,53 @@ async def test_a_broken_policy_is_found(settings: Settings, host: dict[str, Capa
     assert 'policy.toml:2: role: unknown key. The nearest valid key is "roles".' in " ".join(
         " ".join(shown(console)).split()
     )
+
+
+async def test_a_log_that_cannot_be_written_is_said(settings: Settings, host: dict[str, Capabilities]) -> None:
+    """Exit 4: no call would run; with a directory in its place it can be (the control), and nothing is left there."""
+    settings = settings.model_copy(update={"state_dir": settings.profiles_dir.parent / "state"})
+    settings.state_dir.mkdir()
+    for make, there, code in ((Path.touch, False, UNAVAILABLE), (Path.mkdir, True, OK)):
+        make(settings.state_dir / "audit")
+        console = terminal(200)
+        assert await doctor.run(settings, console, as_json=True) == code
+        ready = {"ready": False, "runtime": False, "log": there, "policy": True}
+        assert json.loads("\n".join(shown(console)))["ready"] == ready
+        console = terminal(200)
+        await doctor.run(settings, console, as_json=False)
+        assert any("an audit log that can be written" in line for line in shown(console)) != there
+        if not there:
+            (settings.state_dir / "audit").unlink()
+    assert not list((settings.state_dir / "audit").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+async def test_root_looks_at_a_log_as_its_owner(
+    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user could lead root elsewhere; at its own log root looks itself (the control)."""
+    settings = settings.model_copy(update={"state_dir": settings.profiles_dir.parent / "state"})
+    settings.state_dir.mkdir(mode=0o700)
+    for owner in (4321, 0):
+        os.chown(settings.state_dir, owner, owner)
+        monkeypatch.setattr(doctor, "can_write", lambda _place, owner=owner: os.geteuid() == owner)
+        assert await doctor.run(settings, terminal(), as_json=True) == OK
+
+
+async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
+    settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drivers are shown all the same."""
+
+    def refuse(directory: Path, _act: object) -> bool:
+        raise StateUnusable(directory, "it cannot be opened", "Run `sudo glovebox doctor`.")
+
+    monkeypatch.setattr(state, "run_as_owner", refuse)
+    console = terminal(200)
+    assert await doctor.run(settings, console, as_json=False) == UNAVAILABLE
+    lines = shown(console)
+    assert "it cannot be opened. Run `sudo glovebox doctor`." in " ".join(" ".join(lines).split())
+    assert "docker: usable" in lines
 
 
 async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capabilities]) -> None:

@@ -1,6 +1,7 @@
 """Environments: what a file may say, when a lock is followed, what is made of wheels, and who may remove what."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,15 @@ def test_the_shipped_ones_are_locked_as_their_files_say(name: str) -> None:
     assert set(default.modules) <= set(found.modules)
 
 
+@pytest.mark.parametrize("module", ["pypdf", "tqdm", "xlsxwriter", "psutil", "requests"])
+def test_science_has_what_ordinary_programs_import(module: str, tmp_path: Path) -> None:
+    """Locked by hash; a program that has the default is told where it is."""
+    science = environments.load("science", environments.SHIPPED)
+    assert module in science.modules
+    assert re.search(rf"^{module}==\S+ \\\n    --hash=sha256:", science.lock.read_text(), re.MULTILINE)
+    assert environments.elsewhere(tmp_path)[module] == "science"
+
+
 async def test_a_lock_names_every_file_by_hash_and_holds_until_the_file_changes(
     index: Path, settings: Settings
 ) -> None:
@@ -237,6 +247,7 @@ async def test_each_environment_has_a_runtime_of_its_own(settings: Settings) -> 
     assert environments.elsewhere(settings.data_dir)["tiny"] in {"first", "second"}
     assert environments.elsewhere(settings.data_dir)["sklearn"] == "science"
     assert environments.elsewhere(settings.data_dir)["openpyxl"] == "default"  # science and viz have it too
+    assert environments.elsewhere(settings.data_dir)["joblib"] == "science"  # which scikit-learn needs
 
 
 PROFILE = 'tool = "run_python"\ndescription = "x"\nrisk = "low"\nisolation = ["bubblewrap"]\napproval = "none"\n'
@@ -269,6 +280,13 @@ async def test_a_profile_names_what_is_there_and_built(settings: Settings) -> No
     await runtime.build(settings.data_dir, lambda _: None, environment)
     found = keeping.required(settings, apps.load_profiles(settings))
     assert {tool for tool, each in found.items() if each.name == "own"} == {"run_python"}
+    assert asked(settings, "profiles", "check").exit_code == 0
+    manifest = runtime.place(settings.data_dir, environment.locked()) / "manifest.json"
+    content = manifest.read_text()
+    manifest.unlink()  # as set-up does where an import fails
+    assert "its last build failed or was removed. Run `glovebox setup --environment own`" in told()
+    assert (await anyio.to_thread.run_sync(asked, settings, "serve")).exit_code == 2
+    manifest.write_text(content)
     assert asked(settings, "profiles", "check").exit_code == 0
     await locked(written(settings, text='packages = ["tiny<2"]'))
     assert "built from another lock" in told()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,11 @@ import pytest
 
 from _glovebox_guest.jobs import python
 from _glovebox_guest.kernel import get_dumpable, set_dumpable
+from _glovebox_guest.loop import Loop, Relay
 from _glovebox_guest.program import child as children
 from _glovebox_guest.program import rusage
 from _glovebox_guest.program.emit import HEADER, Emit
+from _glovebox_guest.wire import Wire
 from _glovebox_guest.work import _reap_orphans
 
 LIMITS = {"cpu_seconds": 2}
@@ -213,6 +216,41 @@ def test_signals_mean_to_a_task_what_they_mean_to_any_program(number: int, statu
         assert run(task)[0] == status
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_write_to_a_pipe_that_nobody_reads_is_an_error_of_the_program() -> None:
+    """As in any interpreter, with its line; ``communicate`` with a program that has ended is none at all."""
+    code = "import os\nreader, writer = os.pipe()\nos.close(reader)\nos.write(writer, b'x')"
+    status, _, err, value = run(program, payload={"code": code})
+    assert (status, value["error"]["type"], value["error"]["line"]) == (1, "BrokenPipeError", 4)
+    assert "Traceback" in err.decode()
+    code = (
+        "import subprocess, sys\n"
+        "started = subprocess.Popen([sys.executable, '-I', '-c', ''], stdin=subprocess.PIPE)\n"
+        "started.wait()\nstarted.communicate(bytes(2**20))\nstarted.returncode"
+    )
+    assert run(program, payload={"code": code})[3]["value"] == "0"
+
+
+def test_a_program_that_prints_too_much_is_not_told_of_a_broken_pipe() -> None:
+    """It waits in its last write until it is ended; what is beyond the bound is neither sent nor waited for."""
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    loop, host = Loop(theirs.fileno(), theirs.fileno()), Wire("host")
+    host.receive(loop.wire.message("ready", {}))
+    loop.wire.receive(host.message("job", {}))
+    with ours, theirs, os.fdopen(writer, "wb", buffering=0) as printed:
+        relay = Relay(loop, reader, "stdout", 10)
+        printed.write(b"x" * 11)
+        loop.step(None)
+        assert relay.overflowed
+        printed.write(b"x")
+        relay.on_credit()
+        assert not loop.watches(reader)
+        assert relay.empty
+        relay.close()
+        with pytest.raises(BrokenPipeError):
+            printed.write(b"x")
 
 
 def test_orphans_are_reaped_and_the_task_is_not() -> None:

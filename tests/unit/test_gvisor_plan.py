@@ -54,9 +54,7 @@ def test_the_plan_is_exactly_the_golden_one() -> None:
     found.pop("seccomp")
     assert found == json.loads(GOLDEN.read_text())
     # Shared with the other drivers, and so not repeated in this one's golden file.
-    assert arguments[:-1] == list(
-        guest_tree.command("/usr/bin/python3", SPEC, packages=(), hidden=(), elsewhere={})[:-1]
-    )
+    assert arguments[:-1] == list(guest_tree.command("/usr/bin/python3", SPEC, hidden=(), elsewhere={})[:-1])
     assert environment == [f"{name}={value}" for name, value in sorted(guest_tree.ENVIRONMENT.items())]
 
 

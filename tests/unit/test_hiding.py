@@ -10,7 +10,7 @@ from tests.fixtures.specs import SPEC
 
 from glovebox_sandboxes.hidden.index import Guard, Index
 from glovebox_sandboxes.host import mounts
-from glovebox_server.broker.hiding import MAX_HELD, Hidden, Hiding
+from glovebox_server.guards.secret_files.hiding import MAX_HELD, Hidden, Hiding
 
 TOOL: Any = SimpleNamespace(imports=True)
 

@@ -37,6 +37,23 @@ def test_only_what_can_be_imported_here_is_named_instead(error: ImportError, wor
 
 
 @pytest.mark.parametrize(
+    ("proxy", "words"),
+    [
+        ("", "Packages cannot be installed here; use the tool fetch_url."),
+        ("http://127.0.0.1:1", "Packages cannot be installed here; use urllib.request."),
+    ],
+)
+def test_what_asks_the_web_has_another_name_with_a_network(
+    proxy: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool reads pages for a program without one; the standard library goes through the proxy."""
+    monkeypatch.setattr(hints, "_importable", lambda name: name == "urllib.request")
+    monkeypatch.setenv("HTTPS_PROXY", proxy) if proxy else monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    for name in ("requests", "httpx"):
+        assert hints.hint(ModuleNotFoundError("x", name=name)) == words
+
+
+@pytest.mark.parametrize(
     ("error", "told"),
     [
         (

@@ -111,6 +111,10 @@ def test_a_lock_has_the_digest_and_every_key_of_what_is_in_force(scene: Scene) -
     scene.lock.unlink()
     scene.locked()
     assert scene.lock.read_bytes() == before
+    said = json.loads(scene.run("profiles", "lock", scene.lock, "--force", "--json").stdout)
+    assert said == {"file": str(scene.lock), "lock": Lock.read(scene.lock).digest}
+    signed = scene.run("profiles", "sign", scene.lock, "--key", scene.key("operator")[0], "--json", places=False)
+    assert (signed.exit_code, json.loads(signed.stdout)["file"]) == (OK, f"{scene.lock}.sig")
     taken = scene.run("profiles", "lock", scene.lock)
     assert (taken.exit_code, "there is one already" in taken.stderr) == (USAGE, True)
 

@@ -38,6 +38,24 @@ def test_a_reader_that_leaves_is_no_failure(arguments: list[str], tmp_path: Path
     assert stays.returncode == OK
 
 
+def test_what_a_library_logs_cannot_forge_a_line(tmp_path: Path) -> None:
+    """Of a command that sets up no log: escapes of a terminal are written as text, and other lines are indented."""
+    program = """if True:
+        import logging
+        from glovebox_server.cli import entry
+        from glovebox_server.cli.actions import profiles
+        def warn(*_, **__):
+            logging.getLogger("urllib3").warning("it said %s", "\\x1b[2J\\nforged")
+            logging.getLogger("urllib3").warning("too few %s %s \\x9b", "x")
+            return 0
+        profiles.list_profiles = warn
+        entry.run()
+    """
+    command = [sys.executable, "-I", "-c", program, "profiles", "list", "--state-dir", str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == "it said \\x1b[2J\n    | forged\ntoo few %s %s \\x9b\n"
+
+
 def test_what_nobody_foresaw_is_kept_and_told_in_one_sentence(tmp_path: Path) -> None:
     """Exit 70; the story lies in the state directory, for its owner alone, once however often it happens."""
     program = (

@@ -132,7 +132,9 @@ def test_the_line_is_that_of_the_mistake(tmp_path: Path) -> None:
     line = text.splitlines().index("calls = 0") + 1
     assert refused(written(tmp_path, text)).line == line
     text = EVERYTHING.replace('"read_workspace_file"]', '\n"read_me"]')
-    assert refused(written(tmp_path, text)).line == text.splitlines().index('"read_me"]') + 1
+    error = refused(written(tmp_path, text.replace('tool = "run_python", arg', 'tool = "run_pythn", arg')))
+    assert error.line == text.splitlines().index('"read_me"]') + 1
+    assert [item.key for item in error.more] == ["example[0].call.tool"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What ``glovebox policy`` says: explanations and comparisons in plain words, their exit codes and their JSON."""
 
 import json
+import subprocess  # noqa: TID251 - a server's own process
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from glovebox_profiles.policy.explain import explain, render
 from glovebox_profiles.policy.model import Promote, effective
 from glovebox_profiles.policy.rights import combined
 from glovebox_server.cli.main import main
-from glovebox_server.governance.watch.rules import actions
+from glovebox_server.guards.watch.rules import actions
 
 PROFILES = load([SHIPPED], check_example=None)
 GOLDEN = Path(__file__).parent / "golden"
@@ -221,3 +223,41 @@ def test_a_folder_to_promote_into_widens_and_leaves_the_digest_of_others_as_it_w
     ]
     key = "promote.into.reports"
     assert directions == [[(key, "widening")], [(key, "widening")], [(key, "narrowing")]]
+
+
+@pytest.mark.parametrize("conflict", [True, False])
+def test_scopes_in_another_order_than_their_roles_are_warned_of(conflict: bool, tmp_path: Path) -> None:
+    """Both are named, and the role that counts; checking fails for it no more than a server does."""
+    scopes = ('"a:wide" = "releaser"', '"b:narrow" = "analyst"')
+    ordered = "\n".join(scopes if conflict else reversed(scopes))
+    path = written(tmp_path, READABLE.replace('"glovebox:analyst" = "analyst"', ordered))
+    found = run("check", "--policy", path)
+    assert found.exit_code == 0, found.output
+    warning = '[scopes] has "a:wide" before "b:narrow", but a token with both has the role analyst'
+    assert (f"Warning: {warning}" in found.stdout) is conflict
+    assert len(json.loads(run("check", path, "--json").stdout)["warnings"]) == conflict
+
+
+CONFLICT = """\
+version = 1
+[roles.analyst]
+tools = ["read_workspace_file"]
+[roles.releaser]
+tools = ["list_workspace_files"]
+[scopes]
+"b" = "releaser"
+"a" = "analyst"
+[[example]]
+principal = "token:one"
+call = { tool = "run_python", arguments = { code = "1" } }
+expect = "deny"
+"""
+
+
+def test_a_server_warns_of_such_scopes_when_it_starts(tmp_path: Path) -> None:
+    """On standard error, for the operator; over stdio the protocol has standard output alone."""
+    words = ["serve", "--policy", str(written(tmp_path, CONFLICT)), "--state-dir", str(tmp_path / "state")]
+    command = [str(Path(sys.executable).with_name("glovebox")), *words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    assert 'Policy: [scopes] has "b" before "a"' in done.stderr, done.stderr
+    assert done.stdout == ""

@@ -16,7 +16,7 @@ from glovebox_server.calls import CallResult, Link
 from glovebox_server.calls import Text as Told
 from glovebox_server.cli import failures
 from glovebox_server.cli.actions import commands, saving
-from glovebox_server.cli.terminal import Terminal, print_json, print_table
+from glovebox_server.cli.terminal import COLUMNS, Terminal, new_table, print_json, print_table
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.transport import logs
 
@@ -97,6 +97,52 @@ def test_a_table_that_is_not_folded_leaves_out_what_says_nothing(*, terminal: bo
     assert console.file.getvalue().splitlines()[1] == f"{'a' * 20}  {blank}2026-11-22 19:47  local:1000  short"
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_table_fits_a_terminal_of_80_columns(*, folded: bool) -> None:
+    """With cells as long as they come; what is copied is not broken. Into a pipe each row is one line (control)."""
+    identifier = "c_" + "0" * 26
+    for terminal in (True, False):
+        console = Terminal(file=io.StringIO(), force_terminal=terminal, color_system=None, width=COLUMNS)
+        table = new_table("time", "call", "outcome", "tool", "by", "client", "ms", right=["ms"], whole=not folded)
+        cells = (
+            "2026-11-22 19:47:00",
+            identifier,
+            "denied: network.address",
+            "read_workspace_file",
+            "token:team",
+            "An editor",
+        )
+        table.add_row(*(Text(cell) for cell in cells), "12345")
+        print_table(console, table, folded=folded)
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert (max(map(len, lines)) <= COLUMNS) == terminal
+        assert any(identifier in line for line in lines) or folded
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_narrow_table_breaks_no_word_that_has_room(*, folded: bool) -> None:
+    """Each word of a listing of everyday calls stands whole on a line; only one too long for its column does not."""
+    console = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=COLUMNS)
+    titles = ("time", "call", "outcome", "tool", "by", "client", "ms")
+    table = new_table(*titles, right=["ms"], whole=not folded)
+    cells = (
+        "2026-11-22 19:47:00",
+        "c_" + "0" * 26,
+        "denied: network.allow",
+        "run_python",
+        "local:0",
+        "over cli",
+        "1632",
+    )
+    table.add_row(*cells)
+    print_table(console, table, folded=folded)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= COLUMNS
+    assert {*titles, *" ".join(cells).split()} - set(printed.split()) == {"network.allow"}
+
+
 def test_styles_are_ours_and_stay() -> None:
     """Rich's own colours are not what is escaped."""
     console = Terminal(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
@@ -170,14 +216,14 @@ async def test_an_artifact_is_exact_in_a_pipe_and_harmless_on_a_terminal(
     assert raw.getvalue() == ("é\\x1b[2J\\x9b\n\\xff".encode() if terminal else content)
 
 
-FORGED = "x\n09:59:59 [info     ] listening url=http://evil\r\x1b[2J\x9b2J\u202e"
+FORGED = "x\n2026-11-23T09:59:59Z [info     ] listening url=http://evil\r\x1b[2J\x9b2J\u202e"
 
 
 @pytest.fixture
 def logging_to_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Logs as a server has them, for one test."""
     before = structlog.get_config()
-    monkeypatch.setattr(logging, "lastResort", None)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
     logs.to_stderr()
     yield
     structlog.configure(**before)
@@ -190,17 +236,16 @@ def test_a_log_line_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None
     The control is the standard library's own handler, which wrote the forged line as it is.
     """
     foreign = logging.makeLogRecord({"name": "mcp.server.sse", "levelno": 30, "msg": "bad id: %s", "args": (FORGED,)})
-    assert "\n09:59:59" in logging.Formatter().format(foreign)
-    assert logging.lastResort is not None
-    logging.lastResort.handle(foreign)
+    assert "\n2026-11-23T09:59:59Z" in logging.Formatter().format(foreign)
+    logging.getLogger().handlers[0].handle(foreign)
     log = structlog.get_logger("ours")
     log.warning(FORGED, value=FORGED, k="v")
     log.error("failed", exc_info=ValueError(FORGED))
     written = capsys.readouterr().err
     assert harmless(written)
     lines = written.splitlines()
-    first = [line[8:20] for line in lines if not line.startswith("    | ")]
+    first = [line[20:32] for line in lines if not line.startswith("    | ")]
     assert first == [" [warning  ]", " [warning  ]", " [error    ]"]
-    assert "bad id: x\\n09:59:59" in lines[0]
+    assert "bad id: x\\n2026-11-23T09:59:59Z" in lines[0]
     assert "mcp.server.sse" in lines[0]
     assert lines[-2:] == ["    | ValueError: x", f"    | {printable(FORGED[2:])}"]

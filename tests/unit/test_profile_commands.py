@@ -220,6 +220,30 @@ def test_diff_of_a_widening_exits_1_and_names_it(tmp_path: Path) -> None:
     }
 
 
+def test_headers_beside_a_key_are_explained_compared_and_checked(tmp_path: Path) -> None:
+    """What crosses is in the words for a reviewer; one that authenticates is refused with its line."""
+    key = (
+        '[network]\nmode = "egress"\nallow = [{ host = "a.org" }]\n[[network.credential]]\nname = "a"\nhost = "a.org"\n'
+    )
+    key = MINIMAL + key + 'paths = ["/*"]\nheader = "Key"\nsource = "env:A"\n'
+    wide = key + 'headers = ["Idempotency-Key"]\nset_headers = { Notion-Version = "2022-06-28" }\n'
+    old, new = write(tmp_path / "old" / "probe.toml", key), write(tmp_path / "new" / "probe.toml", wide)
+    code, text = run(lambda console: explain_tool(load([new.parent], check_example=None), "probe", console))
+    assert code == 0
+    assert "Headers of such requests: the program's Idempotency-Key." in text
+    assert "Headers of such requests: always Notion-Version: 2022-06-28." in text
+    code, text = run(lambda console: diff_paths(old, new, console))
+    assert code == 1
+    assert "a for https://a.org (GET, HEAD); the program's Idempotency-Key; always Notion-Version: 2022-06-28" in text
+    write(new, key.replace("probe", "run_python") + 'headers = ["x-API-key"]\n').rename(
+        new.with_name("run_python.toml")
+    )
+    done = CliRunner().invoke(main, ["profiles", "check", str(new.parent)])
+    assert done.exit_code == USAGE
+    assert "run_python.toml" in done.output
+    assert "x-api-key authenticates, so headers and set_headers cannot name it" in " ".join(done.output.split())
+
+
 def test_diff_without_a_widening_exits_0(tmp_path: Path) -> None:
     """Narrowing, words and nothing at all are all fine."""
     old = write(tmp_path / "old.toml", MINIMAL + "[limits]\npids = 10\n")
@@ -304,3 +328,63 @@ def test_text_of_a_profile_is_never_markup_for_the_terminal(tmp_path: Path) -> N
     shown = run(lambda console: show(load([tmp_path], check_example=None), "probe", console))[1]
     assert "\\u001b[2J\\U0000202E" in shown
     assert "\x1b" not in shown
+
+
+def test_set_copies_the_shipped_profile_and_changes_one_value(tmp_path: Path) -> None:
+    """Comments stay; the change, that it widens, and the lock to renew are named; `check` accepts the file."""
+    (tmp_path / "glovebox.lock").touch()
+    home = {"XDG_CONFIG_HOME": str(tmp_path), "GLOVEBOX_LOCKED": str(tmp_path / "glovebox.lock")}
+    file = tmp_path / "glovebox" / "profiles" / "run_python.toml"
+    words = ["profiles", "set", "run_python", "limits.wall_seconds=120", 'limits.memory="2 GiB"']
+    done = CliRunner().invoke(main, words, env=home)
+    assert (done.exit_code, done.stderr) == (OK, "")
+    assert "widening   limits.wall_seconds  Seconds of real time: 30 → 120." in done.stdout
+    assert "Something widens." in done.stdout
+    assert f"`glovebox profiles lock --force {tmp_path / 'glovebox.lock'}`" in done.stdout
+    shipped = (SHIPPED / "run_python.toml").read_text()
+    changed = shipped.replace("wall_seconds = 30", "wall_seconds = 120").replace('"1 GiB" #', '"2 GiB" #')
+    assert file.read_text() == changed
+    assert CliRunner().invoke(main, ["profiles", "check"], env=home).exit_code == OK
+    again = CliRunner().invoke(main, [*words, "--json"], env=home)
+    assert (again.exit_code, json.loads(again.stdout)["changes"]) == (OK, [])
+
+
+@pytest.mark.parametrize(
+    ("tool", "change", "back"),
+    [
+        *((tool, "limits.wall_seconds=1", "limits.wall_seconds=20") for tool in PROFILES),
+        *((tool, "limits.wall_seconds=600", "limits.wall_seconds=20") for tool in PROFILES),
+        *((tool, "approval=ask", "approval=none") for tool in PROFILES),
+        ("run_python", "files.workspace=none", "files.workspace=read"),
+        ("read_workspace_file", "files.workspace=none", "files.workspace=read"),
+        ("fetch_url", 'network.allow=[{ host = "a.example" }]', 'network.allow=[{ host = "docs.python.org" }]'),
+    ],
+)
+def test_no_shipped_example_stands_in_the_way_of_a_change(tool: str, change: str, back: str, tmp_path: Path) -> None:
+    """It then expects what the changed profile answers, also when the change is taken back.
+
+    An example of the operator's own does stand in the way.
+    """
+    for setting in (change, back):
+        words = ["profiles", "set", tool, setting, "--json"]
+        done = CliRunner().invoke(main, words, env={"XDG_CONFIG_HOME": str(tmp_path)})
+        assert done.exit_code == OK, done.output
+        assert json.loads(done.stdout)["changes"][0]["key"] == setting.partition("=")[0]
+
+
+def test_set_writes_nothing_that_would_not_load(tmp_path: Path) -> None:
+    """All that is wrong is named at once; so is an operator's example that fails, and an environment not built."""
+    own = (SHIPPED / "run_python.toml").read_text().replace("timeout_seconds = 601", "timeout_seconds = 31")
+    file = write(tmp_path / "glovebox" / "profiles" / "run_python.toml", own)
+    for changes, problems in (
+        (["aproval=ask", "limits.pids=many"], ["aproval: unknown key", "limits.pids: input should be"]),
+        (["limits.wall_seconds=60"], ["example[2]: expects deny by limits.wall_seconds, but"]),
+        (["python.environment=absent"], ["python.environment"]),
+        (["isolation.first=docker"], ["isolation.first: cannot be set by a command"]),
+    ):
+        done = CliRunner().invoke(
+            main, ["profiles", "set", "run_python", *changes], env={"XDG_CONFIG_HOME": str(tmp_path)}
+        )
+        assert done.exit_code == USAGE
+        assert all(problem in " ".join(done.output.split()) for problem in problems), done.output
+    assert file.read_text() == own

@@ -3,13 +3,15 @@
 import errno
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
-from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.errors import MAX_ERRORS, ProfileError
+from glovebox_profiles.load.editing import set_value
 from glovebox_profiles.load.loader import MAX_PROFILES, SHIPPED, absent, load, parse, read
 from glovebox_profiles.load.reading import MAX_FILE
 from glovebox_profiles.model import GIB, KIB, MIB, digest
@@ -393,3 +395,57 @@ def test_a_fifo_in_the_place_of_a_profile_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "probe.toml")
     with pytest.raises(ProfileError, match="not a regular file"):
         load([tmp_path], check_example=None)
+
+
+def test_all_errors_of_a_file_are_reported_and_their_number_is_bounded(tmp_path: Path) -> None:
+    """A misspelt key, a wrong value and a missing key at once, in that order; then every failing example."""
+    error = refused("tool = 'probe'\nrisk = 'lowest'\naproval = 'ask'\nisolation = ['bubblewrap']\n")
+    assert [item.key for item in (error, *error.more)] == ["aproval", "risk", "description"]
+    assert str(error).splitlines()[1].startswith("probe.toml:2: risk: ")
+    wrong = EXAMPLE.format(seconds=2, expect="allow", rule="allow")
+    with pytest.raises(ProfileError) as caught:
+        read(write(tmp_path, "probe2.toml", MINIMAL + 2 * wrong), check_example=decide_by_name)
+    assert [item.key for item in (caught.value, *caught.value.more)] == ["tool", "example[0]", "example[1]"]
+    many = refused(MINIMAL + "".join(f"x{number} = 1\n" for number in range(MAX_ERRORS + 5)))
+    assert (len(many.more), many.more[-1].reason) == (MAX_ERRORS, "has 5 more errors")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value", "edited"),
+    [
+        ("[limits] # a\npids = 9 # b\n", "limits.pids", "10", "[limits] # a\npids = 10 # b\n"),
+        ("[limits] # a\npids = 9\n", "limits.cpu_seconds", "2", "[limits] # a\ncpu_seconds = 2\npids = 9\n"),
+        ("[limits]", "limits.output.files", "2", "[limits]\noutput.files = 2"),
+        ("[limits]\noutput = { files = 2 } # c\n", "limits.output.bytes", "9",
+         "[limits]\noutput = { files = 2, bytes = 9 } # c\n"),
+        ("limits.output = {}\n", "limits.output.files", "2", "limits.output = { files = 2 }\n"),
+        ("# end\n", "limits.pids", "9", "# end\n\n[limits]\npids = 9\n"),
+        ("[limits]\r\nmemory = 64\r\n", "limits.memory", "1 GiB", '[limits]\r\nmemory = "1 GiB"\r\n'),
+        ('approval = "none"\n', "approval", 'a "b"', 'approval = "a \\"b\\""\n'),
+        ("[audit]\nkeep = [\n'value', # d\n]\n", "audit.keep", "[]", "[audit]\nkeep = []\n"),
+    ],
+)  # fmt: skip
+def test_an_edit_changes_one_value_and_no_other_character(text: str, key: str, value: str, edited: str) -> None:
+    """In whatever form the table of the key is written."""
+    end = "\r\n" if "\r\n" in text else "\n"
+    begin = MINIMAL.replace("\n", end)
+    found = set_value((begin + text).encode(), PATH, tuple(key.split(".")), value).decode()
+    assert found == begin + edited
+
+
+def test_an_edit_beside_dotted_keys_stands_behind_the_tool() -> None:
+    """A header for their table would be an error; a key at the top would belong to the last table."""
+    text = MINIMAL + "limits.pids = 9\n[files]\n"
+    found = set_value(text.encode(), PATH, ("limits", "cpu_seconds"), "2")
+    assert set_value(found, PATH, ("approval",), "ask").decode().splitlines()[:3] == [
+        'tool = "probe"', 'approval = "ask"', "limits.cpu_seconds = 2",
+    ]  # fmt: skip
+
+
+def test_an_edit_that_would_say_something_else_is_refused() -> None:
+    """A key below a list or a value; a value that brings a line of its own is a text."""
+    for key in (("isolation", "x"), ("tool", "x")):
+        with pytest.raises(ProfileError):
+            set_value(MINIMAL.encode(), PATH, key, "1")
+    found = set_value(MINIMAL.encode(), PATH, ("risk",), '"low"\napproval = "none"')
+    assert tomllib.loads(found.decode())["risk"] == '"low"\napproval = "none"'

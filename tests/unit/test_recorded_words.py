@@ -2,6 +2,7 @@
 
 import hashlib
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,13 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Network, Profile
 from glovebox_server.app import check_example
 from glovebox_server.audit.events import CallDecided, CallEvent, draft
-from glovebox_server.broker.network import gate_for
 from glovebox_server.broker.policy import decide
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.events import RequestEvent, TunnelEvent
 from glovebox_server.egress.exchange import request
 from glovebox_server.egress.tunnel import connect
+from glovebox_server.guards.network.gate import gate_for
 from glovebox_server.tools import TOOLS
 
 SECRET = "s3cret-k3y"  # noqa: S105 - nobody's
@@ -96,8 +97,14 @@ class Recorder:
 async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     """The record of one attempt of a program's, which is refused."""
     recorder: Any = Recorder()
-    gate = gate_for(narrow(), recorder, call_of(""), credentials=Held())
-    assert gate is not None
+    now = SimpleNamespace(rights=SimpleNamespace(credentials=()), on_connect=[], max_connections=[], on_traffic=[])
+    now.profile, now.records = narrow(), recorder
+    call: Any = SimpleNamespace(now=now, request=call_of(""))
+
+    async def look(_attempt: object) -> None:
+        """Nobody watches."""
+
+    gate = gate_for(call, look, credentials=Held())
 
     async def ended(_: RequestEvent | TunnelEvent) -> None:
         """What the program hears is not recorded."""

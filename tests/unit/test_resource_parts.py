@@ -2,10 +2,12 @@
 
 import base64
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -15,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from tests.fixtures.artifact_stores import ALICE, BOB, a_store, keep
 from tests.unit.test_secret_corpus import POSITIVES
 
+from glovebox_server.artifacts import store as artifact_store
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.egress.credentials.redact import Forms
@@ -127,6 +130,51 @@ async def test_no_part_of_altered_content_is_given(tmp_path: Path) -> None:
         place.write_bytes(bytes(999) + b"x")
         with pytest.raises(MCPError, match="no longer matches its sha256"):
             await resources.read(ALICE, first)
+
+
+async def test_an_artifact_that_is_read_in_parts_is_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each part, until it was changed; one just written could change under the same time and is (control)."""
+    hashed = 0
+
+    class Counted:
+        def __init__(self) -> None:
+            self._digest = hashlib.sha256()
+
+        def update(self, data: bytes) -> None:
+            nonlocal hashed
+            hashed += len(data)
+            self._digest.update(data)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    whole = os.urandom(1_000_000)
+    async with reading(tmp_path) as (resources, store):
+        artifact = await keep(store, "a.bin", whole)
+        place = tmp_path / "items" / artifact.id / "content"
+
+        async def read() -> int:
+            nonlocal hashed
+            hashed, found = 0, b""
+            for at in range(0, len(whole), 100_000):
+                found += content(await resources.read(ALICE, f"{artifact.uri}?offset={at}&length=100000"))[0]
+            assert found == whole
+            return hashed
+
+        monkeypatch.setattr(artifact_store, "hashlib", SimpleNamespace(sha256=Counted))
+        clock = SimpleNamespace(time_ns=lambda: place.stat().st_mtime_ns)
+        monkeypatch.setattr(artifact_store, "time", clock)
+        assert await read() == 10 * len(whole)
+        clock.time_ns = lambda: place.stat().st_mtime_ns + 10**9
+        assert await read() == len(whole)
+        assert await read() == 0
+        os.utime(place, ns=(0, 0))
+        assert await read() == len(whole)
+        place.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(MCPError, match="no longer matches its sha256"):
+            await read()
 
 
 TOKEN = POSITIVES[0].partition("=")[2]

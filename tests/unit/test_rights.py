@@ -7,11 +7,12 @@ from tests.fixtures.policy_texts import EVERYTHING, policy
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
+from glovebox_profiles.model import Credential
 from glovebox_profiles.policy.model import digest
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
+from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.governance.policy import governed, policy_file, require_workflow
-from glovebox_server.governance.rights import Rights, Roles
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import Workspace, WorkspaceRefused
@@ -19,6 +20,7 @@ from glovebox_server.workspace import Workspace, WorkspaceRefused
 PROFILES = load([SHIPPED], check_example=None)
 SERVED = Path("/srv/all")
 SUPPORT = Path("/srv/support")
+KEY = Credential(name="key", host="a.example.org", paths=("/*",), header="Key", source="env:KEY")
 
 
 def caller(name: str = "token:support", *, roles: tuple[str, ...] = (), workflow: str | None = None) -> Principal:
@@ -162,7 +164,7 @@ def test_the_same_role_of_another_policy_has_another_key() -> None:
 
 def test_the_rights_of_so_many_callers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over OAuth there may be any number, and none of them takes memory for ever."""
-    monkeypatch.setattr("glovebox_server.governance.rights.MAX_CALLERS", 10)
+    monkeypatch.setattr("glovebox_server.core.rights.MAX_CALLERS", 10)
     roles = Roles(policy(), PROFILES, SERVED, {"/srv/support": SUPPORT})
     for number in range(100):
         roles(caller(f"oauth:https://id.example#{number}"))
@@ -352,3 +354,15 @@ def test_examples_are_decided_as_calls_are(
     beside.write_text(PLAIN + example.replace(f'rule = "{rule}"', 'rule = "other"'))
     with pytest.raises(ProfileError, match=rf"expects {expect} by other, but the policy answers {expect} by {rule}"):
         governed(settings, PROFILES, Workspace(path=None), TOOLS)
+
+
+def test_keys_in_scope_are_those_of_the_tools_that_a_caller_may_get() -> None:
+    """Of its profiles, and of those that a yes would give it; the controls are other roles."""
+    network = PROFILES["fetch_url"].network.model_copy(update={"mode": "egress", "credential": (KEY,)})
+    fetch = PROFILES["fetch_url"].model_copy(update={"network": network})
+    profiles = PROFILES.with_narrower({**PROFILES, "fetch_url": fetch})
+    lift = '[[roles.analyst.lift]]\nwhat = "tool"\n'
+    for text, credentials in ((EVERYTHING, ()), (EVERYTHING + lift, (KEY,))):
+        roles = Roles(policy(text), profiles, SERVED, {"/srv/support": SUPPORT})
+        assert roles(caller()).credentials == credentials
+    assert Rights(profiles=profiles, workspace=None).credentials == (KEY,)

@@ -6,17 +6,21 @@ import importlib.util
 import subprocess  # noqa: TID251 - makes the environment that is tried
 import sys
 import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, cast
 
 import anyio
 import pytest
 
+from _glovebox_guest.main import _import_failure
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing
 from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
 from glovebox_sandboxes.runtime import environments, libraries, packages, runtime, trial
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.packages import RuntimeProblem
 from glovebox_sandboxes.runtime.runtime import Runtime
 
@@ -156,6 +160,39 @@ async def test_a_runtime_whose_packages_do_not_load_is_taken_back(runtime_dir: P
         await trial.check(driver, built, runtime.base_python(), ENVIRONMENT)
         gone = next(built.root.rglob("libstdc++.so.6"))
         gone.unlink()
-        with pytest.raises(RuntimeProblem, match=r"No sandbox can run what was built from [^\n]*: libstdc[^\n]*$"):
+        # The import, its exception, and the last line of the traceback; nothing is wrong with the host's Python.
+        words = r"^An import of the environment default failed: numpy: ImportError: [^\n]*libstdc[^\n]*$"
+        with pytest.raises(RuntimeProblem, match=words):
             await trial.check(driver, built, runtime.base_python(), ENVIRONMENT)
     assert runtime.find(data) is None
+
+
+@pytest.mark.parametrize(("bad", "named"), [("b", "b: the guest ended before it was ready"), ("", "a fails with b")])
+async def test_an_import_that_ends_python_is_named(
+    bad: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves no traceback, so each module is tried alone; what fails only with others is reported as it was."""
+    environment = replace(ENVIRONMENT, name="own", modules=("a", "b", "c"), path=tmp_path / "own.toml")
+    tried: list[tuple[str, ...]] = []
+
+    async def trouble(_driver: Driver, _environment: Environment, modules: Sequence[str]) -> str:
+        tried.append(tuple(modules))
+        if len(modules) > 1:
+            return "the guest ended before it was ready" if bad else "a fails with b"
+        return "the guest ended before it was ready" if bad and bad in modules else ""
+
+    monkeypatch.setattr(trial, "_trouble", trouble)
+    built = Runtime(root=tmp_path / "root", guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
+    driver = cast("Driver", _Broken(usable=True))
+    with pytest.raises(RuntimeProblem, match=f"An import of the environment own failed: {named}") as told:
+        await trial.check(driver, built, Path("/usr/bin/python3"), environment)
+    assert str(tmp_path / "own.toml") in told.value.fix
+    assert tried == [("a", "b", "c"), (), ("a",), ("b",), ("c",)][: 4 if bad else 5]
+
+
+def test_a_failed_import_is_one_line() -> None:
+    """The module, the exception, and of a message of many lines the last; the type where there is no message."""
+    problem = ImportError("\n\nPLEASE READ\nOriginal error was: libx.so: no such file\n")
+    assert _import_failure("numpy", problem) == "numpy: ImportError: Original error was: libx.so: no such file"
+    assert _import_failure("quits", SystemExit("bye")) == "quits: SystemExit: bye"
+    assert _import_failure("a.b", KeyError()) == "a.b: KeyError"

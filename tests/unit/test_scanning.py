@@ -20,10 +20,9 @@ from glovebox_sandboxes.contract.errors import SandboxUnavailable
 from glovebox_server.app import check_example
 from glovebox_server.audit.events import Input
 from glovebox_server.calls import Principal
+from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.budgets.spending import worst_case
-from glovebox_server.governance.governance import Governance
-from glovebox_server.governance.rights import Rights
+from glovebox_server.guards.budgets.spending import worst_case
 from glovebox_server.promotion import proposing, scanning
 
 __all__ = ["scene"]  # a fixture
@@ -58,7 +57,7 @@ def scanned(scene: Scene, tmp_path: Path, scan: Callable[[Guest], Awaitable[None
         await guest.done()
 
     scene.driver.script = script
-    return replace(scene, broker=replace(scene.broker, governance=Governance(rights_of=lambda _: rights)))
+    return scene.guarded(rights_of=lambda _: rights)
 
 
 async def say(guest: Guest, text: str, status: int = 0) -> None:
@@ -279,8 +278,7 @@ async def test_looking_into_a_proposal_ends_with_its_call(by: str, scene: Scene,
     (tmp_path / "state").mkdir()
     async with obeying(tmp_path / "state") as stops, anyio.create_task_group() as tasks:
         proposals = Proposals(settings=cast("Any", None), audit=cast("Any", scene.audit), into=dict)
-        governance = Governance(rights_of=lambda _: rights, stops=stops)
-        broker = replace(scene.broker, governance=governance, proposals=lambda: proposals)
+        broker = scene.guarded(rights_of=lambda _: rights, stops=stops, proposals=lambda: proposals).broker
         results = []
 
         async def call() -> None:

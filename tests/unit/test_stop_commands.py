@@ -16,9 +16,9 @@ from tests.unit.test_stops import a_stop, full
 
 from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
-from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.governance import server_key
-from glovebox_server.governance.stops.stop import stops_of
+from glovebox_server.guards.stops.stop import stops_of
 from glovebox_server.secret_files import SecretUnusable
 
 
@@ -38,14 +38,14 @@ def test_stopping_listing_and_resuming_are_on_record(state: Path) -> None:
     """Two events that say what, why and who; the log is whole."""
     status, text = run(state, "stop", "--tool", "run_python", "--because", "it went\x1b[2J wild", "--json")
     found = json.loads(text)
-    assert (status, found["recorded"], found["everything"]) == (OK, True, False)
+    assert (status, found["recorded"], found["everything"]) == (NO_SERVER, True, False)
     identity = found["stop"]["id"]
     assert found["stop"]["because"] == "it went\\x1b[2J wild"
     status, text = run(state, "stops", "list")
     assert status == OK
     assert identity in text
     assert "tool run_python" in text
-    assert run(state, "resume", identity) == (OK, "1 stop lifted.\n")
+    assert run(state, "resume", identity) == (OK, f"1 stop lifted in {state} (no live server).\n")
     assert json.loads(run(state, "stops", "list", "--json")[1]) == {"stops": [], "damaged": []}
     records = [json.loads(line) for line in log_lines(state / "audit")]
     assert [each["kind"] for each in records] == ["stop.made", "stop.lifted"]
@@ -58,7 +58,7 @@ def test_stopping_listing_and_resuming_are_on_record(state: Path) -> None:
     [
         (("stop", "--because", "x"), "Say what to stop"),
         (("stop", "--all", "--tool", "run_python", "--because", "x"), "Say what to stop"),
-        (("stop", "--all"), "--because"),
+        (("stop", "--principal", "token:ci"), "There are: none"),
         (("stop", "--all", "--because", " "), "1 to 500 characters"),
         (("stop", "--tool", "run_pyton", "--because", "x"), "there are fetch_url"),
         (("stop", "--call", "last", "--because", "x"), "a call's id"),
@@ -89,7 +89,7 @@ def test_a_stop_that_cannot_be_recorded_still_stops_and_says_so(state: Path) -> 
     state.mkdir(mode=0o700)
     (state / "audit").write_text("")
     status, text = run(state, "stop", "--all", "--because", "now")
-    assert status == OK
+    assert status == NO_SERVER
     assert "not in the audit log" in text
     (stop,) = stops_of(state).read().items
     assert run(state, "resume", stop.id)[0] == UNAVAILABLE
@@ -107,7 +107,7 @@ def test_a_log_that_does_not_answer_holds_no_stop_up(state: Path, monkeypatch: p
     began = time.monotonic()
     status, text = run(state, "stop", "--all", "--because", "now")
     assert time.monotonic() - began < 0.8
-    assert status == OK
+    assert status == NO_SERVER
     assert "did not answer in time" in text
     assert len(stops_of(state).read().items) == 1
 
@@ -116,14 +116,14 @@ def test_where_the_disk_is_full_everything_is_stopped_instead(state: Path, monke
     """A file without content needs no room; the control is a disk with room, where one tool is."""
     full(monkeypatch, also_empty=False)
     status, text = run(state, "stop", "--tool", "run_python", "--because", "now")
-    assert status == OK
+    assert status == NO_SERVER
     assert "so everything is" in text
     status, text = run(state, "stops", "list")
     assert status == UNAVAILABLE
     assert "Everything is stopped" in text
     monkeypatch.undo()
-    assert run(state, "resume", "--all") == (OK, "1 stop lifted.\n")
-    assert run(state, "stops", "list") == (OK, "0 stops in force.\n")
+    assert run(state, "resume", "--all") == (OK, f"1 stop lifted in {state} (no live server).\n")
+    assert run(state, "stops", "list") == (OK, f"0 stops in force in {state} (no live server).\n")
 
 
 FULL_DISK = """
@@ -146,7 +146,7 @@ assert "so everything is" in run("stop", "--tool", "run_python", "--because", "n
 assert "Everything is stopped" in run("stops", "list").output
 os.ftruncate(filler, 0)
 assert run("resume", "--all").exit_code == 0
-assert run("stop", "--tool", "run_python", "--because", "now").exit_code == 0
+assert run("stop", "--tool", "run_python", "--because", "now").exit_code == 5
 assert "tool run_python" in run("stops", "list").output
 """
 
@@ -167,7 +167,7 @@ def test_half_of_a_stop_is_none(state: Path, monkeypatch: pytest.MonkeyPatch) ->
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
     status, text = run(state, "stop", "--tool", "run_python", "--because", "now")
-    assert status == OK
+    assert status == NO_SERVER
     assert "so everything is" in text
     monkeypatch.undo()
     assert run(state, "resume", "--all")[0] == OK
@@ -178,7 +178,7 @@ def test_stops_whose_place_is_gone_are_not_said_to_be_none(state: Path) -> None:
     """Servers that run stop everything then; the controls are a place that nobody used, and one made anew."""
     stops_of(state).add("s_" + "2" * 26, b"")
     shutil.rmtree(state / "governance" / "stops")
-    assert run(state, "stops", "list") == (OK, "0 stops in force.\n")
+    assert run(state, "stops", "list") == (OK, f"0 stops in force in {state} (no live server).\n")
     server_key.load(state)
     for words in ((), ("--json",)):
         status, text = run(state, "stops", "list", *words)
@@ -186,7 +186,7 @@ def test_stops_whose_place_is_gone_are_not_said_to_be_none(state: Path) -> None:
         assert "it is gone" in text
         assert "glovebox resume --all" in text
     assert run(state, "resume", "--all")[0] == OK
-    assert run(state, "stops", "list") == (OK, "0 stops in force.\n")
+    assert run(state, "stops", "list") == (OK, f"0 stops in force in {state} (no live server).\n")
 
 
 def test_where_nothing_can_be_made_the_command_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +224,6 @@ def test_killed_between_the_record_and_the_act_it_is_made_again(state: Path) -> 
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert b'"kind":"stop.made"' in log_lines(state / "audit")[-1]
     assert stops_of(state).read().items == ()
-    assert run(state, "stop", "--all", "--because", "again")[0] == OK
+    assert run(state, "stop", "--all", "--because", "again")[0] == NO_SERVER
     assert len(stops_of(state).read().items) == 1
     assert verify(state / "audit").ok

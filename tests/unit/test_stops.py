@@ -18,12 +18,12 @@ from tests.fixtures.brokered import Heard
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.admission import Admission
 from glovebox_server.calls import CallResult, Principal, ToolCall, new_call_id
 from glovebox_server.governance.files import Files, Found
-from glovebox_server.governance.stops import stops as stops_module
-from glovebox_server.governance.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
-from glovebox_server.governance.stops.stops import LOOK_SECONDS, Stops
+from glovebox_server.guards.admission.admission import Admission
+from glovebox_server.guards.stops import stops as stops_module
+from glovebox_server.guards.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
+from glovebox_server.guards.stops.stops import LOOK_SECONDS, Stops
 from glovebox_server.secret_files import SecretDirectory, SecretUnusable
 
 __all__ = ["scene"]
@@ -348,10 +348,7 @@ async def test_running_and_waiting_calls_end_as_refusals_on_record(scene: Scene,
     """One runs and one waits for its turn: both are refused by the stop; a third, of somebody else's, is served."""
     (tmp_path / "state").mkdir()
     async with obeying(tmp_path / "state") as stops:
-        broker = replace(
-            scene.broker, governance=replace(scene.broker.governance, stops=stops), admission=Admission(running=1)
-        )
-        scene = replace(scene, broker=broker)
+        scene = scene.guarded(stops=stops, admission=Admission(running=1))
         started = anyio.Event()
 
         async def forever(_guest: object) -> None:
@@ -385,6 +382,8 @@ async def test_running_and_waiting_calls_end_as_refusals_on_record(scene: Scene,
 class _Asks:
     """Approvals where somebody is to be asked, who never answers."""
 
+    id = "q_1"
+
     def __init__(self) -> None:
         self.waiting = anyio.Event()
 
@@ -403,13 +402,8 @@ async def test_a_call_that_waits_for_a_person_ends_too(scene: Scene, tmp_path: P
     (tmp_path / "state").mkdir()
     async with obeying(tmp_path / "state") as stops:
         asks = _Asks()
-        rights = replace(
-            scene.broker.governance.rights_of(Principal(id="local:1", transport="cli")), approvals=cast("Any", (1,))
-        )
-        governance = replace(
-            scene.broker.governance, stops=stops, approvals=cast("Any", asks), rights_of=lambda _: rights
-        )
-        scene = replace(scene, broker=replace(scene.broker, governance=governance))
+        rights = replace(scene.guards.rights_of(Principal(id="local:1", transport="cli")), approvals=cast("Any", (1,)))
+        scene = scene.guarded(stops=stops, approvals=cast("Any", asks), rights_of=lambda _: rights)
         ended: list[CallResult] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_submitted, scene, "local:1", ended)

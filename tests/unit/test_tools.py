@@ -11,7 +11,7 @@ from glovebox_server import tools
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Arguments, Result, Tool
 
-BESIDE = {"__init__", "base", "values"}
+BESIDE = {"__init__", "base", "excerpts", "values"}
 """Modules of the folder that are no tools."""
 JOBS = {path.stem for path in Path(_glovebox_guest.jobs.__path__[0]).glob("*.py")} - {"__init__"}
 DELIVERED = {"artifacts", "images", "changes", "notes"}
@@ -49,3 +49,21 @@ def test_each_says_what_its_models_say(tool: Tool) -> None:
     assert tool.open_world == ("network" in tool.needs) == (tool.request is not None)
     fields = set(tool.result.model_fields)
     assert fields >= DELIVERED if tool.delivers else not DELIVERED & fields
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/home/me/work/data/a.csv", "data/a.csv"),
+        ("/home/me/work", "."),
+        ("/home/me/workshop/a.csv", "/home/me/workshop/a.csv"),
+        ("/home/me/work/../secret", "../secret"),  # which the guest refuses
+        ("/workspace/a.csv", "/workspace/a.csv"),
+        ("a.csv", "a.csv"),
+    ],
+)
+def test_an_absolute_path_below_the_workspace_becomes_a_relative_one(path: str, asked: str) -> None:
+    """For a caller that knows the host's paths; the control is another caller, whose path stays as it is."""
+    tool = TOOLS["read_workspace_file"]
+    assert tool.job({"path": path}, root=Path("/home/me/work")).payload["path"] == asked
+    assert tool.job({"path": path}).payload["path"] == path

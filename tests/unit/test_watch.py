@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from glovebox_server.audit.events import Event
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Principal
 from glovebox_server.cli.main import main
+from glovebox_server.core.call import Call
+from glovebox_server.core.rights import Rights
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.governance.stops.stops import Stops
-from glovebox_server.governance.watch import rules, watch
-from glovebox_server.governance.watch.canaries import Canary, canaries_of, plant
-from glovebox_server.governance.watch.watch import Watch
+from glovebox_server.guards.stops.stops import Stops
+from glovebox_server.guards.watch import guard, rules, watch
+from glovebox_server.guards.watch.canaries import Canary, canaries_of, plant
+from glovebox_server.guards.watch.watch import Watch
 
 __all__ = ["scene"]
 
@@ -245,7 +248,7 @@ async def test_a_caller_that_trips_in_run_after_run_is_stopped_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once half of the places are taken, by one stop; the control is its first run, and another caller."""
-    monkeypatch.setattr("glovebox_server.governance.stops.stops.MAX_STOPS", 4)
+    monkeypatch.setattr("glovebox_server.guards.stops.stops.MAX_STOPS", 4)
     async with watching(tmp_path, denials="stop") as seen:
         for number in range(5):
             for _ in range(rules.DENIALS_IN_A_ROW):
@@ -260,7 +263,7 @@ async def test_a_log_that_does_not_answer_holds_no_alarm_that_stops_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alarm and stop together wait for it once, and get there in the end, the alarm first."""
-    monkeypatch.setattr("glovebox_server.governance.stops.stops.RECORD_SECONDS", 0.2)
+    monkeypatch.setattr("glovebox_server.guards.stops.stops.RECORD_SECONDS", 0.2)
     async with watching(tmp_path) as seen:
         marker, append = planted(tmp_path).marker, seen.stops._audit.append
         answers, there = anyio.Event(), anyio.Event()
@@ -334,8 +337,7 @@ async def test_output_with_a_canary_reaches_neither_caller_nor_store(scene: Scen
     (tmp_path / "state").mkdir()
     async with watching(tmp_path / "state") as seen:
         marker = planted(tmp_path / "state").marker
-        governance = replace(scene.broker.governance, stops=seen.stops, watch=seen.watch)
-        scene = replace(scene, broker=replace(scene.broker, governance=governance))
+        scene = scene.guarded(stops=seen.stops, watch=seen.watch)
 
         async def script(guest: Guest) -> None:
             await guest.file("a.txt", content)
@@ -358,20 +360,33 @@ async def test_output_with_a_canary_reaches_neither_caller_nor_store(scene: Scen
         assert again.structured["refused"]["rule"] == "stop"
 
 
+def _decided_as(decision: Decision, rights: Rights) -> tuple[Decision, Rights]:
+    return decision, rights
+
+
 async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_path: Path) -> None:
     """Without anybody who could be asked it is refused; the control is another run."""
     (tmp_path / "state").mkdir()
     async with watching(tmp_path / "state", denials="ask") as seen:
-        governance = replace(scene.broker.governance, stops=seen.stops, watch=seen.watch)
-        broker = replace(scene.broker, governance=governance)
+        broker = scene.guarded(stops=seen.stops, watch=seen.watch).broker
         who = Principal(id="local:1", transport="cli")
         for _ in range(rules.DENIALS_IN_A_ROW):
             await seen.watch.decided(a_call(), decision("deny"), None)
         asked = await broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
         assert asked.structured["refused"]["rule"] == "watch.denials"
+        nothing: Any = None
         for effect, rule in (("ask", "watch.denials"), ("deny", "test")):  # where its profile asks, an operator is too
-            found = governance.asks(a_call(), replace(decision(effect), rule="test"))
-            assert (found.effect, found.rule) == (effect, rule)
+            given = replace(decision(effect), rule="test")
+
+            async def decided(call: Call) -> Any:
+                return call.decide(call.rights)[0]
+
+            call = Call(
+                request=a_call(), tool=nothing, listener=nothing, rights=nothing,
+                decide=partial(_decided_as, given), ended_by=nothing,
+            )  # fmt: skip
+            verdict: Any = await guard.slow(seen.watch, call, decided)
+            assert (verdict.effect, verdict.rule) == (effect, rule)
         assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed
 
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tests.repo.files import ROOT, committed
 
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Changes, Outcome, Shown, SkippedFile, Usage
-from glovebox_server.governance.watch.look import LIVE_BYTES, Look, of_url, of_value
-from glovebox_server.governance.watch.markers import Needles, Scanner
+from glovebox_server.guards.watch.look import LIVE_BYTES, Look, of_url, of_value
+from glovebox_server.guards.watch.markers import Needles, Scanner
 from glovebox_server.secret_scan.patterns import MAX_WORDS, PATTERNS, kind_of_secret
 
 MARKER = "q7v2m9x4k1z8c5b3n6w0d7f2h9j4l1p8s5t3r6y0"
@@ -203,6 +203,8 @@ PARTS: Mapping[str, Outcome] = {
     "value": an_outcome(value={"text": [MARKER]}),
     "problem": an_outcome(problems=(MARKER,)),
     "name of a file": an_outcome(skipped=(SkippedFile(name=f"{MARKER}.txt", reason="x"),)),
+    "reason of a file": an_outcome(skipped=(SkippedFile(name="x.txt", reason=MARKER),)),
+    "reason of a copy": an_outcome(shown=(Shown(name="", reason=MARKER),)),
     "picture": an_outcome(blobs=(Blob(media_type="image/png", data=MARKER.encode()),)),
     "copy of a picture": an_outcome(blobs=(Blob(media_type="image/png", data=b"PNG", shown=_SHOWN),)),
     "copy of a file": an_outcome(shown=(_SHOWN,)),

@@ -9,6 +9,7 @@ from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import read
 from _glovebox_guest.pictures import header
+from _glovebox_guest.wording import MAX_ANSWER
 
 
 @pytest.fixture
@@ -115,6 +116,7 @@ def test_what_fits_no_answer_is_cut_at_a_line_and_goes_on_there(workspace: Works
     workspace.write("a.txt", "".join(lines))
     value = workspace.run("read", path="a.txt")
     assert len(json.dumps(value["text"])) <= 100 * 1024
+    assert MAX_ANSWER - 101 < len(value["text"]) <= MAX_ANSWER
     assert value["text"] == "".join(lines[: value["lines"]])
     assert value["next_offset"] == value["lines"] + 1
     assert value["total_lines"] == 1000

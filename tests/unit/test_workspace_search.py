@@ -8,6 +8,7 @@ import pytest
 from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import search
+from _glovebox_guest.wording import MAX_ANSWER
 
 
 @pytest.fixture
@@ -38,7 +39,6 @@ def test_a_match_has_path_line_and_text(workspace: Workspace) -> None:
         "binary": 0,
         "passed_over": [".git"],
         "ignored": 0,
-        "hidden": 0,
         "truncated": None,
     }
 
@@ -110,8 +110,23 @@ def test_context_lines_stand_before_and_after(workspace: Workspace) -> None:
     workspace.write("c.txt", "1\n2\nx\n4\n5\n6\nx")
     assert workspace.run("search", pattern="x", path="c.txt", context=2)["matches"] == [
         {"path": "c.txt", "line": 3, "text": "x", "before": ["1", "2"], "after": ["4", "5"]},
-        {"path": "c.txt", "line": 7, "text": "x", "before": ["5", "6"], "after": []},
+        {"path": "c.txt", "line": 7, "text": "x", "before": ["6"], "after": []},
     ]
+
+
+def test_context_that_overlaps_is_shown_once(workspace: Workspace) -> None:
+    """Each line stands in the answer once, in order, be it a match or beside several; the control has none beside."""
+    lines = ["x 1", "x 2", "3", "x 4", "5", "6", "7", "x 8", "9", "10", "11", "12", "13", "x 14"]
+    workspace.write("c.txt", "\n".join(lines))
+    for context, left_out in ((0, {3, 5, 6, 7, 9, 10, 11, 12, 13}), (1, {6, 10, 11, 12}), (2, {11}), (5, set())):
+        matches = workspace.run("search", pattern="x", path="c.txt", context=context)["matches"]
+        shown = [
+            text for match in matches for text in (*match.get("before", ()), match["text"], *match.get("after", ()))
+        ]
+        assert shown == [line for number, line in enumerate(lines, 1) if number not in left_out]
+        for match in matches:
+            assert match["line"] - len(match.get("before", ())) >= 1
+            assert lines[match["line"] - 1] == match["text"]
 
 
 def test_a_long_line_is_cut_around_its_match(workspace: Workspace) -> None:
@@ -136,6 +151,8 @@ def test_an_answer_never_outgrows_a_message(workspace: Workspace) -> None:
     workspace.write("long.txt", ("\x02" * 399 + "x\n") * 2000)
     value = workspace.run("search", pattern="x", path="long.txt", limit=1000, context=5)
     assert len(json.dumps(value["matches"])) <= 100 * 1024
+    texts = [text for match in value["matches"] for text in (*match["before"], match["text"], *match["after"])]
+    assert MAX_ANSWER * 3 // 4 < sum(len(text.encode()) for text in texts) <= MAX_ANSWER
     assert "as much as fits" in value["truncated"]
 
 

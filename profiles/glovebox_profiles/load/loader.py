@@ -7,7 +7,7 @@ Never import ``server``: how a call is decided comes in as a function.
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from glovebox_profiles.egress import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import RULES, first_mistake
+from glovebox_profiles.load.mistakes import RULES, describe_mistakes
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile, digest, digest_of
@@ -203,17 +203,34 @@ def read(
     if path.name == _POLICY and not any_name:
         hint = f"Move it to {path.parent.parent / path.name}."
         raise ProfileError(path, None, "", "is a policy among profiles, so it is not in force", hint)
-    profile, lines = _parse(read_bytes(path), path)
+    return checked(read_bytes(path), path, check_example=check_example, tools=tools, any_name=any_name)
+
+
+def checked(
+    data: bytes,
+    path: Path,
+    *,
+    check_example: CheckExample | None,
+    tools: Collection[str] | None = None,
+    any_name: bool = False,
+) -> Profile:
+    """Do with the bytes of a profile what ``read`` does with a file; ``path`` is only named in errors.
+
+    Raises:
+        ProfileError: As for ``load``.
+    """
+    profile, lines = _parse(data, path)
     if tools is not None and profile.tool not in tools:
         hint = nearest(profile.tool, sorted(tools))
         raise ProfileError(path, lines.get(("tool",)), "tool", f'there is no tool "{profile.tool}"', hint)
+    errors: list[ProfileError] = []
     if profile.tool != path.stem and not any_name:
-        raise ProfileError(
-            path, lines.get(("tool",)), "tool", f'is "{profile.tool}" in a file named {path.name}',
-            f"Name the file {profile.tool}.toml, so that exactly one file answers for one tool.",
-        )  # fmt: skip
+        reason = f'is "{profile.tool}" in a file named {path.name}'
+        fix = f"Name the file {profile.tool}.toml, so that exactly one file answers for one tool."
+        errors.append(ProfileError(path, lines.get(("tool",)), "tool", reason, fix))
     if check_example:
-        _run_examples(profile, path, lines, check_example)
+        errors += _failing_examples(profile, path, lines, check_example)
+    _raise_all(errors)
     return profile
 
 
@@ -238,36 +255,39 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
     try:
         profile = Profile.model_validate(values)
     except ValidationError as error:
-        raise first_mistake(error, path, lines) from None
-    _require_lent_well(profile, path, lines)
+        raise describe_mistakes(error, path, lines) from None
+    _raise_all(_misplaced_keys(profile, path, lines))
     return profile, lines
 
 
-def _require_lent_well(profile: Profile, path: Path, lines: Mapping[KeyPath, int]) -> None:
-    """Refuse a key that nothing can ask for, and one of a host to which programs have a tunnel beside it."""
+def _raise_all(errors: Iterable[ProfileError]) -> None:
+    if found := list(errors):
+        raise ProfileError.combine(found, len(found))
+
+
+def _misplaced_keys(profile: Profile, path: Path, lines: Mapping[KeyPath, int]) -> Iterator[ProfileError]:
+    """Yield an error for a key that nothing can ask for, or whose host programs reach by a tunnel beside it."""
     for index, each in enumerate(profile.network.credential):
         key = ("network", "credential", index, "env")
         if each.env is not None and profile.tool != PROGRAMS:
             hint = f"Leave it out: requests of {profile.tool} get the key unasked."
-            raise ProfileError(path, lines[key], dotted(key), f"{profile.tool} runs no program to find it", hint)
+            yield ProfileError(path, lines[key], dotted(key), f"{profile.tool} runs no program to find it", hint)
         tunnel = EgressRule.from_table({"host": each.host, "methods": ["CONNECT"]})
         if profile.tool == PROGRAMS and meet(profile.network.allow, [tunnel]):
             key = ("network", "credential", index, "host")
             reason = f"is {each.host}, to which network.allow has a tunnel: nothing is added or looked for there"
             hint = 'Take CONNECT out of that rule; ordinary HTTPS works with network.tls = "inspect".'
-            raise ProfileError(path, lines[key], dotted(key), reason, hint)
+            yield ProfileError(path, lines[key], dotted(key), reason, hint)
 
 
-def _run_examples(profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample) -> None:
+def _failing_examples(
+    profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample
+) -> Iterator[ProfileError]:
     for index, example in enumerate(profile.example):
         effect, rule = check(profile, example.call)
         if effect == example.expect and example.rule in (None, rule):
             continue
         wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
-        raise ProfileError(
-            path,
-            lines.get(("example", index)),
-            dotted(("example", index)),
-            f"expects {wanted}, but the profile answers {effect} by {rule}",
-            "Change the keys above it, or the example if its expectation was wrong.",
-        )
+        reason = f"expects {wanted}, but the profile answers {effect} by {rule}"
+        fix = "Change the keys above it, or the example if its expectation was wrong."
+        yield ProfileError(path, lines.get(("example", index)), dotted(("example", index)), reason, fix)

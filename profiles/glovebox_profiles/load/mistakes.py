@@ -1,4 +1,4 @@
-"""From what pydantic found to the one sentence an operator needs: line, key, problem, nearest valid key. Pure."""
+"""From what pydantic found to the sentences an operator needs: line, key, problem, nearest valid key. Pure."""
 
 import difflib
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ _NAMES = "[key]"
 """What pydantic appends to the place of a name that is wrong itself."""
 
 
-def first_mistake(
+def describe_mistakes(
     found: ValidationError,
     path: Path,
     lines: Mapping[KeyPath, int],
     model: type[BaseModel] = Profile,
     page: str = "docs/use/profiles.md",
 ) -> ProfileError:
-    """Return the one mistake to repair first.
+    """Return all mistakes of a file as one error, the one to correct first before the others.
 
     Args:
         found: What pydantic found in the file's values.
@@ -41,10 +41,14 @@ def first_mistake(
         page: Where its keys are described.
     """
     details = found.errors(include_url=False, include_input=False)
-    first = min(details, key=lambda each: (_rank(each), line_of(_key(each), lines)))
-    key = _key(first)
-    problem, hint = _sentences(first, key, model, page)
-    return ProfileError(path, line_of(key, lines), dotted(key), problem, hint)
+    details.sort(key=lambda detail: (_rank(detail), line_of(_key(detail), lines)))
+
+    def describe(detail: ErrorDetails) -> ProfileError:
+        key = _key(detail)
+        problem, hint = _sentences(detail, key, model, page)
+        return ProfileError(path, line_of(key, lines), dotted(key), problem, hint)
+
+    return ProfileError.combine(map(describe, details), len(details))
 
 
 def _key(detail: ErrorDetails) -> KeyPath:

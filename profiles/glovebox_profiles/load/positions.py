@@ -53,6 +53,10 @@ class Positions:
     """Line of every key, table and array element, counted from 1."""
     headed: frozenset[KeyPath]
     """Arrays whose elements stand below ``[[headers]]`` of their own."""
+    values: Mapping[KeyPath, slice]
+    """Characters of the value of each key that is given; of the text with ``\\n`` as its line ends."""
+    headers: Mapping[KeyPath, int]
+    """Character behind each ``[header]``; likewise."""
 
 
 def scan(text: str) -> Positions:
@@ -63,7 +67,9 @@ def scan(text: str) -> Positions:
     """
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.document()
-    return Positions(lines=scanner.lines, headed=frozenset(scanner.arrays))
+    return Positions(
+        lines=scanner.lines, headed=frozenset(scanner.arrays), values=scanner.values, headers=scanner.headers
+    )
 
 
 class _Scanner:
@@ -75,6 +81,8 @@ class _Scanner:
         self.given: dict[KeyPath, int] = {}
         self.tables: dict[KeyPath, int] = {}
         self.arrays: dict[KeyPath, int] = {}
+        self.values: dict[KeyPath, slice] = {}
+        self.headers: dict[KeyPath, int] = {}
 
     def document(self) -> None:
         table: KeyPath = ()
@@ -103,6 +111,7 @@ class _Scanner:
         self.expect("]")
         self.once(self.tables, table, line)
         self.record(table, line)
+        self.headers[table] = self.at
         return table
 
     def resolve(self, key: KeyPath) -> KeyPath:
@@ -120,7 +129,10 @@ class _Scanner:
         self.expect("=")
         self.once(self.given, path, line)
         self.record(path, line)
+        self.skip(_SPACE)
+        begin = self.at
         self.value(path)
+        self.values[path] = slice(begin, begin + len(self.text[begin : self.at].rstrip()))
 
     def key(self) -> KeyPath:
         parts: list[str] = []

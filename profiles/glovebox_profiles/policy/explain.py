@@ -9,7 +9,7 @@ from glovebox_profiles import words
 from glovebox_profiles.diff import diff
 from glovebox_profiles.explain import Section
 from glovebox_profiles.model import Profile
-from glovebox_profiles.policy.model import SPENDING, Approval, Budget, By, Lift
+from glovebox_profiles.policy.model import CALLER_MINUTES, SPENDING, Approval, Budget, By, Lift
 from glovebox_profiles.policy.rights import Rights
 from glovebox_sandboxes.plural import counted
 
@@ -77,13 +77,20 @@ def budget_words(budget: Budget) -> str:
     return f"{budget.name}: {amounts}{of} {_EVERY[budget.every]}, for {_PER[budget.per]}"
 
 
+_REACH = {
+    "call": "for this call alone",
+    "run": "for identical calls of the run",
+    "caller": "for one such call of this caller in any run",
+}
+
+
 def approval_words(approval: Approval) -> str:
     """Write when somebody is asked, who, and how far the yes reaches."""
     of = f" of {approval.tool}" if approval.tool else ""
     what = _WHEN[approval.when].format(of=of, seconds=counted(approval.seconds or 0, "second"))
     many = f"; {approval.quorum} different principals must agree" if approval.quorum > 1 else ""
-    reach = "for identical calls of the run" if approval.reach == "run" else "for this call alone"
-    lasts = counted(approval.expires_minutes, "minute")
+    reach = _REACH[approval.reach]
+    lasts = counted(CALLER_MINUTES if approval.reach == "caller" else approval.expires_minutes, "minute")
     return f"{approval.name}: {what}. Who answers: {_BY[approval.by]}{many}. A yes is {reach}, and stands for {lasts}."
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import first_mistake, line_of
+from glovebox_profiles.load.mistakes import describe_mistakes, line_of
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile
@@ -57,18 +57,15 @@ def checked(data: bytes, path: Path, known: Known, *, check_example: CheckExampl
         ProfileError: As for ``load``.
     """
     policy, lines = _parse(data, path)
-    for mistake in _mistakes(policy, known):
-        raise ProfileError(path, line_of(mistake.key, lines), dotted(mistake.key), mistake.reason, mistake.fix)
-    for index, example in enumerate(policy.example if check_example else ()):
-        assert check_example is not None  # noqa: S101 - told to the type checker
-        effect, rule = check_example(policy, example)
-        if effect == example.expect and example.rule in (None, rule):
-            continue
-        wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
-        key: KeyPath = ("example", index)
-        reason = f"expects {wanted}, but the policy answers {effect} by {rule}"
-        fix = "Change what is above it, or the example if its expectation was wrong."
-        raise ProfileError(path, line_of(key, lines), dotted(key), reason, fix)
+    mistakes = list(_mistakes(policy, known))
+    if check_example and not mistakes:
+        mistakes = list(_failing_examples(policy, check_example))
+    if mistakes:
+        errors = (
+            ProfileError(path, line_of(mistake.key, lines), dotted(mistake.key), mistake.reason, mistake.fix)
+            for mistake in mistakes
+        )
+        raise ProfileError.combine(errors, len(mistakes))
     return policy
 
 
@@ -96,7 +93,7 @@ def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
     try:
         policy = Policy.model_validate(values)
     except ValidationError as error:
-        raise first_mistake(error, path, lines, Policy, PAGE) from None
+        raise describe_mistakes(error, path, lines, Policy, PAGE) from None
     first = lines.get(("example", 0))
     if first is None:
         reason, fix = (
@@ -133,6 +130,17 @@ def _mistakes(policy: Policy, known: Known) -> Iterator[_Mistake]:
             yield _absent(("example", index, "call", "tool"), "tool", example.call.tool, known.profiles)
 
 
+def _failing_examples(policy: Policy, check_example: CheckExample) -> Iterator[_Mistake]:
+    for index, example in enumerate(policy.example):
+        effect, rule = check_example(policy, example)
+        if effect == example.expect and example.rule in (None, rule):
+            continue
+        wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
+        reason = f"expects {wanted}, but the policy answers {effect} by {rule}"
+        fix = "Change what is above it, or the example if its expectation was wrong."
+        yield _Mistake(key=("example", index), reason=reason, fix=fix)
+
+
 def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterator[_Mistake]:
     for index, tool in enumerate(role.tools):
         if tool not in profiles:
@@ -144,6 +152,8 @@ def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterat
         if of is not None and of not in role.tools:
             yield _absent(key, "tool of this role", of, role.tools)
     for tool, keys in role.narrow.items():
+        if tool not in profiles:  # already reported
+            continue
         try:
             narrowed(profiles[tool], keys)
         except NotNarrower as problem:

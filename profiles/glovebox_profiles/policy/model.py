@@ -38,7 +38,9 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 ToolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 By = Literal["client", "operator", "either"]
 """Who answers: the person at the caller's client, an operator by ``glovebox approvals``, or whoever is first."""
-Reach = Literal["call", "run"]
+Reach = Literal["call", "run", "caller"]
+CALLER_MINUTES: Final = 60
+"""Lifetime of an approval with ``reach = "caller"``: long enough for a client to reconnect."""
 Window = Literal["minute", "hour", "day"]
 WatchAction = Literal["record", "slow", "ask", "stop", "off"]
 
@@ -179,7 +181,8 @@ class Approval(Table):
     expires_minutes: _Minutes = 10
     """How long the question, and then the yes, stands."""
     reach: Reach = "call"
-    """`call`: a yes is for one call; `run`: for identical calls of the same run."""
+    """`call`: a yes is for one call of the run; `run`: for identical calls of the run; `caller`: for one call of the
+    caller, also in another run, for an hour."""
 
     @model_validator(mode="after")
     def _can_be_answered(self) -> "Approval":

@@ -8,6 +8,7 @@ folder a call reads is said by those that name one.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.meet import meet
@@ -79,6 +80,21 @@ def roles_in_force(
             return Refusal(rule="policy.workflow", reason=reason, hint="The operator can add it to [workflows].")
         found.append(policy.workflows[workflow])
     return tuple(dict.fromkeys(found))
+
+
+def order_conflicts(policy: Policy) -> tuple[str, ...]:
+    """Return a warning for each two neighbours in ``[scopes]`` whose roles stand in the other order in ``[roles]``.
+
+    Which role a token with both scopes has is said by ``[roles]`` alone; whoever ordered ``[scopes]`` may believe
+    otherwise. Where no neighbours conflict, no two scopes do.
+    """
+    rank = {name: number for number, name in enumerate(policy.roles)}
+    return tuple(
+        f'[scopes] has "{one}" before "{other}", but a token with both has the role {policy.scopes[other]}: [roles] '
+        f"has {policy.scopes[other]} before {policy.scopes[one]}. Put both tables in one order."
+        for one, other in pairwise(policy.scopes)
+        if rank[policy.scopes[one]] > rank[policy.scopes[other]]
+    )
 
 
 def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> Rights:

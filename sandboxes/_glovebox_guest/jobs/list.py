@@ -70,7 +70,6 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             "scanned": walk.scanned,
             "passed_over": sorted(walk.passed_over),
             "ignored": walk.ignored,
-            "hidden": walk.hidden,
             "truncated": "; ".join(notes + walk.notes()) or None,
         }
     )
@@ -187,10 +186,13 @@ def _described(path: str, entry: os.DirEntry[str]) -> dict[str, Any]:
     kind = "symlink" if entry.is_symlink() else "directory" if entry.is_dir(follow_symlinks=False) else "file"
     if kind == "file" and not entry.is_file(follow_symlinks=False):
         kind = "special"
+    nothing = {"path": paths.display_name(path), "type": kind, "bytes": None, "modified": None}
+    if kind == "directory":  # its time tells when a file in it was made or removed, also one that is hidden
+        return nothing
     try:
         info = entry.stat(follow_symlinks=False)
     except OSError:  # gone in the meantime, or its folder may be listed but not entered
-        return {"path": paths.display_name(path), "type": kind, "bytes": None, "modified": None}
+        return nothing
     return {
         "path": paths.display_name(path),
         "type": kind,

@@ -13,6 +13,8 @@ from _frozen_importlib_external import PathFinder
 from errno import ENOMEM, ENOSPC
 from time import sleep
 
+from _glovebox_guest.program import cell
+from _glovebox_guest.program.cell import NAME
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.site import sitecustomize
 from _glovebox_guest.stdlib import TYPE_CHECKING
@@ -23,10 +25,8 @@ if TYPE_CHECKING:
 
 PROXY = True
 """Its program asks the host's egress policy by itself, through the proxy inside."""
-NAME = "<program>"
-"""What tracebacks call the caller's code."""
-MAX_VALUE = 16_384
-"""Characters of the last expression's value: what a person would read of it."""
+MAX_VALUE = 65_536
+"""Characters of the last expression's value: as JSON always less than a job may hand back."""
 MAX_FIGURES = 8
 """Figures returned; a loop that forgets to close its figures must not become a flood of pictures."""
 MAX_FIGURE = 8_000_000
@@ -105,10 +105,11 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
     sys.argv = [NAME]
     # What `site` gives a program, which the guest starts without.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # as the site module does
+    builtins.display = _display  # type: ignore[attr-defined]  # as a notebook does
     result: dict[str, Any] = {"value": None, "truncated": False, "error": None}
     try:
-        value = _execute(code, program.__dict__)
-        if value is not None and not code.rstrip().endswith(";"):
+        value = cell.execute(code, program.__dict__)
+        if value is not None:
             result["value"], result["truncated"] = _shown(value)
             _note_chart(value, code)
         status = 0
@@ -152,22 +153,17 @@ def warm_up() -> None:
     with open(os.devnull, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as sink:
         sys.stdout = sink
         try:
-            value = _execute("print(0)\n0", {"__builtins__": builtins})
+            value = cell.execute("print(0)\n0", {"__builtins__": builtins})
         finally:
             sys.stdout = stdout
         Emit(sink.fileno()).value({"value": _shown(value)[0], "truncated": False, "error": None})
 
 
-def _execute(code: str, namespace: dict[str, Any]) -> Any:
-    """Run all statements; the value of the last one if it is an expression, else None."""
-    from _glovebox_guest.stdlib import ast
-
-    tree: Any = compile(code, NAME, "exec", ast.PyCF_ONLY_AST)
-    last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = compile(ast.Expression(body=tree.body.pop().value), NAME, "eval")
-    exec(compile(tree, NAME, "exec"), namespace)  # noqa: S102 - this is what the sandbox is for
-    return None if last is None else eval(last, namespace)  # noqa: S307 - as above
+def _display(*values: Any, **_: Any) -> None:
+    """Show values as the last expression's is; figures that are open come back by themselves."""
+    for value in values:
+        if not hasattr(value, "savefig"):
+            print(_shown(value)[0])
 
 
 def _shown(value: Any) -> tuple[str, bool]:
@@ -271,9 +267,7 @@ def _hint(about: BaseException | str) -> str:
 
 def _source(module: Any, code: str) -> None:
     """Have ``linecache`` know the program's lines, for tracebacks and warnings."""
-    # As Python counts lines, which is not as str.splitlines does.
-    lines = code.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    module.cache[NAME] = (len(code), None, [f"{line}\n" for line in lines], NAME)
+    module.cache[NAME] = (len(code), None, [f"{line}\n" for line in cell.lines(code)], NAME)
 
 
 def prepare() -> None:
@@ -307,7 +301,8 @@ def _watch_look_ups(module: Any) -> None:
         try:
             return look_up(*args, **kwargs)
         except module.gaierror:
-            _noted.add("network")
+            if args[:1] != ("localhost",):
+                _noted.add("network")
             raise
 
     module.getaddrinfo = getaddrinfo
@@ -321,6 +316,11 @@ def _watch_programs(module: Any) -> None:
         start(self, args, *more, **named)
 
     module.Popen.__init__ = __init__
+    flags = module._args_from_interpreter_flags  # noqa: SLF001 - what multiprocessing and joblib start theirs with, too
+    # The guest's -I -S would keep the packages from them. Of -I, -P stays: no module from the current directory.
+    module._args_from_interpreter_flags = lambda: [  # noqa: SLF001 - as above
+        "-P" if flag == "-I" else flag for flag in flags() if flag != "-S"
+    ]
 
 
 def _note_pip(command: object) -> None:

@@ -12,6 +12,7 @@ from _glovebox_guest.workspace.hidden import Hidden
 from _glovebox_guest.workspace.paths import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from _glovebox_guest.program.emit import Emit
@@ -24,6 +25,14 @@ MAX_SCAN = 1024 * 1024 * 1024
 """Bytes looked through to find or count lines: about a second, well inside the profile's limits."""
 MAX_UTF16 = 16 * 1024 * 1024
 """Bytes of a UTF-16 file: it is converted as a whole, in memory."""
+NEAR_SECONDS = 0.5
+"""For each of two looks for files of a name like that of a missing one."""
+MAX_NEAR_NAMES = 5_000
+"""Names of a folder that are compared, some 20 microseconds each."""
+MAX_NEAR = 3
+"""Files that are suggested."""
+MAX_NEAR_CHARACTERS = 200
+"""Of each: a longer one is left out."""
 _BLOCK = 256 * 1024
 _CONTINUATION = bytes(range(0x80, 0xC0))
 """UTF-8 bytes that begin no character, RFC 3629 section 3."""
@@ -44,10 +53,44 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
                 value = _picture(file, head, media_type, info.st_size, emit)
         value = {"path": name, "bytes": info.st_size} | value
     except Refused as problem:
+        if problem.rule == "path.missing":
+            problem.hint = _near(path, payload.get("reveal", ())) + problem.hint
         value = problem.value()
     except OSError:
         value = Refused("path.unreadable", f"{name}: reading it failed.", "Try again.").value()
     emit.value(value)
+
+
+def _near(path: str, reveal: Iterable[str]) -> str:
+    """Return a sentence with files close to a path that does not exist; empty if there are none.
+
+    All come from a walk, which passes over what is hidden, so that none tells of a hidden file.
+    """
+    from difflib import get_close_matches
+    from itertools import islice
+
+    from _glovebox_guest.workspace import glob, tree
+
+    *folder, wanted = paths.parts(path)
+    if ".." in folder or not glob.SPECIAL.isdisjoint(path):
+        return ""
+    found: list[str] = []
+    try:
+        elsewhere = tree.Walk(f"**/{wanted}", NEAR_SECONDS, reveal=reveal)
+        inside = None
+        while inside is None:  # the deepest folder on the way that exists
+            try:
+                inside = tree.Walk("/".join([*folder, "*"]), NEAR_SECONDS, include_ignored=True, reveal=reveal)
+            except Refused:
+                wanted = folder.pop()
+        names = {near.rpartition("/")[2].casefold(): near for near, _ in islice(inside, MAX_NEAR_NAMES)}
+        close = [names[name] for name in get_close_matches(wanted.casefold(), names, MAX_NEAR)]
+        for walk, some in ((inside, close), (elsewhere, [near for near, _ in islice(elsewhere, MAX_NEAR)])):
+            found += [] if walk.stopped else some
+    except (Refused, OSError, IndexError):  # IndexError: the workspace itself cannot be listed
+        return ""
+    shown = [name for name in map(paths.display_name, dict.fromkeys(found)) if len(name) <= MAX_NEAR_CHARACTERS]
+    return f"The nearest: {', '.join(shown[:MAX_NEAR])}. " if shown else ""
 
 
 def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int, emit: Emit) -> dict[str, Any]:

@@ -34,6 +34,8 @@ _LEAD = 80
 """Characters shown before a match that stands far to the right."""
 _OVERHEAD = 60
 """Bytes of JSON a match takes beside its texts."""
+_PER_TEXT = 12
+"""Bytes a line takes beside its text: its number and its end, or quotes and a comma."""
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FIRST_READ = 16 * 1024
 """Most source files are smaller: one read(2) each, and no fstat(2)."""
@@ -80,7 +82,6 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             "binary": count[_BINARY],
             "passed_over": sorted(walk.passed_over),
             "ignored": walk.ignored,
-            "hidden": walk.hidden,
             "truncated": "; ".join(notes) or None,
         }
     )
@@ -149,16 +150,21 @@ class _Search:
         return letters, found
 
     def _matches(self, name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        number, counted, display_name = 1, 0, paths.display_name(name)
-        for start, end, column in self._lines(text):
+        """Yield the cost and the match of each line; a line of context stands with one match, and no match is one."""
+        number, counted, shown, display_name = 1, 0, 0, paths.display_name(name)
+        lines = self._lines(text)
+        following = next(lines, None)
+        while following is not None:
+            start, end, column = following
+            following = next(lines, None)
             number += text.count("\n", counted, start)
             counted = start
             match: dict[str, Any] = {"path": display_name, "line": number, "text": _cut(text[start:end], column)}
             if self._context:
-                match["before"] = _before(text, start, self._context)
-                match["after"] = _after(text, end, self._context)
+                match["before"] = _before(text, start, self._context, shown)
+                match["after"], shown = _after(text, end, self._context, following[0] if following else len(text))
             texts = [display_name, match["text"], *match.get("before", ()), *match.get("after", ())]
-            yield _OVERHEAD + sum(map(wording.cost, texts)), match
+            yield _OVERHEAD + sum(_PER_TEXT + wording.cost(shown_text) for shown_text in texts), match
 
     def _lines(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Yield start, end and the match's column (from 0) of each line that matches."""
@@ -231,23 +237,25 @@ def _content(path: str) -> bytes | None:
         os.close(descriptor)
 
 
-def _before(text: str, start: int, count: int) -> list[str]:
+def _before(text: str, start: int, count: int, floor: int) -> list[str]:
+    """Return up to ``count`` lines before ``start``, none of which begins before ``floor``."""
     lines: list[str] = []
-    while start > 0 and len(lines) < count:
+    while start > floor and len(lines) < count:
         previous = text.rfind("\n", 0, start - 1) + 1
         lines.append(_cut(text[previous : start - 1]))
         start = previous
     return lines[::-1]
 
 
-def _after(text: str, end: int, count: int) -> list[str]:
+def _after(text: str, end: int, count: int, stop: int) -> tuple[list[str], int]:
+    """Return up to ``count`` lines behind ``end`` that begin before ``stop``, and where the next line begins."""
     lines: list[str] = []
-    while end + 1 < len(text) and len(lines) < count:
+    while end + 1 < stop and len(lines) < count:
         following = text.find("\n", end + 1)
         following = len(text) if following < 0 else following
         lines.append(_cut(text[end + 1 : following]))
         end = following
-    return lines
+    return lines, end + 1
 
 
 def _cut(line: str, column: int = 0) -> str:

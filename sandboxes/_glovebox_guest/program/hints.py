@@ -44,11 +44,24 @@ _COVERED = (
     "It is named as a secret, and closed to programs: do without it, or ask the operator to show it (files.reveal in "
     "the tool's profile)."
 )
+_LOCALHOST = "Names are not resolved in this sandbox, not even localhost: use 127.0.0.1."
+_FORK = (
+    'A program here is no file that another process could import: use multiprocessing.get_context("fork").Pool, or '
+    "threads, as concurrent.futures.ThreadPoolExecutor has them."
+)
+_TERMINAL = "There are no terminals in this sandbox: start programs with subprocess, and talk to them through pipes."
+_ROOT = (
+    "/ cannot be listed here: the workspace is /workspace, files of earlier calls are in /input, and /output and /tmp "
+    "are for writing."
+)
+_SOCKETS = "TCP and UDP on 127.0.0.1 and socket.socketpair() work here; of multiprocessing's pools, those that fork."
+
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
 """Which other environment has which module; set by whoever asks."""
-_WEB = "use the tool fetch_url"
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "requests": ("urllib.request",), "httpx": ("requests", "urllib.request"),
+    "PyPDF2": ("pypdf",), "pdfplumber": ("pypdf",), "fitz": ("pypdf",),
     "pyarrow": ("fastparquet",), "xlsxwriter": ("openpyxl",), "xlrd": ("openpyxl",),
     "pandas": ("polars", "duckdb"), "polars": ("pandas",), "duckdb": ("sqlite3", "pandas"),
     "plotly": ("matplotlib",), "seaborn": ("matplotlib",), "cv2": ("PIL",),
@@ -103,7 +116,9 @@ def missing_package(name: str) -> str:
     if name and _importable(name):
         return ""  # it has no such part
     others = " or ".join(_HOW.get(each, each) for each in _INSTEAD.get(name, ()) if _importable(each))
-    instead = _WEB if name in {"requests", "httpx"} else others and f"use {others}"
+    if name in {"requests", "httpx"} and "HTTPS_PROXY" not in os.environ:
+        others = "the tool fetch_url"
+    instead = others and f"use {others}"
     environment = elsewhere.get(name)
     if environment is not None:
         other = f"{instead or 'do without'}, or ask the operator"
@@ -180,13 +195,25 @@ def _system(problem: OSError) -> str:
     """What the kernel refuses, or does not have here."""
     # These have numbers of their own.
     if _named(problem) in {"socket.gaierror", "socket.herror"}:
-        return _network()
+        # The Docker Engine has an empty file in place of the image's where there is no network.
+        return _LOCALHOST if "localhost" in _lines(problem) and not os.path.getsize("/etc/hosts") else _network()
     if tell := _BY_NUMBER.get(problem.errno):
         return tell(problem)
     if _raised_in(problem, "subprocess", "_execute_child"):
         return _no_program()
+    if problem.errno is not None:
+        return ""
+    text = _text(problem)
+    if "out of pty devices" in text:
+        return _TERMINAL
     # pandas, which looks for the folder itself.
-    return _READ_ONLY if problem.errno is None and "non-existent directory" in _text(problem) else ""
+    return _no_folder(text.rpartition(": ")[2].strip("'")) if "non-existent directory" in text else ""
+
+
+def _no_folder(folder: str) -> str:
+    """Return the hint for a file written into a missing folder."""
+    own = os.path.abspath(folder).startswith(("/output/", "/tmp/"))  # noqa: S108 - inside the sandbox
+    return f"There is no folder {folder}: os.makedirs({folder!r}, exist_ok=True) makes it." if own else _READ_ONLY
 
 
 def _no_program() -> str:
@@ -205,6 +232,10 @@ def _missing(problem: OSError) -> str:
 def _forbidden(problem: OSError) -> str:
     if str(problem.filename).startswith("/output"):
         return "/output can only be written: work in /tmp and copy the result."
+    if problem.filename == "/":
+        return _ROOT
+    if _is_terminal(problem.filename) or (problem.filename is None and "pty(" in _lines(problem)):
+        return _TERMINAL
     if closed := _closed(problem.filename):
         return closed
     if _raised_in(problem, "subprocess", "_execute_child"):
@@ -213,6 +244,10 @@ def _forbidden(problem: OSError) -> str:
     name = problem.filename
     writes = isinstance(name, str) and not name.startswith("/proc/") and _reading(name) in {0, errno.ENOENT}
     return _READ_ONLY if writes else ""
+
+
+def _is_terminal(place: object) -> bool:
+    return isinstance(place, str) and (place in {"/dev/tty", "/dev/ptmx"} or place.startswith("/dev/pts/"))
 
 
 def _closed(place: object) -> str:
@@ -272,6 +307,7 @@ _BY_NUMBER: dict[int | None, Callable[[OSError], str]] = {
     errno.EHOSTUNREACH: lambda _: _network(),
     errno.ECONNREFUSED: lambda _: "No server or database runs in this sandbox: sqlite3 in /tmp needs none.",
     errno.EROFS: lambda _: _READ_ONLY,
+    errno.EPERM: lambda problem: _SOCKETS if _raised_in(problem, "socket", "__init__") else "",
     errno.ENOSPC: _full,
     errno.EAGAIN: lambda _: _FEW,
     errno.ENOSYS: lambda _: "A sandbox has no locks of files, and lacks other calls: do without.",
@@ -292,7 +328,8 @@ def _not_found(path: str) -> str:
     for place, text in _EMPTY.items():
         # The home directory is in /tmp.
         if path.startswith(place) and (place != os.environ.get("HOME") or not _similar(path)):
-            return text
+            folder = os.path.dirname(path)
+            return text if place == "/input" or os.path.isdir(folder) else f"{_no_folder(folder)} {text}"
     if closed := _closed(path):
         return closed
     if not os.access(_WORKSPACE, os.R_OK | os.X_OK):
@@ -350,7 +387,7 @@ def _syntax(problem: SyntaxError) -> str:
         ),
         (
             "outside" in message and any(word in message for word in ("'await'", "'async", "asynchronous")),
-            "Put it into `async def main():` and end with `asyncio.run(main())`.",
+            "A function that awaits is made by `async def`; outside of functions a program may await as it is.",
         ),
     ):
         if applies:
@@ -359,7 +396,6 @@ def _syntax(problem: SyntaxError) -> str:
 
 
 _NO_SUCH_NAME = {
-    "display": "display belongs to notebooks: print it, or end with the expression.",
     "get_ipython": _NOTEBOOK,
     "help": "There is no help() here: print the object's __doc__.",
     "__file__": "The program is not a file: the workspace is /workspace, the current directory.",
@@ -396,7 +432,8 @@ _DATABASE = {
     # The first two come from how SQLite locks here (see ``site``), the third of a read-only workspace.
     "database is locked": "Who made the directory NAME.lock has the lock; a killed process leaves it there.",
     "unable to open database file": (
-        "In WAL mode: PRAGMA locking_mode=EXCLUSIVE first, or immutable=1 in its URI. New ones: in /tmp."
+        "Make a database in /tmp and copy it to /output, which can only be written. One in WAL mode: PRAGMA "
+        "locking_mode=EXCLUSIVE first, or immutable=1 in its URI."
     ),
     "attempt to write a readonly database": (
         "The workspace is read-only: copy the database to /tmp, and the result to /output."
@@ -416,6 +453,13 @@ def _raised_in(problem: BaseException, module: str, function: str) -> bool:
         place = place.tb_next
     frame = place and place.tb_frame
     return bool(frame and frame.f_code.co_name == function and frame.f_globals.get("__name__") == module)
+
+
+def _lines(problem: BaseException) -> str:
+    """The source of the error's traceback."""
+    import traceback
+
+    return "\n".join(str(frame.line) for frame in traceback.extract_tb(problem.__traceback__))
 
 
 def _named(problem: BaseException) -> str:
@@ -445,6 +489,7 @@ _KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
     (RuntimeError, lambda problem: _running(_text(problem))),
     (ValueError, lambda problem: _PAGE if "vl-convert" in _text(problem) else ""),
     ("webbrowser.Error", lambda _: _PAGE),
+    ("_pickle.PicklingError", lambda problem: _FORK if "a process that is spawned" in _text(problem) else ""),
     ("locale.Error", lambda _: "Only the locales C and C.UTF-8 are here: format numbers and dates with f-strings."),
     ("sqlite3.OperationalError", lambda problem: _DATABASE.get(_text(problem), "")),
     ("subprocess.CalledProcessError", lambda problem: no_pip(pip(problem.cmd)) if pip(problem.cmd) else ""),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import types
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
@@ -22,9 +23,8 @@ def open_without_reading(output: str = "/output") -> None:
 
     ``"r+"`` stays refused: who updates a file needs what is in it. Paths only, and only this process.
     """
-    original = io.open
 
-    def fall_back(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    def fall_back(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         try:
             return original(file, mode, *args, **kwargs)
         except PermissionError:
@@ -33,7 +33,8 @@ def open_without_reading(output: str = "/output") -> None:
             # "x+" has created the file before the kernel refused to open it for reading: it is this call's own.
             return original(file, mode.replace("+", "").replace("x", "w"), *args, **kwargs)
 
-    builtins.open = io.open = fall_back
+    # A method object: a class that keeps ``open`` as an attribute gets it back unbound, as it does the original.
+    builtins.open = io.open = types.MethodType(fall_back, io.open)
 
 
 def _beneath(file: object, output: str) -> bool:

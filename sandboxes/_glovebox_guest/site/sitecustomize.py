@@ -1,7 +1,10 @@
-"""Has SQLite lock its databases without the kernel's locks, which a sandbox has not: docs/internals/decisions/0029.
+"""Has SQLite and multiprocessing do without what a sandbox has not: locks of files, and Unix sockets with names.
 
-Python's ``site`` imports it in what a program starts, the guest in the program itself. Standard library only; imports
-nothing of ours. Nothing happens until ``sqlite3`` is imported, or what else the guest does something ``after``.
+About the locks: docs/internals/decisions/0029.
+
+Python's ``site`` imports it in what a program starts, the guest in the program itself. Standard library only. Nothing
+happens until ``sqlite3`` is imported, or what else the guest does something ``after``; an interpreter that a program
+starts writes to ``/output`` as the program does.
 """
 
 from __future__ import annotations
@@ -93,7 +96,68 @@ def lock_by_directories(module: ModuleType) -> None:
     register(ours, 1)
 
 
-_after: dict[str, Callable[[Any], None]] = {"_sqlite3": lock_by_directories}
+def connect_over_loopback(module: Any) -> None:
+    """Have ``multiprocessing.Manager`` listen on loopback: a sandbox has no Unix sockets with names.
+
+    Args:
+        module: ``multiprocessing.connection``.
+    """
+    own = module.arbitrary_address
+    module.default_family = "AF_INET"
+    # Not localhost, which a container of the Docker Engine does not resolve.
+    module.arbitrary_address = lambda family: ("127.0.0.1", 0) if family == "AF_INET" else own(family)
+
+
+def fork_by_default(module: Any) -> None:
+    """Have pools fork, as Python before 3.14 does: what it does since then needs Unix sockets with names.
+
+    Args:
+        module: ``multiprocessing.context``.
+    """
+    module._default_context._default_context = module._concrete_contexts["fork"]  # noqa: SLF001 - no name sets the default
+
+
+def refuse_to_spawn(module: Any) -> None:
+    """Fail where a function of a program that is no file is to go to a process that was spawned, and cannot find it.
+
+    Its pool would start one process after the other, each of which fails, and wait for ever.
+
+    Args:
+        module: ``multiprocessing.spawn``.
+    """
+    own = module.get_preparation_data
+
+    def reducer_override(_: object, value: Any) -> Any:
+        made_here = isinstance(value, (type, type(own))) and value.__module__ == "__main__"
+        if made_here and _spawns(module.process):
+            import pickle
+
+            raise pickle.PicklingError(f"a process that is spawned cannot find {value.__qualname__} of this program")
+        return NotImplemented
+
+    def get_preparation_data(name: str) -> Any:
+        data = own(name)
+        if data.keys().isdisjoint(("init_main_from_name", "init_main_from_path")):
+            module.reduction.ForkingPickler.reducer_override = reducer_override
+        return data
+
+    module.get_preparation_data = get_preparation_data
+
+
+def _spawns(module: Any) -> bool:
+    """Whether a process of this one was spawned, or is about to be."""
+    if sys.modules["multiprocessing.context"].get_spawning_popen() is not None:
+        return True
+    started = [getattr(child, "_popen", None) for child in tuple(module._children)]  # noqa: SLF001 - others wait for them
+    return any(getattr(popen, "method", "fork") in {"spawn", "forkserver"} for popen in started)
+
+
+_after: dict[str, Callable[[Any], None]] = {
+    "_sqlite3": lock_by_directories,
+    "multiprocessing.connection": connect_over_loopback,
+    "multiprocessing.context": fork_by_default,
+    "multiprocessing.spawn": refuse_to_spawn,
+}
 """What is done with a module once it has been imported."""
 
 
@@ -112,3 +176,9 @@ def install() -> None:
 
 if __name__ == "sitecustomize":
     install()
+    # As in the program's own process: with the package, for matplotlib's back end, and without its folder on the path.
+    sys.path.insert(0, __file__.rpartition("/_glovebox_guest/")[0])
+    from _glovebox_guest.program.write_only import open_without_reading
+
+    del sys.path[0]
+    open_without_reading()

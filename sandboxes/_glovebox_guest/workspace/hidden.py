@@ -208,6 +208,14 @@ class Hidden:
                 break
         return None if found is None or self._shows(names) else found
 
+    def bars(self, folder: Sequence[str], name: str) -> bool:
+        """Return whether a name alone hides what lies in these folders, and nothing below it is revealed."""
+        kind = kind_of(name, "/".join(folder))
+        if kind is None or kind.content is not None or self._shows([*folder, name]):
+            return False
+        inside = "/".join([*folder, name, ""])
+        return not any(path.startswith(inside) for path in self._revealed)
+
     def hides(self, folder: str, name: str, place: str) -> bool:
         """Whether an entry of a folder that is shown is hidden; ``place`` is its path in the sandbox."""
         kind = kind_of(name, folder)

@@ -120,42 +120,40 @@ def find(path: str, hidden: Hidden = EVERYTHING) -> Place:
     """Return the place a path leads to, every symlink on the way followed as long as it stays inside.
 
     Raises:
-        Refused: ``path.outside``, ``path.hidden``, ``path.missing`` or ``path.unreadable``.
+        Refused: ``path.outside``, ``path.missing``, also for what is hidden, or ``path.unreadable``.
     """
-    # Before it is looked up: whether there is such a file is not told either. With ``..`` it may lie beside what is
-    # revealed; one that is revealed has a path without.
+    # With ``..`` it may lie beside what is revealed; one that is revealed has a path without.
     named = parts(path)
-    _require_shown(path, [part for part in named if part != ".."], EVERYTHING if ".." in named else hidden)
-    place = _found(path)
-    try:
-        for names in (place.names, *place.links):
-            _require_shown(path, names, hidden)
-    except Refused:
-        os.close(place.directory)
-        raise
+    asked = (EVERYTHING if ".." in named else hidden).kind([part for part in named if part != ".."])
+    if asked is not None and asked.content is None:
+        raise missing(path)
+    place = _found(path, hidden)
+    regular = stat.S_ISREG(place.info.st_mode)
+    for kind in filter(None, map(hidden.kind, (place.names, *place.links))):
+        if kind.content is None or (regular and kind.held_at(place.absolute)):
+            os.close(place.directory)
+            raise missing(path)
     return place
 
 
-def _require_shown(path: str, names: list[str], hidden: Hidden) -> None:
-    kind = hidden.kind(names)
-    if kind is not None and kind.content is None:
-        raise concealed(path, kind.what)
+def missing(path: str) -> Refused:
+    """Return the refusal of what does not exist or is hidden; it depends on nothing but the path."""
+    hint = "Use list_workspace_files to see what exists; names are case-sensitive, folders are separated by /."
+    kind = EVERYTHING.kind([part for part in path.split("/") if part not in ("", ".", "..")])
+    if kind is not None:
+        such = f"that hold {kind.what} are" if kind.content else f"hold {kind.what}, and are"
+        hint = (
+            f"Files of such a name {such} hidden, whether they exist or not. "
+            "The operator can show one: files.reveal in this tool's profile, with a reason."
+        )
+    return Refused("path.missing", f"{_name(path)}: no such file in the workspace.", hint)
 
 
-def concealed(path: str, what: str) -> Refused:
-    """Return the refusal of what is hidden."""
-    return Refused(
-        "path.hidden",
-        f"{_name(path)}: hidden, whether it exists or not, because files of such a name hold {what}.",
-        "Do without it. The operator can show it: files.reveal in this tool's profile, with a reason.",
-    )
-
-
-def _found(path: str) -> Place:
+def _found(path: str, hidden: Hidden) -> Place:
     held: list[int] = []
     try:
         held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-        return _walk(path, held)
+        return _walk(path, held, hidden)
     except BaseException as error:
         for descriptor in held:
             os.close(descriptor)
@@ -164,17 +162,14 @@ def _found(path: str) -> Place:
         raise
 
 
-def _walk(path: str, held: list[int]) -> Place:
+def _walk(path: str, held: list[int], hidden: Hidden) -> Place:
     """``held[0]`` is the directory reached so far: whoever called closes it on an exception."""
     names: list[str] = []
     ahead = parts(path)[::-1]
     links: list[list[str]] = []
     info = os.fstat(held[0])
     while ahead:
-        if names and stat.S_ISDIR(info.st_mode):
-            _enter(held, names[-1])
-        elif names:
-            raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+        _descend(held, names, info)
         part = ahead.pop()
         if part == "..":
             if not names:
@@ -183,6 +178,9 @@ def _walk(path: str, held: list[int]) -> Place:
             _climb(held, names)
             info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
             continue
+        # Before it is looked up, so that no way through it depends on whether it exists.
+        if hidden.bars(names, part):
+            raise missing(path)
         info = os.stat(part, dir_fd=held[0], follow_symlinks=False)
         if not stat.S_ISLNK(info.st_mode):
             names.append(part)
@@ -200,6 +198,13 @@ def _walk(path: str, held: list[int]) -> Place:
         _climb(held, names)
         info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
     return Place(held.pop(), names, info, links)
+
+
+def _descend(held: list[int], names: list[str], info: os.stat_result) -> None:
+    if names and not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+    if names:
+        _enter(held, names[-1])
 
 
 def _enter(held: list[int], name: str) -> None:
@@ -240,7 +245,7 @@ def open_file(path: str, hidden: Hidden = EVERYTHING) -> tuple[int, os.stat_resu
         _require_regular(path, info)
         for kind in filter(None, map(hidden.kind, names)):
             if kind.held_by(descriptor):
-                raise concealed(path, kind.what)
+                raise missing(path)
     except (Refused, OSError) as error:
         os.close(descriptor)
         if isinstance(error, OSError):
@@ -273,8 +278,7 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
     """Say what is wrong without the operating system's own text, which names places of the sandbox."""
     number = error.errno if isinstance(error, OSError) else errno.ENOENT
     if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-        hint = "Use list_workspace_files to see what exists; names are case-sensitive, folders are separated by /."
-        raise Refused("path.missing", f"{_name(path)}: no such file in the workspace.", hint) from None
+        raise missing(path) from None
     if number == errno.ELOOP:
         hint = "Name the file the links were meant for."
         raise Refused("path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint) from None

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from bisect import bisect_left
+from itertools import islice
 from operator import attrgetter
 from time import monotonic
 
@@ -25,6 +26,8 @@ PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 """Folders made by tools, large and seldom meant; a pattern that names one means it."""
 MAX_ENTRIES = 300_000
 """Names looked at in one call: about 100 MiB of them in one folder, inside the profiles' 256 MiB."""
+_AT_ONCE = 1024
+"""Names of a folder that are read before the time is looked at."""
 _by_name = attrgetter("name")
 
 
@@ -32,7 +35,7 @@ class Walk:
     """The files and folders one pattern means. Iterate once; afterwards the counters say what was left out.
 
     The order is that of a sorted tree: by name in code points, a folder before what is in it. Symlinks are entries,
-    never followed below the pattern's own folder.
+    never followed below the pattern's own folder. What is named as a secret is not there, and nothing counts it.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class Walk:
             reveal: paths that are shown though they are named as secrets are.
 
         Raises:
-            Refused: the pattern is malformed, leaves the workspace, names what is hidden, or names a folder that does
-                not exist; or the workspace itself cannot be read, which must not look as if it were empty.
+            Refused: the pattern is malformed, leaves the workspace, or names what does not exist or is hidden; or the
+                workspace itself cannot be read, which must not look as if it were empty.
         """
         parts = paths.parts(pattern)
         if ".." in parts:
@@ -81,15 +84,13 @@ class Walk:
         self._seconds = seconds
         self._deadline = monotonic() + seconds
         self.scanned = 0
-        """Names looked at."""
+        """Names looked at, without those that are hidden."""
         self.unreadable = 0
         """Folders that could not be listed."""
         self.passed_over: set[str] = set()
         """Names of folders that were not entered."""
         self.ignored = 0
         """Entries that ``.gitignore`` leaves out; of a folder itself alone, as it is not looked into."""
-        self.hidden = 0
-        """Entries that are named as secrets are; of a folder itself alone."""
         self.stopped: str | None = None
         """Which bound ended the walk, None for none."""
 
@@ -101,15 +102,12 @@ class Walk:
         # Paths are matched relative to the folder the pattern starts in, and shown relative to the workspace.
         prefix = "/".join([*self._prefix, ""])
         way = "/".join([*self._way, ""])
-        stack = [("", *_looked(self._sorted(self._base)), self._above())]
+        stack = [("", iter(self._sorted(self._base, way)), self._above())]
         while stack:
-            folder, entries, doubtful, obeyed = stack[-1]
+            folder, entries, obeyed = stack[-1]
             for entry in entries:
                 path = folder + entry.name
                 is_folder = entry.is_dir(follow_symlinks=False)
-                if doubtful and self._hidden.hides(way + folder, entry.name, entry.path):
-                    self.hidden += (is_folder and self._reaches(len(stack))) or bool(self._match(path))
-                    continue
                 left_out = obeyed and _left_out(obeyed, entry.name, way + path, folder=is_folder)
                 if left_out and entry.name not in self._named:
                     self.ignored += (is_folder and self._reaches(len(stack))) or bool(self._match(path))
@@ -118,11 +116,11 @@ class Walk:
                     yield prefix + path, entry
                 if is_folder and self._enters(entry.name, len(stack)):
                     # What the pattern names is meant, with all that is in it.
-                    inside = self._sorted(entry.path)
+                    inside = self._sorted(entry.path, way + path)
                     below = None if left_out else obeyed
                     if below is not None and _has_rules(inside):
                         below = self._with(below, entry.path, len(way) + len(path) + 1)
-                    stack.append((f"{path}/", *_looked(inside), below))
+                    stack.append((f"{path}/", iter(inside), below))
                     break
             else:
                 stack.pop()
@@ -132,13 +130,15 @@ class Walk:
     def _alone(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """The one file that was named."""
         parent, _, name = self._base.rpartition("/")
-        for entry in self._sorted(parent):
-            if entry.name != name:
-                continue
-            if self._hidden.hides("/".join(self._way[:-1]), name, entry.path):
-                self.hidden += 1
-            else:
-                yield "/".join(self._prefix), entry
+        try:
+            with os.scandir(parent) as entries:
+                entry = next((entry for entry in entries if self.late() or entry.name == name), None)
+        except OSError:
+            self.unreadable += 1
+            return
+        if entry is not None and entry.name == name:
+            self.scanned = 1
+            yield "/".join(self._prefix), entry
 
     def notes(self) -> list[str]:
         """What was not looked at, in words."""
@@ -190,25 +190,26 @@ class Walk:
     def _reaches(self, depth: int) -> bool:
         return self._depth is None or depth < self._depth
 
-    def _sorted(self, folder: str) -> list[os.DirEntry[str]]:
-        found: list[os.DirEntry[str]] = []
+    def _sorted(self, place: str, folder: str) -> list[os.DirEntry[str]]:
+        """Return the entries of a folder that are not hidden; ``place`` is its path in the sandbox."""
+        shown: list[os.DirEntry[str]] = []
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if self.scanned == MAX_ENTRIES:
+            with os.scandir(place) as entries:
+                while some := list(islice(entries, _AT_ONCE)):
+                    if may_be_among([entry.name for entry in some]):
+                        some = [entry for entry in some if not self._hidden.hides(folder, entry.name, entry.path)]
+                    room = MAX_ENTRIES - self.scanned
+                    if len(some) > room:
                         self.stopped = f"{MAX_ENTRIES} names"
+                        del some[room:]
+                    self.scanned += len(some)
+                    shown += some
+                    if self.out_of_time():
                         break
-                    self.scanned += 1
-                    found.append(entry)
         except OSError:
             self.unreadable += 1
-        found.sort(key=_by_name)
-        return found
-
-
-def _looked(entries: list[os.DirEntry[str]]) -> tuple[Iterator[os.DirEntry[str]], bool]:
-    """These entries, and whether any of them may be hidden."""
-    return iter(entries), may_be_among([entry.name for entry in entries])
+        shown.sort(key=_by_name)
+        return shown
 
 
 def _has_rules(entries: list[os.DirEntry[str]]) -> bool:

@@ -135,3 +135,8 @@ class Outcome:
     """Copies of pictures in ``/output``, and of those of the job's that did not come themselves."""
     problems: tuple[str, ...] = ()
     """What of the value and the pictures could not be taken, one sentence each."""
+
+    @property
+    def copies(self) -> tuple[Shown, ...]:
+        """Return all smaller copies of pictures, those of the job's own too."""
+        return (*self.shown, *(blob.shown for blob in self.blobs if blob.shown is not None))

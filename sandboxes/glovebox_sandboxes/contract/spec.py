@@ -13,6 +13,7 @@ OUTPUT = "/output"
 INPUT = "/input"
 WORKSPACE = "/workspace"
 GUEST = "/guest"
+PACKAGES = "/opt/packages"
 #: Where the workspace itself is, read-only, while a copy of it is at ``WORKSPACE``. In the guest's own tree: a place
 #: that every sandbox has, and that no program can write in.
 ORIGINAL = f"{GUEST}/workspace"

@@ -27,7 +27,6 @@ def command(
     python: str,
     spec: SandboxSpec,
     *,
-    packages: tuple[str, ...],
     hidden: tuple[str, ...],
     elsewhere: Mapping[str, str],
     counted: bool = True,
@@ -39,7 +38,6 @@ def command(
     return guest_tree.command(
         python,
         spec,
-        packages=packages,
         hidden=hidden,
         elsewhere=elsewhere,
         landlock=False,

@@ -8,6 +8,7 @@ place everybody may enter. Nothing of it is visible outside that thread and its 
 import ctypes
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ MAX_STAGED = 64
 """Two for the runtime, one for each workspace; more means directories that are replaced again and again."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS = 0x00020000
-_MS_BIND, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x80000, 2
+_MS_BIND, _MS_REC, _MS_PRIVATE, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x40000, 0x80000, 2
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -61,6 +62,36 @@ class Stage:
         # By the descriptor that was looked at: the name may mean another directory by now.
         _mount(f"/proc/self/fd/{descriptor}", place, "", _MS_BIND | _MS_REC)
         return place
+
+
+def uncover(directory: Path) -> None:
+    """Let any user reach a directory below one that root alone may enter, in this process and what it starts.
+
+    Such is ``/var/lib/private``, where systemd keeps what belongs to a ``DynamicUser=`` (systemd.exec(5)); a service
+    sees its part of it in the same way. Where a mount is not permitted nothing changes.
+    """
+    way = [*reversed(directory.resolve().parents), directory.resolve()]
+    closed = [at for at, place in enumerate(way[:-1]) if _is_roots_alone(place) and way[at + 1].exists()]
+    if not closed or _LIBC.unshare(_CLONE_NEWNS) != 0:
+        return
+    with suppress(PermissionError):
+        _mount("none", Path("/"), "", _MS_REC | _MS_PRIVATE)
+        for at in closed:
+            inside = os.open(way[at + 1], _PLACE | os.O_NOFOLLOW)
+            try:
+                _mount("glovebox", way[at], "tmpfs", 0, "mode=0755,size=64k")
+                way[at + 1].mkdir()
+                _mount(f"/proc/self/fd/{inside}", way[at + 1], "", _MS_BIND | _MS_REC)
+            finally:
+                os.close(inside)
+
+
+def _is_roots_alone(place: Path) -> bool:
+    try:
+        found = place.stat()
+    except FileNotFoundError:
+        return False
+    return found.st_uid == 0 and not found.st_mode & stat.S_IXOTH
 
 
 def _exactly(source: Path) -> int:

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -247,6 +247,13 @@ def recorded(data: Path) -> Mapping[str, Record]:
     return found
 
 
+def _shipped_modules(name: str) -> Iterator[str]:
+    """Yield the modules of a shipped environment, and those of what its packages need."""
+    environment = load(name, SHIPPED)
+    yield from map(_imported, re.findall(r"^[^#\s]+==", environment.lock.read_text(), re.MULTILINE))
+    yield from environment.modules
+
+
 def forget(data: Path, name: str) -> bool:
     """Take back ``record``: whether there was one."""
     path = _records(data) / f"{name}.json"
@@ -267,8 +274,8 @@ def elsewhere(data: Path) -> Mapping[str, str]:
     has: dict[str, str] = {}
     for name in named(SHIPPED):
         if name != DEFAULT:
-            has |= dict.fromkeys(load(name, SHIPPED).modules, name)
+            has |= dict.fromkeys(_shipped_modules(name), name)
     for name, each in recorded(data).items():
         has |= dict.fromkeys(each.modules, name)
-    has |= dict.fromkeys(load(DEFAULT, SHIPPED).modules, DEFAULT)
+    has |= dict.fromkeys(_shipped_modules(DEFAULT), DEFAULT)
     return {module.partition(".")[0]: name for module, name in sorted(has.items())[:MAX_ELSEWHERE]}

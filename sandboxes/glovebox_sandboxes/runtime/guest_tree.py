@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import _glovebox_guest
-from glovebox_sandboxes.contract.spec import GUEST, INPUT, ORIGINAL, OUTPUT, WORKSPACE, SandboxSpec
+from glovebox_sandboxes.contract.spec import GUEST, INPUT, ORIGINAL, OUTPUT, PACKAGES, WORKSPACE, SandboxSpec
 
 _PACKAGE = Path(_glovebox_guest.__file__).parent
 
@@ -44,7 +44,6 @@ def command(
     python: str,
     spec: SandboxSpec,
     *,
-    packages: tuple[str, ...],
     hidden: tuple[str, ...],
     elsewhere: Mapping[str, str],
     landlock: bool = True,
@@ -57,7 +56,6 @@ def command(
     Args:
         python: path of the interpreter inside.
         spec: what the sandbox is for.
-        packages: directories inside that hold installed packages.
         hidden: paths the guest must report when they exist.
         elsewhere: which other environment has which module, for what is said where one is missing.
         landlock: whether the program is put under Landlock rules, or nothing runs; False only where the plan expects a
@@ -67,7 +65,7 @@ def command(
         zygote: start what guests are forked from, with what each of them has to mount: see ``_glovebox_guest.zygote``.
     """
     config = {
-        "path": list(packages),
+        "path": [PACKAGES],
         "hidden": list(hidden),
         "masked": list(spec.masked),
         "elsewhere": dict(elsewhere),
@@ -107,8 +105,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
     "PATH": "/usr/bin:/bin",
-    # For what a program starts; the guest itself takes no path from the environment.
-    "PYTHONPATH": f"{GUEST}/{_PACKAGE.name}/site",
+    # For interpreters that a program starts; the guest itself takes no path from the environment.
+    "PYTHONPATH": f"{GUEST}/{_PACKAGE.name}/site:{PACKAGES}",
     "MPLBACKEND": "module://_glovebox_guest.program.figures",
     "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108 - inside the sandbox
     # How wide a table is that pandas prints: what does not fit it leaves out, in the middle.

@@ -22,15 +22,13 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.base import Missing
-from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.runtime import environments, guest_tree, libraries, packages
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.packages import RuntimeProblem, output
 
-PACKAGES = "/opt/packages"
-"""Where the packages are, seen from inside."""
 LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
 """Exact versions and hashes of every package in the default environment."""
 _MOUNT_POINTS = ("dev", "etc", "guest", "input", "output", "proc", "tmp", "workspace")
@@ -39,8 +37,10 @@ _DECIDING = ("runtime-*", "runtime-*/root", "guest-*", "environments", "environm
 _BUILD_SECONDS = 1800.0
 """Longer than a build takes with a slow network: who has to wait for one that long is told."""
 _LOOK_SECONDS = 0.2
-_FORMAT = 2
+_FORMAT = 3
 """Raised when the layout below changes, so that an older tree is built anew."""
+_LOCALE = Path("/usr/lib/locale/C.utf8")
+"""The locale that LANG names inside, where libc looks for it, see setlocale(3)."""
 # Parts of the standard library that no program in a sandbox can use: tests, windows, installers.
 _LEFT_OUT = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages",
              "dist-packages", "__pycache__", "config-*", "*.pyc")  # fmt: skip
@@ -116,6 +116,11 @@ def _find(data: Path, lock: str) -> Runtime | None:
         version=manifest["version"],
         digest=f"sha256:{whole}",
     )
+
+
+def is_built(data: Path, lock: str) -> bool:
+    """Return whether a runtime was built from the lock with this digest, and not taken back."""
+    return _manifest(data, lock) is not None
 
 
 def every(data: Path) -> Mapping[str, Runtime]:
@@ -308,6 +313,10 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
             (root / name).symlink_to(f"usr/{name}")
         (root / "etc/passwd").write_text("sandbox:x:65532:65532::/tmp:/nonexistent\n")
         (root / "etc/group").write_text("sandbox:x:65532:\n")
+        # As in the docker driver's image. No ::1, which a kernel without IPv6 does not have.
+        (root / "etc/hosts").write_text("127.0.0.1 localhost sandbox\n")
+        if _LOCALE.is_dir():  # noqa: ASYNC240 - once, in a command
+            shutil.copytree(_LOCALE, root / _LOCALE.relative_to("/"))
         tell(f"Copying Python {facts['version']} from {python}")
         inside = root / "usr/bin" / f"python{facts['series']}"
         shutil.copy2(python, inside)

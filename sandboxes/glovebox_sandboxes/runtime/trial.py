@@ -3,6 +3,7 @@
 Knows drivers by their contract alone.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -26,6 +27,17 @@ _FIX = (
 )
 
 
+async def _trouble(driver: Driver, environment: Environment, modules: Sequence[str]) -> str:
+    """Return why no sandbox starts with these modules imported, in one line; empty if one does."""
+    try:
+        plan = driver.plan(SandboxSpec(limits=_LIMITS, environment=environment.name, preload=tuple(modules)))
+        async with driver.open(plan) as sandbox:
+            return describe((await run.attest(sandbox, plan)).attestation.differences)
+    except (SandboxUnavailable, UnsupportedSpec) as problem:
+        # Of a traceback the last line: it names what is missing.
+        return problem.reason.strip().splitlines()[-1]
+
+
 async def check(driver: Driver, built: Runtime, python: Path, environment: Environment) -> None:
     """Start a sandbox that imports every package of an environment; take its runtime back if that fails.
 
@@ -36,18 +48,25 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
         environment: whose runtime it is.
 
     Raises:
-        RuntimeProblem: no sandbox can run it.
+        RuntimeProblem: no sandbox can run it, or a package cannot be imported; names which.
     """
     if not driver.capabilities.usable:
         return
-    try:
-        plan = driver.plan(SandboxSpec(limits=_LIMITS, environment=environment.name, preload=environment.modules))
-        async with driver.open(plan) as sandbox:
-            trouble = describe((await run.attest(sandbox, plan)).attestation.differences)
-    except (SandboxUnavailable, UnsupportedSpec) as problem:
-        # Of a traceback the last line: it names what is missing.
-        trouble = problem.reason.strip().splitlines()[-1]
-    if trouble:
-        # The next set-up builds anew, and until then every call is told that there is nothing to run it.
-        await anyio.Path(built.root.parent / "manifest.json").unlink(missing_ok=True)
-        raise RuntimeProblem(f"No sandbox can run what was built from {python}", trouble.rstrip("."), _FIX)
+    trouble = await _trouble(driver, environment, environment.modules)
+    if not trouble:
+        return
+    # The next set-up builds anew, and until then every call is told that there is nothing to run it.
+    await anyio.Path(built.root.parent / "manifest.json").unlink(missing_ok=True)
+    if without := await _trouble(driver, environment, ()):
+        raise RuntimeProblem(f"No sandbox can run what was built from {python}", without.rstrip("."), _FIX)
+    for module in () if trouble.startswith(tuple(f"{name}: " for name in environment.modules)) else environment.modules:
+        if alone := await _trouble(driver, environment, (module,)):  # it ended Python without an exception
+            trouble = f"{module}: {alone}"
+            break
+    fix = (
+        f"Install what it lacks on this host, or change {environment.path} and run "
+        f"`glovebox environment update {environment.name}`; then run `glovebox setup --environment {environment.name}`."
+    )
+    if environment.shipped:
+        fix = f"Install what it lacks on this host; then run `glovebox setup --environment {environment.name}`."
+    raise RuntimeProblem(f"An import of the environment {environment.name} failed", trouble.rstrip("."), fix)

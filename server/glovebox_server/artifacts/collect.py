@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from glovebox_sandboxes.contract.spec import Limits
+from glovebox_server.artifacts.diff_form import WorkBudget
 from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks
@@ -85,7 +86,7 @@ class Sink:
         self._buffer = bytearray()
         self._digest = hashlib.sha256()
         self._sniffer = Sniffer()
-        self._paths = PatchPaths() if name.casefold().endswith(ENDINGS) else None
+        self._paths = PatchPaths(collection.patches) if name.casefold().endswith(ENDINGS) else None
         self._size = 0
         self._look = look
         if look is not None:
@@ -176,6 +177,7 @@ class Collection:
         look: Looks,
     ) -> None:
         self.worker = worker
+        self.patches = WorkBudget()
         self._disk = disk
         self._call = call
         self._limits = limits

@@ -13,8 +13,9 @@ from typing import Final
 LONGEST: Final = 1100
 """Bytes of a line of a head: two names of 255 bytes, with each of their characters escaped, are fewer."""
 _LONGEST_HEAD: Final = 8 * LONGEST
-_STEPS: Final = 400_000
-"""Lines of heads and runs of others that are looked at, about a second's work: 20,000 files need less than half."""
+_WORK: Final = 512 * 1024 * 1024
+"""Of one ``WorkBudget``: about a second. 20,000 files of a patch of ours need less."""
+_STEP_COST: Final = 1024
 
 COPIED: Final = "it is a copy of another file, or was another, and whether that is a link or a program is not said"
 RUNS: Final = "it may be run as a program"
@@ -38,21 +39,35 @@ _NAME: Final = re.compile(rb'[^"\\]+|"(?:[^"\\]|\\["\\]|\\[0-3][0-7]{2})+"')
 _ESCAPED: Final = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
 
 
+class WorkBudget:
+    """Processor time for the patches of one call, in units of about two nanoseconds."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _WORK
+
+    def spend(self, cost: int) -> bool:
+        """Take a cost off; return False where it is more than what was left."""
+        self.left -= cost
+        return self.left >= 0
+
+
 class DiffForm:
     """One patch as it streams past."""
 
-    __slots__ = ("_head", "_left", "_note", "_state", "_steps", "_tail", "kept")
+    __slots__ = ("_budget", "_head", "_left", "_note", "_state", "_tail", "kept")
 
-    def __init__(self, note: Callable[[str, str], None]) -> None:
-        """Take what is told of a reason to look at a file, and the file's path."""
+    def __init__(self, note: Callable[[str, str], None], budget: WorkBudget) -> None:
+        """Take what is told of a reason to look at a file, and the file's path; and what pays for each step."""
         self._note = note
+        self._budget = budget
         self._tail = b""
         self._state = "start"
         """``head`` of a file, its ``hunks``, ``packed`` lines of one that is no text, or after its ``parts``."""
         self._head = b""
         self._left = [0, 0]
         """Lines of the old and of the new file that a hunk still has."""
-        self._steps = _STEPS
         self.kept = True
         """Whether all of it, until now, has the form."""
 
@@ -65,8 +80,7 @@ class DiffForm:
         self._tail = rest[: 2 * LONGEST]
         lines, at = whole + end, 0
         while self.kept and at < len(lines):
-            self._steps -= 1
-            self.kept = self._steps > 0
+            self.kept = self._budget.spend(_STEP_COST)
             at = self._next(lines, at)
 
     def finish(self) -> bool:

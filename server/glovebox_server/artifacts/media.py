@@ -87,28 +87,25 @@ _ARRAY: Final = re.compile(
     % (_NUMBERS, _FIELD, _SHAPE),
     re.DOTALL,
 )
-# Control bytes no text file holds; ESC is apart because terminal output legitimately carries it into log files. HTML
-# holds some where a library's code in it does, as plotly's: there they are told, but for NUL.
-_CONTROL: Final = re.compile(rb"[\x01-\x06\x0e-\x1a\x1c-\x1f]")
 _HTML_START: Final = re.compile(rb"<(?:!doctype\s+html|html)\b")
-_TERMINAL: Final = re.compile(rb"[\x07\x08\x1b\x7f]|\xc2[\x80-\x9f]")
 # Bytes that begin or make none of these: text of only such bytes needs one quick pass (about ten times faster).
 _PLAIN: Final = bytes({*range(256)} - {*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2, 0xF3})
-# A space of no width, invisible operators, and tags, in which a whole second text fits; joiners are part of words.
-_UNSEEN: Final = re.compile(rb"\xe2\x80\x8b|\xe2\x81[\xa0-\xa4]|\xf3\xa0[\x80\x81]")
-_BIDI: Final = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
-# Vertical tab, form feed, Unicode's line and paragraph separator; and a carriage return without its line feed, which is
-# apart because files with CR LF would need all passes otherwise. What follows one is a line to one reader, and part of
-# the same, or of a comment, to the next.
-_ENDS: Final = re.compile(rb"[\x0b\x0c]|\xe2\x80[\xa8\xa9]")
 _RETURN: Final = re.compile(rb"\r[^\n]")
+_CONTROL: Final = "its text holds control characters"
 _SOME_END: Final = "its text holds characters at which only some programs end a line"
-_DECEIVING: Final = (
-    (_TERMINAL, "its text holds terminal control characters"),
-    (_BIDI, "its text holds characters that reorder what a reader sees"),
-    (_UNSEEN, "its text holds characters that nobody sees"),
-    (_ENDS, _SOME_END),
-)
+_DECEIVING: Final = {
+    # No text file holds them; ESC is apart because terminal output legitimately carries it into log files. HTML holds
+    # some where a library's code in it does, as plotly's: there they are told, but for NUL.
+    _CONTROL: "\x01-\x06\x0e-\x1a\x1c-\x1f",
+    "its text holds terminal control characters": "\x07\x08\x1b\x7f-\x9f",
+    "its text holds characters that reorder what a reader sees": "\u202a-\u202e\u2066-\u2069",
+    # A space of no width, invisible operators, and tags, in which a whole second text fits; joiners are part of words.
+    "its text holds characters that nobody sees": "\u200b\u2060-\u2064\U000e0000-\U000e007f",
+    # Vertical tab, form feed, Unicode's line and paragraph separator; and a carriage return without its line feed
+    # (above). What follows one is a line to one reader, and part of the same, or of a comment, to the next.
+    _SOME_END: "\x0b\x0c\u2028\u2029",
+}
+"""By risk, the characters that are one, as a pattern's set has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +121,12 @@ class Content:
 class Sniffer:
     """Looks at a file while it streams past: keeps its head, and whether all of it is text."""
 
-    __slots__ = ("_control", "_decoder", "_head", "_risky", "_tail", "_text")
+    __slots__ = ("_decoder", "_head", "_risky", "_tail", "_text")
 
     def __init__(self) -> None:
         self._head = bytearray()
         self._tail = b""
         self._text = True
-        self._control = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._risky: set[str] = set()
 
@@ -145,21 +141,30 @@ class Sniffer:
         if not self._text or not chunk:
             return
         try:
-            self._decoder.decode(chunk)
+            text = self._decoder.decode(chunk)
         except UnicodeDecodeError:
             self._text = False
             return
-        window = self._tail + chunk  # a sequence of up to three bytes may lie across two chunks
-        self._tail = window[-2:]
-        if b"\r" in window and _RETURN.search(window):
+        window = self._tail + chunk  # a character of up to four bytes may lie across two chunks
+        self._tail = window[-3:]
+        if _SOME_END not in self._risky and b"\r" in window and _RETURN.search(window):
             self._risky.add(_SOME_END)
         if not window.translate(None, _PLAIN):
             return
         if b"\0" in chunk:
             self._text = False
             return
-        self._control = self._control or _CONTROL.search(chunk) is not None
-        self._risky.update(risk for pattern, risk in _DECEIVING if pattern.search(window))
+        self._look_through(text)
+
+    def _look_through(self, text: str) -> None:
+        """Note the risks of a text in one pass: for all that are left at once, since each takes as long as all do."""
+        at = 0
+        while left := _DECEIVING.keys() - self._risky:
+            found = re.compile(f"[{''.join(_DECEIVING[risk] for risk in sorted(left))}]").search(text, at)
+            if found is None:
+                return
+            self._risky.update(risk for risk in left if re.match(f"[{_DECEIVING[risk]}]", found[0]))
+            at = found.end()
 
     def finish(self, name: str) -> Content:
         """Judge the whole file.
@@ -174,7 +179,6 @@ class Sniffer:
             if self._tail.endswith(b"\r"):
                 self._risky.add(_SOME_END)
             risks += sorted(self._risky)
-            risks += ["its text holds control characters"] if self._control else []
         else:
             media_type, risks = _binary_type(head, extension)
         claimed = _CLAIMS.get(extension)
@@ -185,7 +189,7 @@ class Sniffer:
     def _is_text(self) -> bool:
         if not self._text or self._head.startswith((b"%PDF-", b"PAR1", b"PK\x03\x04", b"PK\x05\x06")):
             return False
-        if self._control and not _HTML_START.match(_start(bytes(self._head))):
+        if _CONTROL in self._risky and not _HTML_START.match(_start(bytes(self._head))):
             return False
         try:
             self._decoder.decode(b"", final=True)

@@ -10,7 +10,7 @@ import re
 from functools import partial
 from typing import Final
 
-from glovebox_server.artifacts.diff_form import LONGEST, RUNS, DiffForm, unescaped
+from glovebox_server.artifacts.diff_form import LONGEST, RUNS, DiffForm, WorkBudget, unescaped
 from glovebox_server.artifacts.names import CODE, UNKNOWN, quoted, reasons
 
 ENDINGS: Final = (".patch", ".diff")
@@ -19,22 +19,24 @@ MAX_NAMES: Final = 5
 """Paths that are named for one reason; the rest are counted."""
 _LONGEST: Final = 1200
 """Bytes of a line that are looked at: two names of 255 bytes, with each of their characters escaped, are fewer."""
-_MOST: Final = 2 * 1024 * 1024
-"""Characters of paths that are looked at in all, about a second's work: 20,000 files of a patch of ours have fewer."""
-_LINE_COSTS: Final = 16
-_REST: Final = "not all of its paths were looked at"
+# In units of ``WorkBudget``. A line that is looked at takes as long as a hundred bytes of a longer one.
+_LINE_END_COST: Final = 128
+_NAMES_COST: Final = 3072
+_CHARACTER_COST: Final = 192
+_QUOTE_COST: Final = 4
+_REST: Final = "it was not read in full: not all of its paths were looked at"
 _CHANGES: Final = "it changes files when it is applied"
 _UNREAD: Final = "it cannot be read in full: look at what it makes"
 _INDENT: Final = b" \tX"
 """Before a line's own beginning: patch(1) takes it away."""
 # At the start of a line of a file stands a sign, and binary parts have no spaces.
 _LINE: Final = re.compile(
-    rb"^(?:[ \tX]|- )*(?:diff --git (?P<both>.+)"
+    rb"^[ \tX]*+(?:- [ \tX]*+)*+(?:diff --git (?P<both>.+)"
     rb"|(?:(?:\+\+\+|---|\*\*\*|rename (?:from|to|old|new)|copy (?:from|to)) |Index:[ \t]*)(?P<one>.+)"
     rb"|(?:new|new file) mode (?P<mode>.*))",
     re.MULTILINE,
 )
-_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"')
 _BLANK: Final = re.compile(r"[ \t\r\f\v]+")
 _FILES: Final = (b"100644", b"100755")
 _Marks = dict[str, tuple[list[str], int]]
@@ -45,24 +47,27 @@ _LINK: Final = "it makes a symbolic link or a submodule"
 class PatchPaths:
     """The marked paths of one patch."""
 
-    __slots__ = ("_empty", "_form", "_found", "_last", "_left", "_noted", "_shown", "_tail")
+    __slots__ = ("_budget", "_empty", "_form", "_found", "_last", "_noted", "_over", "_shown", "_tail")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: WorkBudget) -> None:
+        """Take what pays for looking: shared by all patches of a call, however many files it makes of them."""
+        self._budget = budget
+        self._over = False
         self._tail = b""
         self._last = ""
-        self._left = _MOST
         self._noted = {CODE, UNKNOWN}
         """What was said of the last path, and what is not said of any."""
         self._found: _Marks = {}
         self._shown: _Marks = {}
-        self._form = DiffForm(partial(_note, self._shown))
+        self._form = DiffForm(partial(_note, self._shown), budget)
         self._empty = True
 
     def feed(self, chunk: bytes) -> None:
         """Look at the next bytes, however they are cut."""
         self._empty = self._empty and not chunk
-        if self._left >= 0:
-            self._form.feed(chunk)
+        if not self._pay(len(chunk) + _LINE_END_COST * chunk.count(b"\n")):
+            return
+        self._form.feed(chunk)
         window = self._tail + chunk
         whole, _, rest = window.rpartition(b"\n")
         # Its beginning is what tells what a line is: the rest of a long one is of no use.
@@ -75,14 +80,17 @@ class PatchPaths:
         self._tail = b""
         if self._empty:
             return ()
-        unread = _REST if self._left < 0 else "" if self._form.finish() else _UNREAD
+        unread = _REST if self._over else "" if self._form.finish() else _UNREAD
         marks = [_sentence(reason, *found) for reason, found in (*self._found.items(), *self._shown.items())]
         return (*marks, *filter(None, (unread, _CHANGES)))
 
+    def _pay(self, cost: int) -> bool:
+        self._over = self._over or not self._budget.spend(cost)
+        return not self._over
+
     def _look(self, lines: bytes) -> None:
         for found in _LINE.finditer(lines):
-            self._left -= _LINE_COSTS
-            if self._left < 0:
+            if not self._pay(_NAMES_COST):
                 return
             if (mode := found["mode"]) is not None:
                 self._mode(mode.rstrip(b"\r"))
@@ -96,7 +104,8 @@ class PatchPaths:
             _note(self._found, RUNS, self._last)
 
     def _names(self, line: bytes, *, both: bool) -> None:
-        if len(line) > LONGEST:
+        # A quotation mark that is not closed is looked for to the end of the line.
+        if len(line) > LONGEST or not self._pay(_QUOTE_COST * line.count(b'"') * len(line)):
             return
         path, *others = _paths(line, both=both)
         if path not in {self._last, "/dev/null"}:  # one file is named by up to three lines in turn
@@ -105,8 +114,7 @@ class PatchPaths:
         elif not others:
             return
         for each in (path, *others):
-            self._left -= len(each)
-            if self._left < 0:
+            if not self._pay(_CHARACTER_COST * len(each)):
                 return
             for reason in reasons(each).keys() - self._noted:
                 self._noted.add(reason)

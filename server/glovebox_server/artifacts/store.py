@@ -6,6 +6,7 @@ drivers.
 
 import hashlib
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -18,7 +19,7 @@ from anyio import CancelScope
 
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.collect import Collection, Looks, Worker, nothing
-from glovebox_server.artifacts.disk import Disk
+from glovebox_server.artifacts.disk import MAX_ARTIFACTS, Disk
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import Refused
@@ -29,23 +30,31 @@ _THREADS: Final = 4
 """Disk work at one time: enough for a disk to be busy, too few for a stuck one to take the server's other threads."""
 
 
+_SETTLED_NS: Final = 100_000_000
+"""A younger file could change again under the same time, which kernels count in ticks of at most 10 ms."""
+
+_State = tuple[int, int, int, int]
+"""Device, inode, size and time of the last change: of two equal ones, the content was not changed in between."""
+
+
 class Reader:
-    """An open artifact. What is read of it is held against its digest as it passes."""
+    """An open artifact. Content that was changed since it was stored is never given."""
 
-    __slots__ = ("_descriptor", "_worker", "artifact")
+    __slots__ = ("_descriptor", "_verified", "_worker", "artifact")
 
-    def __init__(self, artifact: Artifact, descriptor: int, worker: Worker) -> None:
+    def __init__(self, artifact: Artifact, descriptor: int, worker: Worker, verified: dict[str, _State]) -> None:
         self.artifact = artifact
         self._descriptor = descriptor
         self._worker = worker
+        self._verified = verified
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Give the content, from its beginning, in pieces of at most ``CHUNK_BYTES``.
+        """Give the content, from its beginning, in pieces of at most ``CHUNK_BYTES``, and hash it as it passes.
 
         Raises:
             ArtifactsUnavailable: After the last piece: what was given is not what was stored. Or the disk failed.
         """
-        digest, at = hashlib.sha256(), 0
+        digest, at, before = hashlib.sha256(), 0, _state_of(self._descriptor)
 
         def read() -> bytes:
             chunk = os.pread(self._descriptor, min(CHUNK_BYTES, self.artifact.bytes - at), at)
@@ -55,30 +64,44 @@ class Reader:
         while chunk := await self._worker.run("reading an artifact", read):
             at += len(chunk)
             yield chunk
-        _require_same(digest.hexdigest(), self.artifact)
+        _require(digest.hexdigest() == self.artifact.sha256)
+        if _state_of(self._descriptor) == before and time.time_ns() - before[-1] > _SETTLED_NS:
+            if len(self._verified) >= MAX_ARTIFACTS:
+                self._verified.pop(next(iter(self._verified)))
+            self._verified[self.artifact.id] = before
 
     async def part(self, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """Give some of the content; all of it is read, and held against its digest as in ``chunks``.
+        """Give some of the content, after ``check``.
 
         Args:
             offset: of its first byte.
             length: bytes; fewer are given at the end.
-        """
-        at = 0
-        async for chunk in self.chunks():
-            piece = chunk[max(0, offset - at) : max(0, offset + length - at)]
-            at += len(chunk)
-            if piece:
-                yield piece
 
-    async def check(self) -> None:
-        """Read all of it, for whoever passes each piece on at once.
+        Raises:
+            ArtifactsUnavailable: Before the first piece that may not be what was stored. Or the disk failed.
+        """
+        verified, at, end = await self.check(), offset, min(offset + length, self.artifact.bytes)
+
+        def read() -> bytes:
+            chunk = os.pread(self._descriptor, min(CHUNK_BYTES, end - at), at)
+            _require(_state_of(self._descriptor) == verified)
+            return chunk
+
+        while at < end and (chunk := await self._worker.run("reading an artifact", read)):
+            at += len(chunk)
+            yield chunk
+
+    async def check(self) -> _State:
+        """Hash all of the content, unless that was done since it was last changed; return the state that this is of.
 
         Raises:
             ArtifactsUnavailable: The content is not what was stored, or the disk failed.
         """
-        async for _ in self.chunks():
-            pass
+        state = _state_of(self._descriptor)
+        if self._verified.get(self.artifact.id) != state:
+            async for _ in self.chunks():
+                pass
+        return state
 
     async def read(self, at_most: int) -> bytes:
         """Give the whole content.
@@ -125,6 +148,7 @@ class ArtifactStore:
         self._worker = Worker(_THREADS)
         self._clock = clock
         self._ttl = ttl
+        self._verified: dict[str, _State] = {}  # so that reading in parts hashes an artifact once, not for each part
 
     async def __aenter__(self) -> Self:
         """Check the directory and clear away what crashed processes left.
@@ -190,7 +214,7 @@ class ArtifactStore:
         if descriptor is None:  # swept away in this moment
             raise unknown()
         try:
-            yield Reader(artifact, descriptor, self._worker)
+            yield Reader(artifact, descriptor, self._worker, self._verified)
         finally:
             os.close(descriptor)
 
@@ -216,7 +240,12 @@ class ArtifactStore:
         return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))
 
 
-def _require_same(sha256: str, artifact: Artifact) -> None:
-    if sha256 != artifact.sha256:
+def _state_of(descriptor: int) -> _State:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _require(same: bool) -> None:
+    if not same:
         reason = "its content no longer matches its sha256 and was not handed out"
         raise ArtifactsUnavailable("reading an artifact", reason, "Run the call again, and check the disk.")

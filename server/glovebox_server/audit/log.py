@@ -107,6 +107,11 @@ class AuditLog:
         """The end of the chain after this process's last record: the anchor that results carry."""
         return self._file.head
 
+    @property
+    def usable(self) -> bool:
+        """Return whether it is open, and the disk has answered every write in time."""
+        return self._unusable is None
+
     async def append(self, event: Event) -> Record:
         """Write one event and return its record once it is on the disk.
 

@@ -8,10 +8,12 @@ import bisect
 import contextlib
 import fcntl
 import itertools
+import math
 import os
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,9 +22,10 @@ import anyio.to_thread
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Head, NotARecord, Record
-from glovebox_server.audit.events import CallDecided, GapRecorded
+from glovebox_server.audit.events import EVENTS, CallDecided, GapRecorded
 from glovebox_server.audit.segments import files
 from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME
+from glovebox_server.calls import time_of
 from glovebox_server.errors import AuditUnavailable
 
 #: How long a reader waits for a writer in mid-line. Then it reads anyway: it may see a line that is not yet whole.
@@ -36,6 +39,16 @@ _BLOCK_BYTES = 1 << 16
 
 #: Most lines ``tail`` returns: a screen's scrollback. More is what the file itself is for.
 MAX_TAIL_LINES = 10_000
+
+#: A call that a client makes is decided this long after its id was made, at most: it waits for a turn twice, for an
+#: answer once, and meanwhile its files are looked into. With room for a slow machine.
+LATEST_SECONDS = 900.0
+
+#: A clock that is kept in step is set back by less than this.
+SKEW_SECONDS = 60.0
+
+#: What is read of a file to see which time it spans: its first and its last line.
+_SPAN_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +94,14 @@ class Snapshot:
         path = self.directory / files.name(number)
         with _translated(self.directory), files.opened(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
             yield file, files.length(descriptor)
+
+    def oldest_first(self) -> Iterator[tuple[BinaryIO, int]]:
+        """Every file that is still there, with its length."""
+        for number in self.sealed:
+            with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
+                yield found
+        if self.log is not None:
+            yield self.log, self.size
 
     def newest_first(self) -> Iterator[tuple[BinaryIO, int]]:
         """Every file that is still there, with its length."""
@@ -196,19 +217,27 @@ class Gaps:
 
 def gaps_in(log: BinaryIO, start: int, end: int) -> Gaps:
     """The gaps that are recorded between two offsets where lines begin; each may begin before them."""
+    return _scanned(log, start, end, ())[0]
+
+
+def _scanned(log: BinaryIO, start: int, end: int, needles: Sequence[bytes]) -> tuple[Gaps, list[tuple[int, int]]]:
+    """Return the same, and offset and length of each line that has one of some texts in it."""
     found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     log.seek(start)
     while start < end and (raw := log.readline(min(chain.MAX_LINE_BYTES, end - start))):
         # Parsing is what costs.
         if b'"kind":"log.gap"' in raw and (first := _gap_before(log.fileno(), start, raw)) is not None:
             found.append((first, start))
+        if any(needle in raw for needle in needles):
+            places.append((start, len(raw)))
         start += len(raw)
     kept: list[tuple[int, int]] = []
     for each in reversed(found):  # what looks like the record of a gap may lie in one
         if not kept or each[1] < kept[-1][0]:
             kept.append(each)
     kept.reverse()
-    return Gaps(tuple(first for first, _ in kept), tuple(last for _, last in kept))
+    return Gaps(tuple(first for first, _ in kept), tuple(last for _, last in kept)), places
 
 
 def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
@@ -291,18 +320,82 @@ def records_of(directory: Path, call_id: str) -> Iterator[Record]:
                 yield from records_in(log, size, call_id)
 
 
+def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -> Generator[Record, None, None]:
+    """Yield the records of one call from the segments of the time that its id names; raises like ``opened``.
+
+    Its first record is looked for in segments whose span includes that time, from ``SKEW_SECONDS`` before it to
+    ``LATEST_SECONDS`` after it, or whose own times do not run forward; the others from there to its end. What lies
+    elsewhere, as of a clock that was wrong for less than a segment, is not found: a reader has to say so.
+
+    Args:
+        directory: of the log.
+        call_id: the call; of another form than ``calls.new_call_id`` gives it has no time, and no record here.
+        charge: told the bytes of each part of the log that is read.
+    """
+    made = time_of(call_id)
+    if made is None:
+        return
+    with opened(directory) as snapshot:
+        begun = ended = False
+        before = 0.0
+        for log, size in snapshot.oldest_first():
+            if not begun:
+                charge(_SPAN_BYTES)
+                first, last = _span(log, size)
+                last = math.inf if log is snapshot.log else last
+                forward, before = before <= first <= last, last
+                if forward and not (first <= made + LATEST_SECONDS and made - SKEW_SECONDS <= last):
+                    continue
+            charge(size)
+            for record in records_in(log, size, call_id):
+                begun, ended = True, ended or is_last(record)
+                yield record
+            if ended:
+                return
+
+
+def is_last(record: Record) -> bool:
+    """Say whether only a receipt may follow of this call."""
+    event = EVENTS.get(record.kind)
+    refused = record.kind == CallDecided.kind and record.data.get("effect") != "allow"
+    return refused or (event is not None and event.ends_call)
+
+
+def _span(log: BinaryIO, size: int) -> tuple[float, float]:
+    """Return when the first and the last record of a file were written; (inf, 0) where one is no record."""
+    try:
+        ends = chain.parse(files.line_at(log.fileno(), 0)), chain.parse(files.line_before(log.fileno(), size))
+    except NotARecord:
+        return math.inf, 0.0
+    first, last = (datetime.fromisoformat(record.time).timestamp() for record in ends)
+    return first, last
+
+
 def records_in(log: BinaryIO, size: int, call_id: str, start: int = 0) -> Iterator[Record]:
     """The records of a call in one file, between two offsets where lines begin."""
-    needle, gaps = call_id.encode(), gaps_in(log, start, size)
-    log.seek(start)
     # Lines are parsed only where the id appears at all: parsing is what costs.
-    while start < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - start))):
-        if needle in raw and not gaps.hold(start):
+    return (record for record in records_with(log, size, [call_id], start) if record.call_id == call_id)
+
+
+def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0) -> Iterator[Record]:
+    """Yield the records with one of some texts in them, of one file, between two offsets where lines begin."""
+    gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
+    for place, length in places:
+        if not gaps.hold(place):
             with contextlib.suppress(NotARecord):
-                record = chain.parse(raw)
-                if record.call_id == call_id:
-                    yield record
-        start += len(raw)
+                yield chain.parse(os.pread(log.fileno(), length, place))
+
+
+def records_about(directory: Path, texts: Collection[str], since: Record) -> list[Record]:
+    """Return records of no call with one of some texts in them, from the segment of a record on; as ``opened``."""
+    found: list[Record] = []
+    with opened(directory) as snapshot:
+        for log, size in snapshot.newest_first():
+            found[:0] = [record for record in records_with(log, size, texts) if record.call_id is None]
+            first, _ = _parsed(files.line_at(log.fileno(), 0))
+            if first is None or first.seq <= since.seq:
+                break
+    return found
 
 
 async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:

@@ -3,6 +3,7 @@
 A reader that does not keep up is not waited for: it is told which records it missed and reads them from the disk.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
@@ -60,6 +61,27 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         else:
             missed = self._missed
             self._missed = Missed(count=missed.count + 1, first=missed.first, last=record.seq)
+
+    def give_up(self, unread: Record | Missed | None) -> Missed | None:
+        """Return a notice of all that will not be received here any more; None where that is nothing.
+
+        Args:
+            unread: what was received last, if its reader could not pass it on.
+        """
+        left = [unread]
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while True:
+                left.append(self._receive.receive_nowait())
+        left.append(self._missed)
+        self._missed = None
+        notices = [
+            Missed(count=1, first=item.seq, last=item.seq) if isinstance(item, Record) else item
+            for item in left
+            if item is not None
+        ]
+        if not notices:
+            return None
+        return Missed(count=sum(notice.count for notice in notices), first=notices[0].first, last=notices[-1].last)
 
     def finish(self) -> None:
         """End the stream after what is waiting: the log is closing."""

@@ -16,6 +16,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Head, NotARecord
@@ -98,6 +99,24 @@ def abandoned(place: int, opener: Opener) -> list[Writer]:
     return found
 
 
+def live(log: Path) -> list[str]:
+    """Return the ids of the servers that have a log open now, at most ``MAX_WRITERS``; reads no record.
+
+    A file without content is one that its server is about to take: a lock on it would be in the way.
+    """
+    servers: list[str] = []
+    folder = log / DIRECTORY
+    for path in sorted(folder.iterdir())[:MAX_WRITERS] if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # its server ends in this moment
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_size and not _held(descriptor, fcntl.LOCK_SH):
+                    servers.append(path.name.removesuffix(_SUFFIX))
+            finally:
+                os.close(descriptor)
+    return servers
+
+
 def _path(server: str) -> str:
     return f"{DIRECTORY}/{server}{_SUFFIX}"
 
@@ -111,9 +130,9 @@ def _listed(place: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _held(descriptor: int) -> bool:
+def _held(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -12,7 +12,8 @@ from glovebox_server.broker.collector import Delivered
 from glovebox_server.calls import CallResult, Content, Decision, Link, Text, ToolCall, whose
 from glovebox_server.printable import invisible
 from glovebox_server.receipts.recorder import Receipt
-from glovebox_server.tools.base import Isolation, Tool
+from glovebox_server.tools.base import Answer, Isolation, Tool
+from glovebox_server.tools.excerpts import Excerpt, cut_output
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 MAX_MARKS: Final = 16 * 1024
 """Characters of all files' marks in one result, which says them three times and must fit into one message. A file's
 record in the audit log and its artifact have them all."""
+
+_ERROR: Final = 4096
+"""Characters of the end of the error output, where the error that ended a program stands."""
 
 
 def refused(call: ToolCall, decision: Decision, head: Head) -> CallResult:
@@ -45,11 +49,18 @@ def answered(
     elapsed_ms: float,
     receipt: Receipt,
     secrets: Mapping[str, int] | None = None,
-    hidden: int = 0,
+    masks: Sequence[str] = (),
     scans: "Sequence[Scan] | None" = None,
+    answer: Answer | None = None,
 ) -> CallResult:
     """The result of a call that ran; without a plan, of one that ran in no sandbox."""
-    answer = tool.answer(outcome)
+    answer = answer or tool.answer(outcome)
+    unseen = sum(invisible(item.text) for item in answer.content if isinstance(item, Text))
+    cut: Mapping[str, Excerpt] = {}
+    if tool.delivers:
+        whole, (outcome, cut) = outcome, cut_output(outcome)
+        answer = tool.answer(outcome)
+        truncated = _truncated(whole, cut, delivered.whole)
     delivered = _bounded(delivered)
     isolation = None if plan is None else Isolation(driver=plan.driver, level=plan.level, verified=True)
     structured: dict[str, Any] = {
@@ -65,19 +76,21 @@ def answered(
         structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
         structured["images"] = [asdict(link) for link in delivered.figures]
         structured["changes"] = _changes(outcome.changes, delivered)
-        structured["hidden"] = hidden
+        structured["hidden"] = len(masks)
+        structured["truncated"] = truncated
+        content += [Text(text=f"[truncated: {truncated}]")] * bool(truncated)
         notes = [*delivered.notes, *(f"{each.name}: not collected, {each.reason}" for each in delivered.skipped)]
-        if outcome.ended != "exited" and delivered.artifacts:
+        if outcome.ended != "exited" and len(delivered.artifacts) > len(delivered.whole):
             notes.append("The program was stopped: the file it was writing may be incomplete.")
-        if hidden and answer.failed:
-            notes.append(f"closed to programs in /workspace, as their names are those of secrets: {hidden}")
+        if answer.failed and _names(outcome.stderr.text[-_ERROR:], masks):
+            notes.append(f"closed to programs in /workspace, as their names are those of secrets: {len(masks)}")
         structured["notes"] = [*structured.get("notes", ()), *notes]
         content += [Text(text=f"[{note}]") for note in notes]
         content += _marks((*delivered.figures, *delivered.artifacts))
         if scans:
             structured["findings"] = [_findings(each, MAX_MARKS // len(scans)) for each in scans]
             content.append(_scanned(structured["findings"]))
-    if unseen := sum(invisible(item.text) for item in answer.content if isinstance(item, Text)):
+    if unseen:
         structured["invisible"] = unseen
         content.append(Text(text=f"[invisible characters in this output: {unseen}; people do not see what they say]"))
     if secrets:
@@ -91,7 +104,32 @@ def answered(
         content=tuple(content),
         failed=answer.failed,
         meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
+        beside=sum(len(cut[name].whole) - cut[name].shown for name in delivered.whole),
     )
+
+
+def _truncated(outcome: Outcome, cut: Mapping[str, Excerpt], kept: Mapping[str, str]) -> str | None:
+    """Say how much of each output a result has, and where the whole is; None where nothing is missing."""
+    said = []
+    for name, stream in (("stdout", outcome.stdout), ("stderr", outcome.stderr), ("value", None)):
+        dropped, total = (stream.dropped_bytes, stream.total_bytes) if stream else (0, 0)
+        if name in cut:
+            shown, total = cut[name].shown, total if dropped else len(cut[name].whole)
+        elif dropped:
+            shown = total - dropped
+        else:
+            continue
+        rest = f"all of it is {kept[name]}" if name in kept else "the others are not kept: print less"
+        if name in kept and dropped:
+            rest = f"all but {dropped} is {kept[name]}: print less, or write it to /output"
+        said.append(f"{name}: its first and last {shown} of {total} bytes are here; {rest}.")
+    return " ".join(said) or None
+
+
+def _names(error: str, masks: Sequence[str]) -> bool:
+    """Return whether an error names one of these paths of the workspace: in quotes, whole or as its end."""
+    near = (mask.rstrip("/") for mask in masks if mask.rstrip("/") in error)
+    return any(f"{first}{path}{last}" in error for path in near for first in "'\"/" for last in "'\"/")
 
 
 def withholding(secrets: Mapping[str, int]) -> Refusal:

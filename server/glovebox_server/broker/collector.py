@@ -1,8 +1,8 @@
 """From what a sandbox put out to artifacts: every file checked and recorded, or recorded as refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +17,7 @@ from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_server.calls import Image, Link, ToolCall
 from glovebox_server.errors import Refused
 from glovebox_server.receipts.recorder import CallRecorder
+from glovebox_server.tools.excerpts import cut_output
 
 MAX_REFUSED = 128
 """Refused files that get a record and a note of their own; the rest are counted, so that no flood fills the log."""
@@ -34,6 +35,8 @@ class Delivered:
     notes: tuple[str, ...] = ()
     """Where that is not the picture itself: what it is, and where the picture is."""
     skipped: tuple[SkippedFile, ...]
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of output that is cut in the result, by name. They are among ``artifacts``, first."""
 
 
 NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
@@ -102,8 +105,9 @@ class Collector:
         """Record what was collected, then make it visible to the caller.
 
         Args:
-            outcome: what came of the job.
-            keep_pictures: whether pictures the job returned become artifacts beside its files.
+            outcome: what came of the job, without secrets.
+            keep_pictures: whether pictures the job returned, and output too long for a result, become artifacts
+                beside its files.
 
         Raises:
             ArtifactsUnavailable: the store failed.
@@ -115,6 +119,7 @@ class Collector:
         for skipped in outcome.skipped:
             await self._record(quoted(skipped.name), skipped.reason, skipped.count)
         figures = await self._keep(outcome.blobs) if keep_pictures else {}
+        texts = await self._keep_texts(outcome) if keep_pictures else {}
         links = [_link(artifact) for artifact in await self._publish()]
         if self._uncounted:
             await self._refused("…", f"and {self._uncounted} more", self._uncounted)
@@ -130,11 +135,18 @@ class Collector:
             if not copy.name:
                 looks.add(None, b"", copy.media_type, copy, not_kept=_TOO_LARGE)
         return Delivered(
-            artifacts=tuple(link for link in links if link.uri not in figures.values()),
+            # Only the first files of a call are looked into, so what its caller would have read comes before others.
+            artifacts=tuple(
+                sorted(
+                    (link for link in links if link.uri not in figures.values()),
+                    key=lambda link: link.uri not in texts.values(),
+                )
+            ),
             figures=tuple(link for link in links if link.uri in figures.values()),
             shown=tuple(looks.shown),
             notes=tuple(looks.notes),
             skipped=tuple(self._skipped),
+            whole={name: uri for name, uri in texts.items() if uri in by_uri},
         )
 
     async def _keep(self, blobs: tuple[Blob, ...]) -> dict[int, str]:
@@ -142,12 +154,25 @@ class Collector:
         kept = {}
         for number, blob in enumerate(blobs, 1):
             name = f"figure-{number}.{blob.media_type.partition('/')[2]}"
-            receiving = _Receiving(self, name, keep=False)
-            if await receiving.begin(self._collection):
-                await receiving.data(blob.data)
-                await receiving.end()
-                kept[number - 1] = receiving.uri
+            if uri := await self._put(name, blob.data):
+                kept[number - 1] = uri
         return kept
+
+    async def _keep_texts(self, outcome: Outcome) -> dict[str, str]:
+        """Put output that is cut in the result beside the files; returns its addresses by name."""
+        _, cut = cut_output(outcome)
+        # No program knows the end of its call's id: no file of its own has the name.
+        names = {name: f"{name}-{self._call.id[-6:]}.txt" for name in cut}
+        return {name: uri for name, file in names.items() if (uri := await self._put(file, cut[name].whole))}
+
+    async def _put(self, name: str, data: bytes) -> str | None:
+        """Keep bytes as a file of the call; return its address, None where it is refused."""
+        receiving = _Receiving(self, name, keep=False)
+        if not await receiving.begin(self._collection):
+            return None
+        await receiving.data(data)
+        await receiving.end()
+        return receiving.uri
 
     async def _publish(self) -> tuple[Artifact, ...]:
         found = self._collection.artifacts

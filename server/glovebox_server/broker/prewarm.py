@@ -14,8 +14,9 @@ from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSp
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.session.run import attest
-from glovebox_server.broker.broker import Broker
-from glovebox_server.governance.rights import Rights
+from glovebox_server.core.rights import Rights
+from glovebox_server.guards.registry import GuardSet
+from glovebox_server.tools import TOOLS
 
 IMPORTS_AFTER_SECONDS = 1.0
 """After the start of a server: importing takes a processor for half a second, and the first call needs it more."""
@@ -69,13 +70,13 @@ async def _attest(driver: Driver, plan: Plan) -> None:
         await attest(sandbox, plan)
 
 
-async def prepare_sandboxes(every: Sequence[Rights], broker: Broker) -> None:
+async def prepare_sandboxes(every: Sequence[Rights], guards: GuardSet) -> None:
     """Have sandboxes of profiles that preload ready: at once without the modules, which is quick, then with them.
 
     Args:
         every: what each role leaves of the profiles. Of many roles, the first are prepared for; sandboxes of the others
             are once a call has come.
-        broker: whose calls will have them.
+        guards: of the calls that will have them.
     """
     wanted: list[tuple[tuple[str, ...], SandboxSpec]] = []
     for rights in every:
@@ -83,16 +84,18 @@ async def prepare_sandboxes(every: Sequence[Rights], broker: Broker) -> None:
             if not profile.python.preload or len(wanted) == MAX_PREPARED:
                 continue
             spec = to_spec(profile, workspace=rights.workspace)
-            reveal = (*(each.path for each in profile.files.reveal), *await broker.governance.planted(rights.workspace))
+            reveal = [each.path for each in profile.files.reveal]
+            if guards.watch is not None and rights.workspace is not None:
+                reveal += await guards.watch.planted(rights.workspace)
             with suppress(UnsupportedSpec):  # as below
-                one = profile.isolation, await broker.hiding.masked(spec, broker.tools[profile.tool], reveal)
+                one = profile.isolation, await guards.hiding.masked(spec, TOOLS[profile.tool], reveal)
                 if one not in wanted:
                     wanted.append(one)
 
     async def prepare(change: Callable[[SandboxSpec], SandboxSpec]) -> None:
         for isolation, spec in wanted:
             with suppress(UnsupportedSpec):  # its calls will hear of it
-                await broker.sandboxes.prepare(isolation, change(spec))
+                await guards.sandboxes.prepare(isolation, change(spec))
 
     await prepare(SandboxSpec.without_preload)
     await anyio.sleep(IMPORTS_AFTER_SECONDS)

@@ -12,7 +12,8 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import version
+from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -28,6 +29,9 @@ from glovebox_server.receipts.names import is_newer
 
 TYPE = "https://glovebox.dev/bundle/v1"
 """A name: nothing is fetched from there. It changes when a field changes its meaning."""
+
+VERSION: Final = f"{version('glovebox-mcp')}+page.2"
+"""Of what makes bundles. Its number is raised when the same evidence gets another page."""
 
 _KEYS = {"type", "version", "of", "id", "segments", "profiles", "policies"}
 

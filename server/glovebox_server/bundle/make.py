@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
     told = chain.canonical(
         {
             "type": evidence.TYPE,
-            "version": version("glovebox-mcp"),
+            "version": evidence.VERSION,
             "of": of,
             "id": identity,
             "segments": segments,

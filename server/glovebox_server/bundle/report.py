@@ -13,9 +13,10 @@ from glovebox_server.audit.events import (
     ArtifactCollected,
     ArtifactScanned,
     CallDecided,
-    EgressDecided,
+    CallFinished,
     SandboxStarted,
 )
+from glovebox_server.audit.query.calls import connections
 from glovebox_server.bundle.evidence import Evidence
 from glovebox_server.printable import printable
 from glovebox_server.receipts import dsse
@@ -75,7 +76,8 @@ def outcome(records: Iterable[Record]) -> str:
     finished = kinds.get("call.finished")
     if finished is not None:
         code = finished.get("exit_code")
-        return f"{finished.get('ended')}{'' if code is None else f' {code}'}"
+        failed = ", its result is an error" if finished.get("failed") else ""
+        return f"{finished.get('ended')}{'' if code is None else f' {code}'}{failed}"
     return next((kind.removeprefix("call.") for kind in kinds if kind in _ENDS), "no end on record yet")
 
 
@@ -94,20 +96,21 @@ def _call(call: str, records: list[Record], receipt: bytes | None) -> str:
         ("profile", decided.get("profile_digest")),
         ("policy", decided.get("policy_digest")),
         ("approval", decided.get("approval")),
+        ("approved by", ", ".join(map(str, decided.get("approved_by") or ()))),
+        ("workspace", decided.get("workspace")),
     ]
     for each in records:
         data = each.data
         if each.kind == SandboxStarted.kind:
             verified = "as planned" if data.get("verified") else "NOT as planned"
             rows.append(("sandbox", f"{data.get('driver')} ({data.get('level')}), measured: {verified}"))
-        elif each.kind == EgressDecided.kind:
-            rows.append(
-                ("connection", f"{data.get('effect')} {data.get('scheme')}://{data.get('host')}:{data.get('port')}")
-            )
         elif each.kind == ArtifactCollected.kind:
             rows.append(("artifact", f"{data.get('name')}  {data.get('bytes')} bytes  sha256:{data.get('sha256')}"))
+        elif each.kind == CallFinished.kind and data.get("promotion"):
+            rows.append(("changed files", f"put there by promotion {data['promotion']}"))
         elif each.kind == ArtifactScanned.kind:
             rows.append(("scan", f"{data.get('name')}: {_found(data)}"))
+    rows += [("connection", f"{word}: {words}") for word, words in connections(records)]
     rows += [("withheld", each) for each in withheld(receipt)]
     cells = "".join(f"<tr><th>{name}</th><td>{_text(value)}</td></tr>" for name, value in rows if value)
     return f"<h2>{_text(call)}</h2><table>{cells}</table>"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -35,7 +34,7 @@ def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Verified:
     found = evidence.read(told, keys)
     made = archive.parts(found)
     checked = made[archive.REPORT] == others.get(archive.REPORT)
-    if not checked and archive.REPORT in others and found.version != version("glovebox-mcp"):
+    if not checked and archive.REPORT in others and found.version != evidence.VERSION:
         made[archive.REPORT] = others[archive.REPORT]
     for name in sorted(made.keys() | others.keys()):
         if made.get(name) != others.get(name):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.cli.options import Group, err, json_option, out, state_directory
 from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 
@@ -46,7 +46,7 @@ def artifact() -> None:
 @click.option("--principal", callback=_principal, help="Of this caller only: local:UID or token:NAME.")
 @click.option("--call", "call_id", metavar="CALL", help="Of this call only.")
 @json_option
-@directories
+@state_directory
 def artifact_list(settings: Settings, principal: str | None, call_id: str | None, as_json: bool) -> None:
     """One line per artifact of any caller, newest first."""
     from glovebox_server.cli.actions import artifacts as commands  # noqa: PLC0415 - see the module's header
@@ -58,23 +58,26 @@ def artifact_list(settings: Settings, principal: str | None, call_id: str | None
 @click.argument("uri", callback=_address)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
 @click.option("--principal", callback=_principal, help="Whose it is, where it is not yours: token:NAME over HTTP.")
-@directories
-def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str | None) -> None:
+@json_option
+@state_directory
+def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str | None, as_json: bool) -> None:
     """Write an artifact to a new file, or to standard output.
 
     Its risks are told on standard error.
     """
     from glovebox_server.cli.actions import artifacts as commands  # noqa: PLC0415 - see the module's header
 
+    if as_json and output is None:
+        raise click.UsageError("--json says what was written: add -o FILE.")
     whose = principal or f"local:{os.getuid()}"
-    sys.exit(commands.saved(settings, err, uri=uri, output=output, principal=whose))
+    sys.exit(commands.saved(settings, out, err, uri=uri, output=output, principal=whose, as_json=as_json))
 
 
 @artifact.command("scan")
 @click.argument("uris", metavar="URI…", nargs=-1, required=True)
 @click.option("--principal", callback=_principal, help="Whose they are, where they are not yours: token:NAME.")
 @json_option
-@directories
+@state_directory
 def artifact_scan(settings: Settings, uris: tuple[str, ...], principal: str | None, as_json: bool) -> None:
     """Look, in a sandbox, for what acts when files are opened.
 
@@ -90,7 +93,7 @@ def artifact_scan(settings: Settings, uris: tuple[str, ...], principal: str | No
 @click.argument("uris", metavar="URI…", nargs=-1, required=True)
 @click.option("--principal", callback=_principal, help="Whose they are, where they are not yours: token:NAME.")
 @json_option
-@directories
+@state_directory
 def artifact_reencode(settings: Settings, uris: tuple[str, ...], principal: str | None, as_json: bool) -> None:
     """Make pictures anew in a sandbox, of their pixels alone.
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from glovebox_server.audit.query.outcomes import OUTCOMES
-from glovebox_server.cli.options import File, Group, Moment, directories, err, json_option, out
+from glovebox_server.cli.options import File, Group, Moment, err, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 _file = File()
@@ -20,11 +20,11 @@ def audit() -> None:
 
 
 @audit.command("tail")
-@click.option("-n", "count", default=20, show_default=True, help="How many records.")
+@click.option("-n", "--limit", "count", default=20, show_default=True, help="How many records.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as records are written.")
 @click.option("--all", "everything", is_flag=True, help="Show the servers' own records too, as --json does.")
 @_lines_option
-@directories
+@state_directory
 def audit_tail(settings: Settings, count: int, follow: bool, everything: bool, as_json: bool) -> None:
     """The last records of calls."""
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
@@ -34,13 +34,13 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool, a
 
 
 @audit.command("show")
-@click.argument("call_id", metavar="CALL")
+@click.argument("call_id", metavar="[CALL]", default="last")
 @_lines_option
-@directories
+@state_directory
 def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
     """One call as a page: what was asked, decided, done, and spent.
 
-    CALL is its id, the beginning of it, or `last`.
+    CALL is its id, the beginning of it, or `last`, which it is where none is given.
     """
     from glovebox_server.cli.actions import page  # noqa: PLC0415 - see the module's header
 
@@ -54,14 +54,18 @@ def audit_show(settings: Settings, call_id: str, as_json: bool) -> None:
 @click.option("--run", "runs", multiple=True, help="Calls of this run, as `audit show` has it: r_ and 26 characters.")
 @click.option("--workflow", "workflows", multiple=True, help="Calls of this workflow; '' for none.")
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
-@click.option("--since", type=Moment(), help="Not before this time (UTC where it names no zone), or so long ago: 2h.")
-@click.option("--until", type=Moment(), help="Before this time.")
+@click.option(
+    "--since",
+    type=Moment(),
+    help="Not before this time (UTC unless it names a zone), local day (yesterday), or 2h ago.",
+)
+@click.option("--until", type=Moment(), help="Before this time, or the beginning of this day: today.")
 @click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."
+    "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."
 )
 @json_option
-@directories
+@state_directory
 def audit_query(settings: Settings, *, text: str | None, limit: int, as_json: bool, **given: Any) -> None:
     """Find calls, the newest first.
 
@@ -81,7 +85,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, as_json: bo
 @click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
 @click.option("--proof", type=_file, help="Check this inclusion proof instead, with --key and nothing else.")
 @json_option
-@directories
+@state_directory
 def audit_verify(
     settings: Settings,
     *,
@@ -113,7 +117,7 @@ def audit_verify(
 
 @audit.command("prove")
 @click.argument("call_id", metavar="CALL")
-@directories
+@state_directory
 def audit_prove(settings: Settings, call_id: str) -> None:
     """Print the inclusion proof of one call, as JSON.
 
@@ -134,8 +138,9 @@ def audit_prove(settings: Settings, call_id: str) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file that does not exist yet.",
 )
-@directories
-def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path) -> None:
+@json_option
+@state_directory
+def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path, as_json: bool) -> None:
     """Write one file that shows what a call or a run did.
 
     And that there is no more of it: for `bundle verify`, anywhere. Seals what is not sealed yet.
@@ -144,22 +149,23 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
 
     if (call is None) == (run is None):
         raise click.UsageError("Name one: --call CALL or --run ID.")
-    sys.exit(bundle.make(settings, out, err, call=call, run=run, output=output))
+    sys.exit(bundle.make(settings, out, err, call=call, run=run, output=output, as_json=as_json))
 
 
 @audit.command("seal")
-@directories
-def audit_seal(settings: Settings) -> None:
+@json_option
+@state_directory
+def audit_seal(settings: Settings, as_json: bool) -> None:
     """Seal what is written so far, so that it can be proved."""
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header
     from glovebox_server.upkeep.log import audit_log  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.seal(settings.state_dir / "audit", out, lambda: audit_log(settings)))
+    sys.exit(commands.seal(settings.state_dir / "audit", out, lambda: audit_log(settings), as_json=as_json))
 
 
 @audit.command("head")
 @json_option
-@directories
+@state_directory
 def audit_head(settings: Settings, as_json: bool) -> None:
     """The end of the chain, to be kept elsewhere as an anchor."""
     from glovebox_server.cli.actions import audit as commands  # noqa: PLC0415 - see the module's header

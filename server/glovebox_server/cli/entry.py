@@ -7,6 +7,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import logging
 import os
 import select
 import signal
@@ -46,6 +47,18 @@ class _Standard(io.FileIO):
         return memoryview(data).nbytes
 
 
+class _OneEntry(logging.Formatter):
+    """Writes what libraries log, who quote what peers sent, where no log is set up; as ``transport.logs`` does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one entry; one that does not fit its arguments without them."""
+        try:
+            text = super().format(record)
+        except Exception:  # noqa: BLE001 - the standard library would print it all as it is
+            text = str(record.msg)
+        return printable(text, "\n").replace("\n", "\n    | ")
+
+
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
     received: list[int] = []
@@ -54,6 +67,8 @@ def run() -> NoReturn:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _end_as_if_interrupted(received)
         output = _standard_streams()
+        if logging.lastResort:
+            logging.lastResort.setFormatter(_OneEntry())
         code = _guarded(_command_line)
         code = _guarded(lambda: _printed(output)) or code
     except KeyboardInterrupt:

@@ -16,10 +16,11 @@ from glovebox_sandboxes.runtime.environments import EnvironmentProblem
 from glovebox_server.cli.actions.governance.tokens import TokenRefused
 from glovebox_server.cli.actions.query import NoSuchCall
 from glovebox_server.cli.actions.saving import NameTaken
+from glovebox_server.cli.state import AmbiguousStateError
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import Refused
 from glovebox_server.exits import UNAVAILABLE, USAGE
-from glovebox_server.failures import failure_of
+from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.printable import printable
 from glovebox_server.workspace import WorkspaceRefused
 
@@ -30,6 +31,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (NameTaken, USAGE),
     (NoSuchCall, USAGE),
     (TokenRefused, USAGE),
+    (AmbiguousStateError, USAGE),
     (Diagnosed, UNAVAILABLE),
 )
 """The exit codes of what no call ends in; of the rest ``glovebox_server.failures`` has the table."""
@@ -74,11 +76,11 @@ def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | N
 def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
     """Say what failed on standard error and, for programs, as one JSON object on standard output."""
     if as_json:
-        body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": str(problem)}}
+        body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": with_own_command(str(problem))}}
         if isinstance(problem, Refused):
             refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
             body = {"error": None, "refused": refusal}
         print_json(sys.stdout, body)
     # It may quote a name or a file that is hostile, and a terminal obeys what it prints.
     told = f"Refused ({problem.rule}): {problem}" if isinstance(problem, Refused) else str(problem)
-    err.print(printable(told, "\n"), style="red", markup=False, highlight=False)
+    err.print(printable(with_own_command(told), "\n"), style="red", markup=False, highlight=False)

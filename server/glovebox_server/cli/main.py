@@ -4,9 +4,10 @@ Heavy modules are imported by the command that needs them, so that ``glovebox --
 """
 
 import sys
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import click
 from click.core import ParameterSource
@@ -21,9 +22,11 @@ from glovebox_server.cli.governance.canaries import canary
 from glovebox_server.cli.governance.policy import policy
 from glovebox_server.cli.governance.promotions import promote, promotions, rollback
 from glovebox_server.cli.governance.stops import resume, stop, stops
-from glovebox_server.cli.governance.tokens import token
+from glovebox_server.cli.governance.tokens import Lifetime
+from glovebox_server.cli.governance.tokens import token as tokens
 from glovebox_server.cli.governance.usage import usage
 from glovebox_server.cli.options import (
+    File,
     Form,
     Group,
     complete_environment,
@@ -34,6 +37,7 @@ from glovebox_server.cli.options import (
     json_option,
     lock_options,
     out,
+    state_directory,
     workflow_option,
 )
 from glovebox_server.cli.profiles import profiles
@@ -43,6 +47,8 @@ from glovebox_server.settings import Settings
 #: Bytes of a call's arguments on standard input, as many as of a line from an MCP client; code of a call is far below.
 _MAX_ARGUMENTS = 1 << 20
 
+_LEVELS = ("debug", "info", "warning", "error")
+
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("glovebox-mcp"), prog_name="glovebox")
@@ -50,7 +56,7 @@ def main() -> None:
     """Narrow, typed, sandboxed tools for AI agents, over the Model Context Protocol."""
 
 
-for _group in (profiles, policy, environment, audit, bundle, receipt, artifact, stops, canary, approvals, token):
+for _group in (profiles, policy, environment, audit, bundle, receipt, artifact, stops, canary, approvals, tokens):
     main.add_command(_group)
 for _command in (stop, resume, usage):
     main.add_command(_command)
@@ -71,11 +77,18 @@ for _command in (promote, promotions, rollback):
     "--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0 for any free one."
 )
 @click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="Lowest that is logged."
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of its log."
+)
+@click.option("--trusted-proxy", multiple=True, help="Address of a proxy whose X-Forwarded-For names clients.")
 @click.option("--oauth-issuer", metavar="URL", help="Let in whoever has an access token of this issuer, too (http).")
 @click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")
 @click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
 @workflow_option
-@directories
+@state_directory
 @lock_options
 def serve(
     settings: Settings,
@@ -84,13 +97,17 @@ def serve(
     host: str,
     port: int,
     allowed_host: tuple[str, ...],
+    log_level: str,
+    log_format: Literal["text", "json"],
+    trusted_proxy: tuple[str, ...],
     oauth_issuer: str | None,
     oauth_audience: tuple[str, ...],
     oauth_any_type: bool,
     workflow: str | None,
 ) -> None:
     """Serve MCP clients until they leave or a signal ends it."""
-    _require_http(transport, "host", "port", "allowed_host", "oauth_issuer", "oauth_audience", "oauth_any_type")
+    named = ("host", "port", "allowed_host", "trusted_proxy", "oauth_issuer", "oauth_audience", "oauth_any_type")
+    _require_http(transport, *named)
     if oauth_issuer is None and (oauth_audience or oauth_any_type):
         raise click.UsageError("--oauth-audience and --oauth-any-type go with --oauth-issuer.")
     with importing():
@@ -102,11 +119,12 @@ def serve(
     sys.exit(
         commands.serve(
             settings,
-            err,
             transport=transport,
             host=host,
             port=port,
             allowed_hosts=allowed_host,
+            trusted_proxies=trusted_proxy,
+            log=(log_level, log_format),
             oauth=oauth,
             workflow=workflow,
         )
@@ -135,7 +153,7 @@ def serve(
 )
 @workflow_option
 @json_option
-@directories
+@state_directory
 @lock_options
 def call(
     settings: Settings,
@@ -190,12 +208,13 @@ def call(
     shell_complete=complete_environment,
     help="Build this one too (may be repeated); see `environment`.",
 )
+@json_option
 @directories
-def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, ...]) -> None:
+def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, ...], as_json: bool) -> None:
     """Build the sandboxes' Python: once, and after an upgrade."""
     from glovebox_server.cli.actions import environments  # noqa: PLC0415 - see the module's header
 
-    sys.exit(environments.setup(settings, err, names=names, docker=docker, base=base))
+    sys.exit(environments.setup(settings, out, err, names=names, docker=docker, base=base, as_json=as_json))
 
 
 @main.command()
@@ -236,7 +255,7 @@ def capabilities(settings: Settings, as_json: bool) -> None:
 @main.command()
 @click.option("--dry-run", is_flag=True, help="Show it, and remove nothing.")
 @json_option
-@directories
+@state_directory
 def clean(settings: Settings, dry_run: bool, as_json: bool) -> None:
     """Remove what is of no use any more.
 
@@ -273,19 +292,41 @@ def completion(shell: str) -> None:
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=8321, show_default=True, help="Its port (http); 443 means https."
 )
-@directories
-def client_config(settings: Settings, transport: str, host: str, port: int) -> None:
+@click.option("--token", metavar="NAME", help="Make this token and show it, or show one whose file holds it (http).")
+@click.option("--role", help="What the token that is made may do, as of `token create`.")
+@click.option("--expires", type=Lifetime(), help="When it ends: 12h, 30d.")
+@click.option("--token-file", metavar="FILE", type=File(), help="Show the token that was saved in this file (http).")
+@json_option
+@state_directory
+def client_config(
+    settings: Settings,
+    *,
+    transport: str,
+    host: str,
+    port: int,
+    token: str | None,
+    role: str | None,
+    expires: timedelta | None,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
     """Configuration to paste into clients.
 
     Claude Code, Claude Desktop, VS Code and Cursor.
     """
-    _require_http(transport, "host", "port")
+    _require_http(transport, "host", "port", "token", "role", "expires", "token_file")
+    if token is None and (role or expires):
+        raise click.UsageError("--role and --expires go with --token NAME, which makes a token.")
+    if token is not None and token_file is not None:
+        raise click.UsageError("--token and --token-file both name the token: leave one out.")
     if host.strip("[]") in ("0.0.0.0", "::", ""):  # noqa: S104 - what must not be shown to clients
         told = f"{host} is where a server listens, not a name that leads to it. Name the host that clients will use:"
         raise click.BadParameter(f"{told} the one given to `glovebox serve --allowed-host`.", param_hint="--host")
     from glovebox_server.cli.actions import client_config as commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.show(settings, out, err, transport=transport, host=host, port=port))
+    asked = {"name": token, "role": role, "lifetime": expires, "file": token_file}
+    code = commands.show(settings, out, err, transport=transport, host=host, port=port, asked=asked, as_json=as_json)
+    sys.exit(code)
 
 
 def _require_http(transport: str, *names: str) -> None:

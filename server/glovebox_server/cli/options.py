@@ -5,7 +5,7 @@ import gc
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,23 +43,33 @@ def importing() -> Iterator[None]:
 #: Seconds in what may stand behind a number.
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
+#: Days that have a word, and how many of them ago they began.
+_DAYS = {"today": 0, "yesterday": 1}
+
 
 class Moment(click.ParamType[datetime]):
-    """A time, or how long ago."""
+    """A time, or how long ago. A day is a local one: ``yesterday`` from its midnight, as ``today`` and dates do."""
 
     name = "time"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Read ``2h``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
+        """Read ``2h``, ``yesterday``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
         ago = re.fullmatch(r"(\d{1,6})([smhdw])", value)
         try:
             if ago is not None:
                 return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+            if value in _DAYS:
+                value = str(datetime.now(UTC).astimezone().date() - timedelta(days=_DAYS[value]))
             found = datetime.fromisoformat(value)
-            return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+            local = (
+                re.fullmatch(r"[\dW-]+", value, re.ASCII) is not None
+            )  # a day, which astimezone takes for a local one
+            return (found if found.tzinfo or local else found.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             self.fail(
-                f"{value!r} is neither a time, as 2026-11-22T10:00, nor how long ago, as 30m, 2h or 7d.", param, ctx
+                f"{value!r} is neither a day (yesterday, 2026-11-22) or time (2026-11-22T10:00) nor how long ago (2h).",
+                param,
+                ctx,
             )
 
 
@@ -80,12 +90,21 @@ class File(click.Path[Path]):
 
 def directories(command: _Command) -> _Command:
     """Options every command with a place to look has; each overrides its environment variable."""
+    return _directories(command, opens_state=False)
+
+
+def state_directory(command: _Command) -> _Command:
+    """``directories`` of a command that opens the state directory: it finds the machine's, and becomes its owner."""
+    return _directories(command, opens_state=True)
+
+
+def _directories(command: _Command, *, opens_state: bool) -> _Command:
     for name, text in (
         ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE); else the current one, over http none."),
         ("profiles-dir", "Your own profiles (GLOVEBOX_PROFILES_DIR)."),
         ("policy", "Who may call what (GLOVEBOX_POLICY); else policy.toml beside your profiles, if it is there."),
         ("data-dir", "The sandboxes' runtime (GLOVEBOX_DATA_DIR)."),
-        ("state-dir", "Audit log, artifacts, token (GLOVEBOX_STATE_DIR)."),
+        ("state-dir", "Audit log, artifacts, token (GLOVEBOX_STATE_DIR); else as /etc/glovebox/glovebox.toml says."),
     ):
         kind = click.Path(file_okay=name == "policy", dir_okay=name != "policy")
         command = click.option(f"--{name}", type=kind, default=None, help=text)(command)
@@ -109,14 +128,18 @@ def directories(command: _Command) -> _Command:
         }
         if unknown := unknown_variables(os.environ):
             raise click.UsageError(printable(" ".join(unknown)))
-        try:
-            settings = Settings(**{key: value for key, value in given.items() if value is not None})
-        except ValidationError as problem:
-            first = problem.errors()[0]
-            name = f"GLOVEBOX_{'_'.join(str(part) for part in first['loc'])}".upper()
-            raise click.UsageError(f"{name}: {first['msg']}.") from None
-        except NoSuchPlace as problem:
-            raise click.UsageError(str(problem)) from None
+        named = {key: value for key, value in given.items() if value is not None}
+        settings = _settings(named)
+        # What a client starts is the user's own, whatever the machine serves.
+        if opens_state and kwargs.get("transport") != "stdio":
+            from glovebox_server.cli import state  # noqa: PLC0415 - only for these
+
+            is_named = "state_dir" in settings.model_fields_set
+            settings = state.locate(settings)
+            if not is_named and click.get_current_context().info_name != "serve":  # which begins a server
+                state.require_one(settings)
+            if state.become_owner(settings.state_dir):
+                settings = _settings(named | {"state_dir": settings.state_dir})
         for name in given:
             wrong = _wrong(settings, name)
             if wrong is not None:
@@ -126,6 +149,17 @@ def directories(command: _Command) -> _Command:
         return command(*args, settings=settings, **kwargs)
 
     return with_settings  # type: ignore[return-value]  # a decorator that adds a keyword
+
+
+def _settings(named: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings(**named)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = f"GLOVEBOX_{'_'.join(str(part) for part in first['loc'])}".upper()
+        raise click.UsageError(f"{name}: {first['msg']}.") from None
+    except NoSuchPlace as problem:
+        raise click.UsageError(str(problem)) from None
 
 
 def _wrong(settings: Settings, name: str) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from glovebox_server.cli.options import File, Group, directories, err, json_option, out
+from glovebox_server.cli.options import File, Group, err, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 
@@ -15,18 +15,19 @@ def receipt() -> None:
 
 
 @receipt.command("key")
-@directories
-def receipt_key(settings: Settings) -> None:
+@json_option
+@state_directory
+def receipt_key(settings: Settings, as_json: bool) -> None:
     """The public key, for whoever verifies; made where there is none."""
     from glovebox_server.cli.actions import receipts as commands  # noqa: PLC0415 - see the module's header
 
-    sys.exit(commands.key(settings.state_dir, out, err))
+    sys.exit(commands.key(settings.state_dir, out, err, as_json=as_json))
 
 
 @receipt.command("show")
 @click.argument("wanted", metavar="CALL|FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipt itself, as `receipt verify` takes it.")
-@directories
+@state_directory
 def receipt_show(settings: Settings, wanted: str, as_json: bool) -> None:
     """What a receipt says; of a call made here, or in a file."""
     from glovebox_server.cli.actions import receipts as commands  # noqa: PLC0415 - see the module's header
@@ -43,7 +44,7 @@ def receipt_show(settings: Settings, wanted: str, as_json: bool) -> None:
     help="Log to find its place in; of a CALL this server's.",
 )
 @json_option
-@directories
+@state_directory
 def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Path | None, as_json: bool) -> None:
     """Prove a receipt, of a call made here or in a file.
 

@@ -5,12 +5,11 @@ later. What has to stay exact does not come here, an artifact's bytes, or has no
 """
 
 import json
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from rich.cells import chop_cells
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.segment import Segment
@@ -21,14 +20,17 @@ from glovebox_server.printable import LAYOUT, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: What ``governance.approvals.shown`` puts before each line that the caller wrote.
-_BAR = re.compile(r" *\d* │ ")
-
-#: Fewest columns that a folded line keeps for itself.
-_NARROW = 20
-
 #: Columns; wider than any line of a table.
 _WIDE = 10_000
+
+#: Columns of a terminal that a table fits into, however narrow the terminal is.
+COLUMNS = 80
+
+#: Titles of columns whose cells are copied: they are not broken where another can be.
+_COPIED = frozenset({"id", "call", "name", "address"})
+
+#: Titles of columns of times: dates and hours are not broken either.
+_TIMES = frozenset({"time", "made"})
 
 
 class Terminal(Console):
@@ -65,7 +67,8 @@ def new_table(*titles: str, right: Collection[str] = (), whole: bool = False) ->
 def print_table(console: Console, table: "Table", *, folded: bool = True, wide: int = _WIDE) -> None:
     """Print a table, its cells folded to the width of a terminal; into a pipe one line for each row, as grep reads it.
 
-    One that is not to be folded shows a terminal no column in which nothing stands, or 0 alone: it has to fit.
+    One that is not to be folded shows a terminal no column in which nothing stands, or 0 alone; where it still does not
+    fit, cells that are not to be copied are folded.
 
     Args:
         console: where to.
@@ -74,6 +77,7 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
         wide: columns into a pipe, where a row is one that people read and may take several lines.
     """
     if console.is_terminal and folded:
+        _narrow(table, console.width)
         console.print(table, markup=False)
         return
     if console.is_terminal:
@@ -81,32 +85,57 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
         table.columns = [replace(each, _index=index) for index, each in enumerate(said)]
     options = console.options.update(width=wide, markup=False)
     table.width = Measurement.get(console, options, table).maximum
+    if console.is_terminal and table.width > (fitting := max(console.width, COLUMNS)):
+        table.width = None
+        _narrow(table, fitting)
     for line in console.render_lines(table, options):
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
         text.rstrip()  # on a terminal blanks at the end would be lines of their own
         console.print(text, soft_wrap=True)
 
 
+def _narrow(table: "Table", room: int) -> None:
+    """Give each column a width at which they fit and break few words: rich's own makes the widest alike.
+
+    Args:
+        table: its columns are changed.
+        room: columns there are; a table that fits is left as it is.
+    """
+    texts = [[str(text) for text in (column.header, *column.cells)] for column in table.columns]
+    whole = [max(cell_len(line) for text in found for line in text.split("\n")) for found in texts]
+    gap = 2
+    if not whole or sum(whole) + gap * (len(whole) - 1) <= room:
+        return
+    words = [max((cell_len(word) for text in found for word in text.split()), default=1) for found in texts]
+    widths = [
+        min(least if column.header in _COPIED else word, room)
+        for column, least, word in zip(table.columns, whole, words, strict=True)
+    ]
+    if sum(widths) + gap * (len(widths) - 1) > room:
+        gap, table.collapse_padding = 1, True
+    room -= gap * (len(widths) - 1)
+    broken = [at for at, column in enumerate(table.columns) if column.header not in _COPIED | _TIMES]
+    while sum(widths) > room and max(widths) > 1:
+        rest = [at for at in broken if widths[at] > 1] or range(len(widths))
+        widths[max(rest, key=lambda at: (widths[at], whole[at]))] -= 1
+    while sum(widths) < room and (short := [at for at, most in enumerate(whole) if widths[at] < most]):
+        widths[min(short, key=widths.__getitem__)] += 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width, column.no_wrap, column.overflow = width, False, "fold"
+
+
 def print_question(console: Console, text: str) -> None:
-    """Print what a person is asked. On a terminal no line begins with what the caller wrote: a long one is folded.
+    """Print what a person is asked, its lines folded once more for a terminal that is narrow.
 
     Args:
         console: where to.
         text: of ``governance.approvals.shown``.
     """
+    from glovebox_server.guards.approvals.shown import fold  # noqa: PLC0415 - brings profiles
+
     for line in text.split("\n"):
-        for piece in _folded(line, console.width) if console.is_terminal else (line,):
+        for piece in fold(line, console.width) if console.is_terminal else (line,):
             console.print(Text(piece))
-
-
-def _folded(line: str, columns: int) -> Iterable[str]:
-    """A line in pieces that fit; what goes on stands behind the same bar, or is indented."""
-    found = _BAR.match(line)
-    first = found[0] if found else ""
-    further = f"{'│ ':>{len(first)}}" if found else "    "
-    pieces = chop_cells(line[len(first) :], max(_NARROW, columns - max(len(first), len(further))))
-    for number, piece in enumerate(pieces or [""]):
-        yield (further if number else first) + piece
 
 
 def print_json(file: IO[str], value: object, *, indent: int | None = 2) -> None:

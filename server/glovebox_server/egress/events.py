@@ -35,7 +35,8 @@ class EgressAnswer:
     """What came of one attempt that was allowed: the matter of another audit record."""
 
     attempt: EgressAttempt
-    status: int
+    status: int | None
+    """None of a tunnel, which nobody looks into."""
     type: str | None
     """The media type that the server says, without parameters; None where it says none that is one."""
     bytes: int = 0

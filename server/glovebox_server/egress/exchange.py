@@ -16,7 +16,7 @@ from glovebox_profiles.egress import EgressTarget, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.credentials.lent import added, require_usable
-from glovebox_server.egress.credentials.redact import Redactor, ValueSpread
+from glovebox_server.egress.credentials.redact import Redactor
 from glovebox_server.egress.dial import Unreachable, secure, within
 from glovebox_server.egress.events import (
     Body,
@@ -36,6 +36,8 @@ from glovebox_server.egress.http1 import REDIRECTS, Clock, Exchange, PeerFailed
 LOOKED_AT: Final = 16 * 1024
 """Bytes that are looked through for lent values at once: 0.2 ms of the event loop, and 2 ms where a hostile server
 repeats how a value begins (``python -m tests.perf.lent``)."""
+MAX_REASON: Final = 256
+"""Characters of what is said of a failure; it may quote the server."""
 
 
 async def request(
@@ -69,11 +71,10 @@ async def request(
             pass
     except DeniedError as refused:
         await send(Denied(decision=refused.decision, hops=tuple(asked.hops)))
-    except ValueSpread:
-        await send(End(truncated="The answer was cut: what may be a lent credential is spread over it."))
     except (PeerFailed, Unreachable) as failed:
         # It may quote the server, which knows what it was lent.
-        reason = Redactor(gate.lender.used).feed(str(failed).encode()).decode() if gate.lender else str(failed)
+        reason = Redactor(gate.lender.used).whole(str(failed)) if gate.lender else str(failed)
+        reason = reason[:MAX_REASON]  # cut only now: a key that is cut is none any more
         if asked.answered:
             await send(End(truncated=reason))
         else:
@@ -120,6 +121,7 @@ class _Request:
             attempt = replace(attempt, credential=credential.name)
             try:
                 require_usable(credential, target, self.headers)
+                headers, dropped = request_headers(self.headers, self.method, self.body, gate.limits, credential)
                 value = await gate.lender.value(credential)
             except InvalidTarget as error:
                 await gate.refuse(attempt, error)

@@ -4,12 +4,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
+from glovebox_profiles.model import Credential
 from glovebox_server.egress.decode import ACCEPTED
 from glovebox_server.egress.limits import EgressLimits
 
 #: What a sandbox may say about what it wants, and nothing besides: nothing that authenticates (an allowed host is a way
 #: out to whoever has a key there), nothing about framing, routing or connection, nothing that makes another request of
-#: it than the one that was decided (method overrides, rewritten URLs) or another body than the whole (ranges).
+#: it than the one that was decided (method overrides, rewritten URLs) or another body than the whole (ranges). What a
+#: profile names besides goes to the one host that has the operator's key, and is none of these.
 _PASSED = frozenset(
     {
         "accept",
@@ -46,9 +48,20 @@ _USER_AGENT = "Glovebox"
 
 
 def request_headers(
-    headers: Sequence[tuple[str, str]], method: str, body: bytes, limits: EgressLimits
+    headers: Sequence[tuple[str, str]],
+    method: str,
+    body: bytes,
+    limits: EgressLimits,
+    credential: Credential | None = None,
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the headers to send and the names of those that were left out.
+
+    Args:
+        headers: As the sandbox wrote them.
+        method: Upper case.
+        body: Of the request.
+        limits: Bounds of the call.
+        credential: Whose key the request gets; it may name further headers.
 
     Raises:
         InvalidTarget: Rule ``egress.header`` or ``egress.body``: too much, said twice, or not plain text.
@@ -63,11 +76,14 @@ def request_headers(
         raise InvalidTarget(
             "egress.header", "The request's headers are too large.", f"{limits.request_header_bytes} bytes in all."
         )
+    own = {name.lower() for name in credential.headers} if credential else set()
+    fixed = {name.lower(): value for name, value in credential.set_headers.items()} if credential else {}
     passed: dict[str, str] = {}
     dropped: dict[str, None] = {}
     for written, value in headers:
         name = written.lower()
-        if name not in _PASSED and not (name == "content-type" and method in _WITH_BODY):
+        typed = name == "content-type" and method in _WITH_BODY
+        if name in fixed or not (typed or name in _PASSED or name in own):
             dropped[quoted(name)] = None
         elif name in passed or not _VALUE.fullmatch(value):
             raise InvalidTarget(
@@ -75,6 +91,7 @@ def request_headers(
             )
         else:
             passed[name] = value
+    passed |= fixed
     passed.setdefault("user-agent", _USER_AGENT)
     passed.setdefault("accept", "*/*")
     passed["accept-encoding"] = ACCEPTED

@@ -141,7 +141,7 @@ class Exchange:
         try:
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise PeerFailed(f"The server broke HTTP/1.1: {ascii(str(error))[:200]}.") from None
+            raise PeerFailed(f"The server broke HTTP/1.1: {str(error)!a}.") from None
         return event if isinstance(event, h11.Event) else None
 
     async def _read(self) -> bytes:

@@ -14,7 +14,7 @@ from glovebox_profiles.egress import decide, decide_inspected, parse_connect
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_server.egress.clienthello import ClientHello
 from glovebox_server.egress.dial import Unreachable
-from glovebox_server.egress.events import Closed, Denied, EgressAttempt, Opened, SendTunnelEvent
+from glovebox_server.egress.events import Closed, Denied, EgressAnswer, EgressAttempt, Opened, SendTunnelEvent
 from glovebox_server.egress.gate import DeniedError, EgressGate
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 
@@ -47,7 +47,14 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
         except InvalidTarget as error:
             await gate.refuse(attempt, error)
         async with gate.dialled(attempt) as remote:
-            reason = await pump.run(hello, remote)
+            reason = "It was cut off."
+            try:
+                reason = await pump.run(hello, remote)
+            finally:
+                if gate.on_answer is not None:
+                    gate.on_answer(
+                        EgressAnswer(attempt=attempt, status=None, type=None, bytes=pump.received, complete=not reason)
+                    )
     except DeniedError as refused:
         reason = f"{refused.decision.rule}: {refused.decision.reason} {refused.decision.hint}"
     except Unreachable as failed:

@@ -19,12 +19,13 @@ import anyio.to_thread
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.policy.model import Policy, WatchAction
+from glovebox_profiles.policy.rights import order_conflicts
 from glovebox_server.audit.events import PolicyChanged, PolicyRefused
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Principal
+from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.governance.policy import Governed, require_workflow
-from glovebox_server.governance.rights import Rights
 from glovebox_server.workspace import WorkspaceRefused
 
 SECONDS: Final = 1.0
@@ -105,6 +106,8 @@ class InForce:
                 self._take(found)
                 watch(found.policy.watch)
                 _log.warning("The policy was changed, and is in force: %s", found.digest)
+                for warning in order_conflicts(found.policy):
+                    _log.warning("%s", warning)
             self.problem = None
         except AuditUnavailable as problem:
             self._taken, self.problem = taken, str(problem)  # looked at again in a second

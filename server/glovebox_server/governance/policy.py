@@ -17,13 +17,13 @@ from glovebox_server.broker.arguments import validated
 from glovebox_server.broker.inputs import Inputs
 from glovebox_server.broker.policy import decide
 from glovebox_server.calls import Decision, Principal, ToolCall
+from glovebox_server.core.rights import Rights, RightsOf, Roles
 from glovebox_server.errors import InvalidArguments
-from glovebox_server.governance.approvals.facts import asked_about
-from glovebox_server.governance.approvals.lifting import considered
-from glovebox_server.governance.approvals.rules import with_lift
-from glovebox_server.governance.governance import Proposal
-from glovebox_server.governance.rights import Rights, RightsOf, Roles
-from glovebox_server.governance.watch.rules import RULES
+from glovebox_server.guards.approvals.facts import asked_about
+from glovebox_server.guards.approvals.lifting import considered
+from glovebox_server.guards.approvals.rules import with_lift
+from glovebox_server.guards.proposal import Proposal
+from glovebox_server.guards.watch.rules import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep.credentials import require_apart

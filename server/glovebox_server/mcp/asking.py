@@ -16,8 +16,8 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from glovebox_server.calls import Principal
-from glovebox_server.governance.approvals.question import Answer, Question, Reach
-from glovebox_server.governance.approvals.shown import shown
+from glovebox_server.guards.approvals.question import Answer, Question, Reach
+from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.mcp.delivery import Context, Identify
 
 #: Longest text to be asked, in bytes: clients reject messages of a few hundred. What does not fit is never cut, for
@@ -133,7 +133,7 @@ def _asks(ctx: Context) -> bool:
 
 
 def _words(question: Question) -> tuple[str, ...]:
-    return (_ALLOW, _DENY) if question.asked.reach == "call" else (_ALLOW, _ALLOW_RUN, _DENY)
+    return (_ALLOW, _ALLOW_RUN, _DENY) if question.asked.reach == "run" else (_ALLOW, _DENY)
 
 
 def _form(question: Question) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import mcp_types as types
 import rfc8785
 
+from glovebox_profiles import words
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime.environments import SHIPPED, Environment, load
@@ -18,6 +19,16 @@ from glovebox_server.tools.base import PACKAGES, Tool
 
 MAX_PACKAGES = 400
 """Characters of the packages that a tool's description names: some forty of them."""
+MAX_HOSTS = 80
+"""Characters of the hosts that it names: some five of them. A refusal names what is allowed."""
+
+_NETWORKED = {"requests"}
+"""Modules of no use without a network."""
+_WORKSPACE = {
+    "read": "The workspace is in /workspace, the current directory, read-only.",
+    "overlay": "A copy of the workspace is in /workspace, the current directory; its changes come back as a patch.",
+    "none": "No workspace.",
+}
 
 
 def listed(
@@ -32,9 +43,9 @@ def listed(
     """
     has = environments or {}
     return [
-        _entry(tool, profiles.get(tool.name), _packages(has.get(tool.name)))
+        _entry(tool, profiles.get(tool.name), _packages(has.get(tool.name), profiles.get(tool.name)))
         for tool in sorted(tools, key=lambda tool: tool.name)
-        if not tool.proposes or tool.name in profiles
+        if not tool.proposes or tool.name in profiles  # as ``Rights.shown`` has it
     ]
 
 
@@ -53,8 +64,34 @@ def of_profiles(profiles: Mapping[str, Profile], environments: Mapping[str, Envi
     }
 
 
-def _packages(environment: Environment | None) -> str:
-    text = ", ".join((environment or load(DEFAULT, SHIPPED)).modules)
+def _grants(tool: Tool, profile: Profile) -> list[str]:
+    """Return what a profile grants a tool, in sentences for a model."""
+    said: list[str] = []
+    if tool.imports:
+        said.append(_WORKSPACE[profile.files.workspace])
+        said.append("Files in /output come back as artifacts." if profile.files.output else "No files come back.")
+        said += [] if profile.files.inputs else ["It takes no inputs."]
+    if tool.imports or tool.open_world:
+        hosts = list(dict.fromkeys(rule.host for rule in profile.network.allow))
+        text = ", ".join(hosts)
+        if len(text) > MAX_HOSTS:
+            text = text[:MAX_HOSTS].rpartition(", ")[0]
+            text += f" and {len(hosts) - text.count(', ') - 1} more"
+        said.append(f"Network: {text}." if hosts else "No network.")
+    elif "workspace" in tool.needs and profile.files.workspace == "none":
+        said.append("Its profile grants no workspace.")
+    if tool.imports:
+        limits = profile.limits
+        said.append(f"At most {words.number(limits.wall_seconds)} s, {words.size(limits.memory)} of memory.")
+    if profile.approval == "ask" and not tool.proposes:
+        said.append("A person is asked before each call.")
+    return said
+
+
+def _packages(environment: Environment | None, profile: Profile | None) -> str:
+    offline = profile is None or profile.network.mode == "none"
+    modules = (environment or load(DEFAULT, SHIPPED)).modules
+    text = ", ".join(module for module in modules if not (offline and module in _NETWORKED))
     return text if len(text) <= MAX_PACKAGES else f"{text[:MAX_PACKAGES].rpartition(', ')[0]}, …"
 
 
@@ -74,10 +111,11 @@ def _entry(tool: Tool, profile: Profile | None, packages: str) -> types.Tool:
     hints = types.ToolAnnotations(
         read_only_hint=reads, destructive_hint=not reads, idempotent_hint=reads, open_world_hint=tool.open_world
     )
+    granted = _grants(tool, profile) if profile else ()
     return types.Tool(
         name=tool.name,
         title=tool.title,
-        description=tool.description.replace(PACKAGES, packages),
+        description=" ".join((tool.description.replace(PACKAGES, packages), *granted)),
         input_schema=schema,
         output_schema=output_schema(tool.result),
         annotations=hints,

@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.calls import CallResult, Listener, Principal
 from glovebox_server.failures import foreseen
-from glovebox_server.governance.approvals.question import Question
+from glovebox_server.guards.approvals.question import Question
 from glovebox_server.mcp import prompts
 
 #: Values in one answer, by the specification.

@@ -10,18 +10,19 @@ from typing import Any, Literal
 
 import anyio
 import mcp_types as types
-from anyio.abc import ObjectReceiveStream
 from mcp.server.connection import allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict, Field
 
 from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import EVENTS, CallDecided
+from glovebox_server.audit.events import CallDecided
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.subscription import Missed
+from glovebox_server.audit.read import is_last
+from glovebox_server.audit.subscription import Missed, Subscription
 from glovebox_server.calls import Principal
-from glovebox_server.governance.approvals.question import Answer, Question
+from glovebox_server.guards.approvals.question import Answer, Question
+from glovebox_server.guards.stops.stop import BY_RULES
 
 #: Our extension: a client that declares it gets ``AUDIT_NOTIFICATION``. https://modelcontextprotocol.io, SEP-2133.
 AUDIT_EXTENSION = "dev.glovebox/audit"
@@ -48,6 +49,8 @@ BRIEF = (
     "tool", "run", "workflow", "effect", "rule", "reason", "driver", "level", "host", "port", "name", "uri", "risks",
     "ended", "exit_code", "by", "error", "first", "count",
 )  # fmt: skip
+
+_NAMES_A_RULE = "A watch rule ("
 
 Context = ServerRequestContext[Any, Any]
 
@@ -167,41 +170,57 @@ async def listening(
         ask: asks the person at the client.
     """
     reporter = Reporter(ctx, endings, ask)
-    told = anyio.Event()
     async with anyio.create_task_group() as tasks:
         if reporter.waits():
             tasks.start_soon(reporter.run)
         if hears_audit(ctx, level):
             async with audit.subscribe(call_id=call_id) as records:
-                tasks.start_soon(_tell_until_end, ctx, records, level, told)
+                copies = _Copies(ctx, records, level)
+                tasks.start_soon(copies.tell_until_end)
                 yield reporter
                 # Of a call that was not begun there is no record, and a refusal that is slow piles up.
                 if records.offered and not reporter.goes_on:
-                    with anyio.move_on_after(FLUSH_SECONDS):
-                        await told.wait()
+                    await copies.finish()
         else:
             yield reporter
         tasks.cancel_scope.cancel()
 
 
-async def _tell_until_end(
-    ctx: Context, records: ObjectReceiveStream[Record | Missed], level: types.LoggingLevel, told: anyio.Event
-) -> None:
-    """Deliver a call's records up to its last one."""
-    # Closed while we wait: the call is over and its last record never came, as on a full disk. The result says why.
-    with suppress(anyio.ClosedResourceError):
-        async for item in records:
-            await tell(ctx, item, level)
-            if isinstance(item, Record) and is_last(item):
-                break
-    told.set()
+class _Copies:
+    """Copies of one call's records on their way to its client."""
 
+    def __init__(self, ctx: Context, records: Subscription, level: types.LoggingLevel) -> None:
+        self._ctx, self._records, self._level = ctx, records, level
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
+        self._unread: Record | Missed | None = None
 
-def is_last(record: Record) -> bool:
-    """Say whether no record of this call follows."""
-    event = EVENTS.get(record.kind)
-    refused = record.kind == CallDecided.kind and record.data.get("effect") != "allow"
-    return refused or (event is not None and event.ends_call)
+    async def tell_until_end(self) -> None:
+        """Deliver a call's records up to its last one."""
+        # Closed while we wait: the call is over and its last record never came, as on a full disk. The result says why.
+        with self._scope, suppress(anyio.ClosedResourceError):
+            async for item in self._records:
+                self._unread = item
+                await tell(self._ctx, item, self._level)
+                self._unread = None
+                if isinstance(item, Record) and is_last(item):
+                    break
+        self._ended.set()
+
+    async def finish(self) -> None:
+        """Give a client that does not read ``FLUSH_SECONDS``, then drop its copies, and announce that.
+
+        The notice waits for the client as the result does, which comes behind it on the same stream.
+        """
+        with anyio.move_on_after(FLUSH_SECONDS):
+            await self._ended.wait()
+        if self._ended.is_set():
+            return
+        self._scope.cancel()
+        await self._ended.wait()
+        missed = self._records.give_up(self._unread)
+        if missed is not None:
+            await tell(self._ctx, missed, self._level)
 
 
 def declares_audit(ctx: Context) -> bool:
@@ -223,7 +242,8 @@ async def tell(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -
         await tell_extension(ctx, shown(item))
         return
     params = shown(item)
-    severity: types.LoggingLevel = "warning" if params.data.get("effect") == "deny" else "info"
+    grave = isinstance(item, Missed) or params.data.get("effect") == "deny"  # what was missed may have been a denial
+    severity: types.LoggingLevel = "warning" if grave else "info"
     heard = _levels(ctx, level)
     if severity in heard:
         data = params.model_dump(by_alias=True, mode="json", exclude_none=True) if "debug" in heard else _brief(params)
@@ -259,9 +279,11 @@ def shown(item: Record | Missed) -> AuditParams:
     """Return a record, or a notice of missed ones, as clients see it."""
     if isinstance(item, Missed):
         return AuditParams(seq=item.last, kind="missed", data={"count": item.count, "first": item.first})
-    return AuditParams(
-        seq=item.seq, kind=item.kind, time=item.time, call_id=item.call_id, data=dict(item.data), hash=item.hash
-    )
+    data = {name: value for name, value in item.data.items() if name != "workspace"}
+    # Earlier logs have in such a record which watch rule it was.
+    if data.get("rule") == "stop" and _NAMES_A_RULE in str(data.get("reason")):
+        data["reason"] = BY_RULES
+    return AuditParams(seq=item.seq, kind=item.kind, time=item.time, call_id=item.call_id, data=data, hash=item.hash)
 
 
 _ORDER: tuple[types.LoggingLevel, ...] = (

@@ -20,7 +20,7 @@ from glovebox_sandboxes.contract.errors import UnsupportedSpec
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.drivers.registry import NAMES, Drivers
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_server.governance.rights import Rights
+from glovebox_server.core.rights import Rights
 from glovebox_server.mcp import catalogue
 from glovebox_server.mcp.rendering import MAX_MESSAGE_BYTES
 from glovebox_server.redaction import without_paths

@@ -7,11 +7,11 @@ Also the two ways to hear of new audit records: ``resources/updated``, and our o
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import asdict
-from functools import partial
-from itertools import islice
+from datetime import UTC, datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
@@ -33,12 +33,12 @@ from glovebox_server.audit.chain import Record, canonical
 from glovebox_server.audit.events import CallDecided, ReceiptSigned
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Subscription
-from glovebox_server.calls import Principal
+from glovebox_server.calls import Principal, time_of
+from glovebox_server.core.rights import MAX_KEYS, Rights
 from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
-from glovebox_server.governance.budgets.spending import Left
 from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.rights import MAX_KEYS, Rights
+from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
@@ -51,8 +51,14 @@ MAX_RECORDS = 500
 #: How long an answer about capabilities is given again: making one asks every driver.
 MANIFEST_SECONDS = 5.0
 
-#: Reads of the audit log at one time, in fair turns: each may scan the whole file.
+#: Reads of the audit log at one time, in fair turns: each scans segments of it.
 READERS = 2
+
+#: Bytes of the log that reads of one principal scan a second, in the long run: some 5 % of one processor.
+LOG_BYTES_PER_SECOND = 64 << 20
+
+#: And what it scans at once, after a rest.
+LOG_BYTES_AT_ONCE = 512 << 20
 
 #: Artifacts being read at one time, in fair turns: each passes through memory whole, twice.
 ARTIFACT_READERS = 4
@@ -63,6 +69,9 @@ MAX_LISTENERS = 32
 #: ``resources/subscribe`` of the handshake eras: per principal at most this many, the oldest is forgotten first. Over
 #: HTTP all of them live together, and nobody's may go for another's.
 MAX_SUBSCRIPTIONS = 128
+
+#: The last second of the year 9999: no later time has a name.
+_LAST_TIME = 253402300799.0
 
 #: Longest address repeated to the caller.
 _MAX_URI = 256
@@ -128,6 +137,10 @@ class Places(Protocol):
     @property
     def state_dir(self) -> Path:
         """Holds the audit log in ``audit`` and the tokens in ``tokens``."""
+
+    @property
+    def data_dir(self) -> Path:
+        """Holds the sandboxes' runtime."""
 
 
 class Stores(Protocol):
@@ -199,6 +212,8 @@ class Resources:
         self._making = anyio.Lock()
         self._manifests: OrderedDict[tuple[object, ...], tuple[str, float]] = OrderedDict()
         self._listeners: dict[str, int] = {}
+        self._paid: OrderedDict[str, float] = OrderedDict()
+        """When what each principal scanned of the log is paid for."""
 
     async def read(self, principal: Principal, uri: str, run: str | None = None) -> types.ReadResourceResult:
         """Return the content behind ``uri``.
@@ -278,12 +293,7 @@ class Resources:
         match = _CALL_URI.fullmatch(uri)
         if match is None:
             raise _unknown()
-        find = partial(_records, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1])
-        async with self._readers.turn(principal.id):
-            records = await anyio.to_thread.run_sync(find)
-        # Only the first record names the principal, so it is the one that must be there.
-        if not records or not _belongs(records[0], principal):
-            raise _unknown()
+        records = await self._records(principal, match[1])
         body = [delivery.shown(record).model_dump(mode="json", exclude_none=True) for record in records]
         text = rfc8785.dumps({"records": body}).decode()
         return types.ReadResourceResult(
@@ -294,14 +304,38 @@ class Resources:
         match = _RECEIPT_URI.fullmatch(uri)
         if match is None:
             raise _unknown()
-        find = partial(_receipt, self._stores.settings.state_dir / AUDIT_DIRECTORY, match[1], principal)
-        async with self._readers.turn(principal.id):
-            receipt = await anyio.to_thread.run_sync(find)
-        if receipt is None:
-            raise _unknown()
+        records = await self._records(principal, match[1], ReceiptSigned.kind)
+        # Exactly the bytes that the receipt's digest is of.
+        receipt = canonical(records[0].data["envelope"]).decode()
         return types.ReadResourceResult(
             contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=receipt)]
         )
+
+    async def _records(self, principal: Principal, call_id: str, kind: str | None = None) -> list[Record]:
+        """Return the records of a caller's call, or those of one kind, once what the caller scanned before is paid for.
+
+        Raises:
+            Refused: there is none in the segments that were read, of a call of the caller's.
+        """
+        paid, most = self._paid, LOG_BYTES_AT_ONCE / LOG_BYTES_PER_SECOND
+        while True:
+            async with self._readers.turn(principal.id):
+                wait = paid.get(principal.id, 0.0) - most - anyio.current_time()
+                if wait <= 0:
+                    scanned: list[int] = []
+                    near = read.records_near(self._stores.settings.state_dir / AUDIT_DIRECTORY, call_id, scanned.append)
+                    try:
+                        records = await anyio.to_thread.run_sync(_chosen, near, principal, kind)
+                    finally:
+                        now = anyio.current_time()
+                        paid[principal.id] = max(paid.pop(principal.id, now), now) + sum(scanned) / LOG_BYTES_PER_SECOND
+                        while next(iter(paid.values())) < now:
+                            paid.popitem(last=False)
+                    break
+            await anyio.sleep(wait)
+        if not records:
+            raise _unknown(call_id)
+        return records
 
     async def subscribe(self, ctx: Context, principal: Principal, session: str | None, uri: str) -> None:
         """Send ``resources/updated`` for ``uri`` on this connection until it unsubscribes or ends."""
@@ -425,31 +459,29 @@ class Resources:
                 del self._listeners[principal.id]
 
 
-def _records(directory: Path, call_id: str) -> list[Record]:
-    return list(islice(read.records_of(directory, call_id), MAX_RECORDS))
-
-
-def _belongs(first: Record, principal: Principal) -> bool:
-    return first.kind == CallDecided.kind and first.data.get("principal") == principal.id
-
-
-def _receipt(directory: Path, call_id: str, principal: Principal) -> str | None:
-    """Exactly the bytes that the receipt's digest is of; None where there is none, or it is another's."""
-    records = read.records_of(directory, call_id)
-    first = next(records, None)
-    if first is None or not _belongs(first, principal):
-        return None
-    signed = (record.data["envelope"] for record in records if record.kind == ReceiptSigned.kind)
-    return next((canonical(envelope).decode() for envelope in signed), None)
+def _chosen(near: Generator[Record, None, None], principal: Principal, kind: str | None) -> list[Record]:
+    """Return the records of a principal's call, or those of one kind; none of another's, as the first record says."""
+    with closing(near) as records:
+        first = next(records, None)
+        if first is None or first.kind != CallDecided.kind or first.data.get("principal") != principal.id:
+            return []
+        wanted = (record for record in chain([first], records) if kind in {None, record.kind})
+        return list(islice(wanted, MAX_RECORDS))
 
 
 def _json_contents(uri: str, text: str) -> types.TextResourceContents:
     return types.TextResourceContents(uri=uri, mime_type="application/json", text=text)
 
 
-def _unknown() -> Refused:
+def _unknown(call_id: str = "") -> Refused:
     hint = "A call's id is in the _meta and the structured content of its result."
-    return Refused("audit.unknown", "There is no such call of yours.", hint)
+    made = time_of(call_id)
+    if made is None:
+        return Refused("audit.unknown", "There is no such call of yours.", hint)
+    when = datetime.fromtimestamp(min(made, _LAST_TIME), UTC)
+    part = f"the part of the log of {when:%Y-%m-%d %H:%M:%S} UTC, which its id names"
+    reason = f"There is no such call of yours in {part}; no other was read."
+    return Refused("audit.unknown", reason, f"{hint} Where a clock was wrong, the operator has: glovebox audit show.")
 
 
 async def _feed(bus: InMemorySubscriptionBus, records: Subscription) -> None:

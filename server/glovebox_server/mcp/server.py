@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -15,8 +16,7 @@ import anyio
 import mcp_types as types
 import structlog
 from mcp.server.context import CallNext, HandlerResult
-from mcp.server.lowlevel import NotificationOptions, Server
-from mcp.server.models import InitializationOptions
+from mcp.server.lowlevel import Server
 from mcp.server.subscriptions import PromptsListChanged, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -24,14 +24,15 @@ from pydantic import ValidationError
 
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
+from glovebox_server.core.rights import MAX_KEYS
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
-from glovebox_server.failures import failure_of
+from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.governance.in_force import InForce
 from glovebox_server.governance.refusals import Refusals
-from glovebox_server.governance.rights import MAX_KEYS
 from glovebox_server.governance.runs import Runs
 from glovebox_server.governance.trace import trace_of
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
+from glovebox_server.mcp.claims import ClaimingServer
 from glovebox_server.mcp.delivery import Context, Identify
 from glovebox_server.mcp.resources import (
     LISTEN_METHOD,
@@ -141,7 +142,7 @@ class McpServer:
         self._connection = app.runs.new()
         """The run of whoever calls over stdio: this server has one connection then."""
         self._offers: OrderedDict[tuple[object, ...], tuple[list[types.Tool], str]] = OrderedDict()
-        self.server = _SdkServer(
+        self.server = ClaimingServer(
             "glovebox",
             version=app.version,
             title="Glovebox",
@@ -197,12 +198,33 @@ class McpServer:
     async def _call_tool(
         self, ctx: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        principal, call_id, session = self._identify(ctx), new_call_id(), session_of(ctx)
+        """Make a call, and log one line of it with nothing that its caller wrote: no argument, path or URL."""
+        principal, call_id, began = self._identify(ctx), new_call_id(), monotonic()
+        outcome = "cancelled"
+        try:
+            result = await self._call(ctx, params, principal, call_id)
+            outcome = _outcome_of(result)
+        except MCPError as error:
+            outcome = {types.INVALID_PARAMS: "denied", types.CONNECTION_CLOSED: outcome}.get(error.error.code, "error")
+            raise
+        else:
+            return result
+        finally:
+            tool = params.name if params.name in self._app.tools else "unknown"
+            kind, _, name = principal.id.partition(":")
+            caller = f"{kind}:{name.rpartition('#')[2]}"  # of an OAuth subject without its issuer's URL
+            seconds = round(monotonic() - began, 3)
+            _log.info("call", tool=tool, outcome=outcome, caller=caller, call_id=call_id, seconds=seconds)
+
+    async def _call(
+        self, ctx: Context, params: types.CallToolRequestParams, principal: Principal, call_id: str
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        session = session_of(ctx)
         try:
             run = self._run_of(ctx, principal, session)
         except Refused as refused:
             self._app.refusals.note(refused.rule, principal.id)
-            return _of(_failed(refused, call_id), call_id, principal, None)
+            return _of(_failed(refused, call_id, principal), call_id, principal, None)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             endings = {"server stopping": self._stopping, **endings_of(ctx)}
@@ -236,7 +258,7 @@ class McpServer:
                 # No call of the broker's began: what it decided about is a result.
                 rule = outcome.rule if isinstance(outcome, Refused) else "arguments"
                 self._app.refusals.note(rule, principal.id)
-            failed = _of(_failed(outcome, call_id), call_id, principal, run)
+            failed = _of(_failed(outcome, call_id, principal), call_id, principal, run)
             return self._named(ctx, principal, run, failed)
         return self._named(ctx, principal, run, rendering.tool_result(outcome, ctx.protocol_version))
 
@@ -346,19 +368,6 @@ class McpServer:
         return await self._resources.listen_audit(ctx, self._identify(ctx), endings_of(ctx).values())
 
 
-class _SdkServer(Server[Any]):
-    """The SDK's server, which says at a handshake that lists may change, where they may."""
-
-    lists_change = False
-
-    def create_initialization_options(
-        self, notification_options: NotificationOptions | None = None, *more: Any, **named: Any
-    ) -> InitializationOptions:
-        """What a handshake is answered with."""
-        may = NotificationOptions(tools_changed=self.lists_change, prompts_changed=self.lists_change)
-        return super().create_initialization_options(notification_options or may, *more, **named)
-
-
 @asynccontextmanager
 async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
     """Give subscriptions a home: one connection over stdio and SSE, all of them over streamable HTTP."""
@@ -430,12 +439,21 @@ def _rule_of(error: MCPError | ValidationError) -> str | None:
     return {types.METHOD_NOT_FOUND: "method", types.INVALID_REQUEST: "parameters"}.get(error.error.code)
 
 
+def _outcome_of(result: types.CallToolResult | types.InputRequiredResult) -> str:
+    """Return how a call came out for its caller; ``audit query --outcome`` has finer words."""
+    if isinstance(result, types.InputRequiredResult):
+        return "ask"
+    if (result.structured_content or {}).get("refused"):
+        return "denied"
+    return "failed" if result.is_error else "succeeded"
+
+
 def _of(result: types.CallToolResult, call_id: str, principal: Principal, run: str | None) -> types.CallToolResult:
     """The same result of a request that became no call, or none that ended well, and whose it was."""
     return result.model_copy(update={"meta": {rendering.CALL_META_KEY: {"call_id": call_id, **whose(principal, run)}}})
 
 
-def _failed(error: Exception, call_id: str) -> types.CallToolResult:
+def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallToolResult:
     """Turn the reason why there is no result into what the model reads; what nobody foresaw stays in our log."""
     failure = failure_of(error)
     if failure is None:
@@ -457,7 +475,10 @@ def _failed(error: Exception, call_id: str) -> types.CallToolResult:
         return rendering.failure(sentence, {**structured, "refused": refusal})
     if failure.classed == "unavailable":
         # Where on this host is for the operator.
-        _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=str(error))
+        reason = with_own_command(str(error))
+        _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=reason)
+        if principal.transport == "stdio":  # whoever started the server
+            sentence = with_own_command(sentence)
     return rendering.failure(
         sentence, {**structured, "error": {"kind": type(error).__name__, "message": sentence, "line": None}}
     )

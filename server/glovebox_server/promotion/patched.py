@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from glovebox_server.artifacts.diff_form import HEAD, DiffForm, target_of
+from glovebox_server.artifacts.diff_form import HEAD, DiffForm, WorkBudget, target_of
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, quoted
 from glovebox_server.errors import Refused
 
@@ -55,21 +55,21 @@ def made(patch: bytes, read: Read) -> list[Made]:
         Refused: rule ``promotion.patch``: it is not read by all alike, or is more than plain files. Rule
             ``promotion.conflict``: what is there is not what it was made from.
     """
-    form = DiffForm(lambda *_: None)
+    form = DiffForm(lambda *_: None, WorkBudget())
     form.feed(patch)
     if not patch or len(patch) > MAX_PATCH_BYTES or not form.finish():
         raise _unfit("it is no patch as `git diff` writes it, or is cut off, or too large")
-    found: list[Made] = []
+    found: dict[str, Made] = {}
     size = 0
     for section in _sections(patch):
         one = _file(section, read)
         size += len(one.content or b"")
         if size > MAX_MADE_BYTES:
             raise _unfit(f"it makes more than {MAX_MADE_BYTES} bytes")
-        if any(one.name == each.name for each in found):
+        if one.name in found:
             raise _unfit(f"it changes {quoted(one.name)} twice")
-        found.append(one)
-    return found
+        found[one.name] = one
+    return list(found.values())
 
 
 def _sections(patch: bytes) -> Iterator[list[bytes]]:

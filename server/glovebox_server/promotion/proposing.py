@@ -27,7 +27,7 @@ from glovebox_server.audit.events import Event, ProposalScanned
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import AuditUnavailable, Refused
-from glovebox_server.governance.approvals.shown import visible
+from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import Folder, opened
@@ -60,6 +60,8 @@ class Proposed:
     """What would be done, and with what."""
     shown: str
     """All of it, as lines in which nothing hides."""
+    folder: str = ""
+    """Path of the folder; for the operator alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class Proposals:
         if events := [_scanned(call, each) for each in scans if not each.known]:
             await self.audit.append_all(events)
         found = {each.uri: Found(lines=each.findings, more=each.more) for each in scans if not each.not_scanned}
-        return Proposed(planned=proposed.planned.scanned(found), shown=shown)
+        return replace(proposed, planned=proposed.planned.scanned(found), shown=shown)
 
     async def put(self, proposed: Proposed, call: ToolCall) -> Outcome:
         """Change what somebody said yes to, all or nothing. It has to be called shielded: it ends, whoever gives up.
@@ -135,7 +137,7 @@ class Proposals:
             if not found.promotion.changes:
                 reason = "Nothing would change: the files hold this already."
                 raise Refused("promotion.same", reason, "Nothing is left to do.")
-            return Proposed(planned=found, shown=_shown(found, folder))
+            return Proposed(planned=found, shown=_shown(found, folder), folder=str(into.path))
 
     def _put(self, proposed: Proposed, call: ToolCall) -> Promotion:
         promotion = replace(proposed.planned.promotion, by=call.principal.id, asked_by=call.id)

@@ -22,8 +22,8 @@ from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import ToolCall
 from glovebox_server.egress.credentials.redact import Forms
-from glovebox_server.governance.approvals.shown import visible
-from glovebox_server.governance.budgets.spending import MAX_SCAN_SECONDS
+from glovebox_server.guards.approvals.shown import visible
+from glovebox_server.guards.budgets.spending import MAX_SCAN_SECONDS
 from glovebox_server.promotion import scanner
 from glovebox_server.promotion.scanner import Found
 from glovebox_server.redaction import without_paths

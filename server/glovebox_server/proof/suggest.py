@@ -5,6 +5,7 @@ not kept, stays as it is and is said. What is suggested is within what is in for
 """
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,13 @@ from glovebox_server.tools.base import Tool
 
 MARGIN: Final = 1.5
 """How much more than the most that was used is suggested: a call is rarely like the last."""
+ROOM: Final = {
+    "wall_seconds": 5, "cpu_seconds": 5, "memory": 64 * MIB, "output.bytes": MIB, "output.files": 4,
+    "max_connections": 2,
+}  # fmt: skip
+"""And by how much it is more at least: of little, half as much again is little. An import takes a second or two."""
+MAX_ALLOW: Final = 32 * 1024
+"""Characters of the suggested rules as JSON: a profile of 64 KiB has room for them."""
 MAX_PATHS: Final = 32
 """Paths of one host that are named one by one; a reviewer reads no longer list, and then the rule's own stay."""
 
@@ -223,13 +231,17 @@ def _limits(used: _Used, limits: dict[str, Any]) -> None:
         if any(call.ended == cut for call in ran):
             continue
         most = max(amounts)
-        step = MIB if key == "memory" else 1
-        wanted = max(math.ceil(most * MARGIN / step) * step, floor)
+        wanted = max(_with_room(key, most, MIB if key == "memory" else 1), floor)
         if key == "wall_seconds":
             wanted = max(wanted, math.ceil(used.asked_seconds))
         limits[key] = min(type(floor)(wanted), getattr(bounds, key))
         shown = f"{most / MIB:.0f} MiB" if key == "memory" else f"{most:.1f} s"
         found.based_on[f"limits.{key}"] = f"at most {shown} in {counted(found.calls, 'call')}"
+
+
+def _with_room(key: str, most: float, step: int = 1) -> int:
+    """Return a limit with head room over the most that was used, in whole steps."""
+    return math.ceil(max(most * MARGIN, most + ROOM[key]) / step) * step
 
 
 def _files(used: _Used, values: dict[str, Any]) -> None:
@@ -248,10 +260,11 @@ def _files(used: _Used, values: dict[str, Any]) -> None:
     elif giving and not any(call.refused for call in giving):
         most, many = max(call.bytes for call in giving), max(call.files for call in giving)
         bound = used.profile.limits.output
-        output["bytes"] = min(max(math.ceil(most * MARGIN / MIB) * MIB, model.OUTPUT_BYTES[0]), bound.bytes)
-        output["files"] = min(math.ceil(many * MARGIN), bound.files)
-        found.based_on["limits.output.bytes"] = f"at most {counted(most, 'byte')} in one call"
-        found.based_on["limits.output.files"] = f"at most {counted(many, 'file')} in one call"
+        output["bytes"] = min(_with_room("output.bytes", most, MIB), bound.bytes)
+        output["files"] = min(_with_room("output.files", many), bound.files)
+        one_of = f"in one of {counted(found.calls, 'call')}"
+        found.based_on["limits.output.bytes"] = f"at most {counted(most, 'byte')} {one_of}"
+        found.based_on["limits.output.files"] = f"at most {counted(many, 'file')} {one_of}"
     if used.profile.files.inputs and not used.inputs:
         files["inputs"] = False
         found.based_on["files.inputs"] = f"none of {counted(found.calls, 'call')} took an artifact"
@@ -291,16 +304,19 @@ def _network(used: _Used, values: dict[str, Any]) -> None:
     kept = list(_joined(narrowed))
     if not egress.covers_all(rules, kept):  # two rules let through what is one here
         kept = narrowed
-    if kept and len(kept) <= model.MAX_RULES and egress.covers_all(rules, kept):
-        network["allow"] = [each.to_table() for each in kept]
+    tables = [rule.to_table() for rule in kept]
+    fits = len(kept) <= model.MAX_RULES and len(json.dumps(tables)) <= MAX_ALLOW
+    calls = counted(found.calls, "call")
+    if kept and fits and egress.covers_all(rules, kept):
+        network["allow"] = tables
         hosts = ", ".join(f"{host} {counted(many, 'time')}" for host, many in times.most_common(12))
-        found.based_on["network.allow"] = f"reached: {hosts}{', …' if len(times) > 12 else ''}"  # noqa: PLR2004 - of a line
+        found.based_on["network.allow"] = f"{calls} reached: {hosts}{', …' if len(times) > 12 else ''}"  # noqa: PLR2004 - of a line
         lent = [each for each in used.profile.network.credential if each.name in used.credentials]
         network["credential"] = [each.model_dump(mode="json") for each in lent]
-        found.based_on["network.credential"] = "the others were added to no request"
+        found.based_on["network.credential"] = f"the others were added to no request of {calls}"
     most = max(call.attempts for call in used.calls.values())
-    network["max_connections"] = min(math.ceil(most * MARGIN), used.profile.network.max_connections)
-    found.based_on["network.max_connections"] = f"at most {most} in one call"
+    network["max_connections"] = min(_with_room("max_connections", most), used.profile.network.max_connections)
+    found.based_on["network.max_connections"] = f"at most {most} in one of {calls}"
 
 
 def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -> Iterable[EgressRule]:

@@ -14,19 +14,19 @@ from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.conformance.call import Step
 from glovebox_server.app import App
 from glovebox_server.calls import ToolCall
+from glovebox_server.core.rights import RightsOf
 from glovebox_server.errors import Refused
-from glovebox_server.governance.approvals import store
-from glovebox_server.governance.approvals.approvals import Approvals
-from glovebox_server.governance.approvals.question import Answer
-from glovebox_server.governance.approvals.store import Moment
-from glovebox_server.governance.budgets.windows import Clocks, read_clocks
-from glovebox_server.governance.governance import Governance
-from glovebox_server.governance.repeats import Repeats
-from glovebox_server.governance.rights import RightsOf
-from glovebox_server.governance.stops.stop import Scope, new_stop, stops_of
-from glovebox_server.governance.stops.stops import Stops
-from glovebox_server.governance.watch.canaries import canaries_of, new_canary
-from glovebox_server.governance.watch.watch import Watch
+from glovebox_server.guards.approvals import store
+from glovebox_server.guards.approvals.approvals import Approvals
+from glovebox_server.guards.approvals.question import Answer
+from glovebox_server.guards.approvals.store import Moment
+from glovebox_server.guards.budgets.windows import Clocks, read_clocks
+from glovebox_server.guards.registry import GuardSet
+from glovebox_server.guards.repeats.repeats import Repeats
+from glovebox_server.guards.stops.stop import Scope, new_stop, stops_of
+from glovebox_server.guards.stops.stops import Stops
+from glovebox_server.guards.watch.canaries import canaries_of, new_canary
+from glovebox_server.guards.watch.watch import Watch
 
 _LATER: Final = 8 * 86400.0
 """Longer than any window, question or grant lasts."""
@@ -44,7 +44,7 @@ class CaseGovernance:
         """The case's state directory."""
         self._stops = stops_of(place)
         self._policy: Policy | None = None
-        self._parts: Governance | None = None
+        self._parts: GuardSet | None = None
         self._running = AsyncExitStack()
         self._ahead = 0.0
         self._clocks = read_clocks()
@@ -63,7 +63,7 @@ class CaseGovernance:
         finally:
             await case._running.aclose()
 
-    async def of(self, policy: Policy | None, rights_of: RightsOf) -> Governance:
+    async def of(self, policy: Policy | None, rights_of: RightsOf) -> GuardSet:
         """What governs its next call, under this policy: what its watch rules do is said by that of the first."""
         if self._parts is None:
             self._policy = self._policy or policy
@@ -71,7 +71,7 @@ class CaseGovernance:
         return replace(self._parts, rights_of=rights_of)
 
     @asynccontextmanager
-    async def _started(self, policy: Policy | None) -> AsyncIterator[Governance]:
+    async def _started(self, policy: Policy | None) -> AsyncIterator[GuardSet]:
         """The parts, as a server has them after it is started."""
         audit, later = self._app.audit, self._later
         spends = policy is not None and any(role.budget or role.rate for role in policy.roles.values())
@@ -81,13 +81,13 @@ class CaseGovernance:
             watch = await opened.enter_async_context(Watch.opened(self.place, audit, stops, actions))
             budgets = None
             if spends:
-                from glovebox_server.governance.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
+                from glovebox_server.guards.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
 
                 budgets = await opened.enter_async_context(opened_budgets(self.place, self._shown))
             asking = Approvals.opened(self.place, audit, self._app.tools, lambda _: "", later)
             approvals = await opened.enter_async_context(asking)
-            yield Governance(
-                rights_of=self._app.rights_of,
+            yield replace(
+                self._app.guards,
                 stops=stops,
                 budgets=budgets,
                 approvals=approvals,

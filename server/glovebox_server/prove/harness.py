@@ -32,13 +32,14 @@ from glovebox_server.app import App
 from glovebox_server.audit.events import RequestsRefused
 from glovebox_server.audit.read import records_of
 from glovebox_server.audit.verify import verify
-from glovebox_server.broker.broker import Broker
 from glovebox_server.calls import Principal, Text, ToolCall, new_call_id
+from glovebox_server.core.broker import Broker
+from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.errors import Refused
 from glovebox_server.failures import failure_of
 from glovebox_server.governance import policy as policies
-from glovebox_server.governance.approvals.question import Question
-from glovebox_server.governance.rights import Rights, Roles
+from glovebox_server.guards.approvals.question import Question
+from glovebox_server.guards.registry import GuardSet
 from glovebox_server.prove.governed import CaseGovernance
 from glovebox_server.prove.seen import Seen, incomplete, of_all, order, promoted, refused_requests
 from glovebox_server.settings import Settings
@@ -146,11 +147,11 @@ class CallHarness:
         names |= given
         names |= {"canary": marker, "canary even": marker[::2], "canary odd": marker[1::2]}
         try:
-            broker = await self._broker(call, driver, names, governance)
+            guards = await self._guards(call, driver, names, governance)
         except ProfileError as problem:
             return [Seen(how="profile_error", told=str(problem))], []
         if folder is not None:
-            broker = replace(broker, proposals=folder.proposals)
+            guards = replace(guards, proposals=folder.proposals)
         stop = partial(governance.stop, "call")
         seen = [Seen(call_id=new_call_id(), tool=call.tool) for _ in range(call.times)]
         counted: list[RequestsRefused] = []
@@ -158,7 +159,8 @@ class CallHarness:
             if call.echoes:
                 from glovebox_server.prove import echoing  # noqa: PLC0415 - brings certificates, which other cases do without
 
-                broker = replace(broker, gates=await opened.enter_async_context(echoing.opened()))
+                guards = replace(guards, gates=await opened.enter_async_context(echoing.opened()))
+            broker = replace(self._app.broker, guards=guards)
             make = partial(self._make, broker, call, names, stop)
             if call.token:
                 from glovebox_server.prove.over_http import OverHttp  # noqa: PLC0415 - brings the SDK, which other cases do without
@@ -178,8 +180,8 @@ class CallHarness:
             await self._look(call, each)
         return seen, counted
 
-    async def _broker(self, call: Call, driver: str, names: Mapping[str, str], governance: CaseGovernance) -> Broker:
-        """The server's broker, with the profile and policy that the case brings."""
+    async def _guards(self, call: Call, driver: str, names: Mapping[str, str], governance: CaseGovernance) -> GuardSet:
+        """Return the server's guards, with the profile and policy that the case brings."""
         place = self._profile(call, driver, names)
         profiles = load([place], check_example=apps.check_example)
         if call.locked:
@@ -190,7 +192,7 @@ class CallHarness:
         policy = self._policy(call, profiles)
         plain = Rights(profiles=profiles, workspace=served)
         rights_of = (lambda _: plain) if policy is None else Roles(policy, profiles, served, {})
-        return replace(self._app.broker, governance=await governance.of(policy, rights_of))
+        return await governance.of(policy, rights_of)
 
     async def _make(
         self, broker: Broker, call: Call, names: Mapping[str, str], stop: Callable[[str], None], seen: Seen

@@ -62,5 +62,6 @@ async def opened(host: str) -> AsyncIterator[tuple[Authority, Callable[[str, str
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, answer)
         await authority.issuer.fetch()
+        tasks.start_soon(authority.follow)
         yield authority, token
         tasks.cancel_scope.cancel()

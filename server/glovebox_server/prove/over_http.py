@@ -16,8 +16,8 @@ from glovebox_sandboxes.conformance.call import Call
 from glovebox_server.app import App
 from glovebox_server.audit.events import Event, RequestsRefused
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.broker import Broker
 from glovebox_server.calls import CallResult, Text
+from glovebox_server.core.broker import Broker
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.server import RUN_META_KEY, build
 from glovebox_server.prove.seen import Seen

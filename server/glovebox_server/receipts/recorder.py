@@ -45,7 +45,7 @@ _ENVELOPE_BYTES = 2048
 """More than an envelope has beside its payload, and a record beside its envelope."""
 
 _CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address", "credential")
-_OUTCOME = ("ended", "exit_code", "by", "stop", "error", "reason", "elapsed_ms", "usage")
+_OUTCOME = ("ended", "exit_code", "failed", "by", "stop", "error", "reason", "elapsed_ms", "usage")
 
 
 class Log(Protocol):
@@ -160,21 +160,19 @@ class CallRecorder:
         self._written += await self._issuer.log.append_all([*held, *events])
 
     @asynccontextmanager
-    async def until_ended(
-        self, ended_by: Callable[[], str], stop: Callable[[], str | None] = lambda: None
-    ) -> AsyncIterator[None]:
+    async def until_ended(self, ended_by: Callable[[], tuple[str, str | None]]) -> AsyncIterator[None]:
         """Record how the call ended if the block does not end by itself: it was cancelled, or it failed.
 
         Args:
-            ended_by: asked who cancelled it: ``client``, ``stream closed``, ``token removed``, ``server stopping`` or
-                ``stop``.
-            stop: asked for the id of the stop.
+            ended_by: Asked who cancelled it (``client``, ``stream closed``, ``token removed``, ``server stopping`` or
+                ``stop``), and for the id of the stop.
         """
         try:
             yield
         except anyio.get_cancelled_exc_class():
+            by, stop = ended_by()
             await self._finish_anyway(
-                CallCancelled(call_id=self._call.id, by=ended_by(), stop=stop(), elapsed_ms=elapsed_ms(self._call))
+                CallCancelled(call_id=self._call.id, by=by, stop=stop, elapsed_ms=elapsed_ms(self._call))
             )
             raise
         except Exception as problem:

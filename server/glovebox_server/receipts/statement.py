@@ -155,6 +155,8 @@ class OutcomeTold(_Part):
     """Finished: ``exited``, ``signalled``, ``timed_out``, ``out_of_memory`` or ``limit``."""
     exit_code: int | None = None
     """Finished: exit code, where it exited."""
+    failed: bool | None = None
+    """Finished: whether the caller's result is an error; absent in earlier receipts."""
     by: str | None = None
     """Cancelled: by whom."""
     stop: str | None = None

@@ -4,6 +4,7 @@
 looked for (``egress.credentials.redact``).
 """
 
+import codecs
 import re
 import string
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any, Final
 import anyio.to_thread
 
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.egress.credentials.redact import Form, Forms, Redactor, ValueSpread
+from glovebox_server.egress.credentials.redact import Forms, Redactor
 from glovebox_server.secret_scan.patterns import PATTERNS, found
 
 LOOP_BYTES: Final = 16 * 1024
@@ -26,7 +27,6 @@ _PER_FORM: Final = 16
 MAX_HELD: Final = 64 * 1024
 """Characters of live output that are held back: after more without an end nothing is shown live any more."""
 
-_VALUE: Final = re.compile(r"\[credential [^\]\n]{1,64}\]")
 _OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+=%\\"
 """Characters of tokens, and what begins a sign that stands before one: what ends in these may be its beginning."""
 _SHOWN: Final = 32
@@ -103,19 +103,14 @@ class _Mask:
         return "[secret: private key]"
 
     def _without(self, redactor: Redactor, text: str) -> str:
-        before = len(_VALUE.findall(text))
-        try:
-            text = _as_text(redactor.feed(_as_bytes(text)) + redactor.finish())
-        except ValueSpread:  # what may be a value stands in more than is looked at together
-            redactor.finish()
-            text = "[credential that may be spread over this text]"
-        if (more := len(_VALUE.findall(text)) - before) > 0:
+        before, text = redactor.replaced, redactor.whole(text)
+        if more := redactor.replaced - before:  # a count of 0 would have the text as it was be shown
             self._count["credential of the server"] += more
         return text
 
 
 def shown_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
-    """Stands before whoever shows what a program prints while it runs; what it holds back is in the result.
+    """Stands before whoever shows what a program prints while it runs; what it withholds is in the result too.
 
     Args:
         show: shows it.
@@ -124,17 +119,24 @@ def shown_live(show: Callable[[str], None], redact: str, values: Callable[[], Fo
     """
     if redact == "none":
         return show
-    return _Live(show, values) if redact == "mask" else lambda _: None
+    return LiveOutput(show, values) if redact == "mask" else lambda _: None
 
 
-class _Live:
+def finish_live(show: Callable[[str], None], *, normal: bool) -> None:
+    """Release what ``shown_live`` withholds at a normal end of the program; any other end drops it."""
+    if normal and isinstance(show, LiveOutput):
+        show.finish()
+
+
+class LiveOutput:
     """Shows what no secret may begin in; from a word on that a secret of several lines has, nothing more."""
 
     def __init__(self, show: Callable[[str], None], values: Callable[[], Forms]) -> None:
         self._show, self._values = show, values
         self._known: Forms = {}
-        self._wanted: dict[bytes, Form] = {}  # only grows: what has begun of a value goes on to be followed
+        self._wanted: dict[bytes, str] = {}  # only grows: a key that was replaced by another may still be valid
         self._redactor = Redactor(self._wanted)
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._held = self._last = ""
         self._over = False
 
@@ -145,15 +147,20 @@ class _Live:
         if (values := self._values()) is not self._known:
             self._known = values
             self._wanted.update(values)
-            self._held = text_redacted(self._held, values, Counter())
+            # Values alone: of a token that goes on, the rest would be shown.
+            self._held = Redactor(values).whole(self._held) if values else self._held
         if self._wanted:
-            try:
-                text = self._redactor.feed(text.encode("utf-8", "replace")).decode("utf-8", "replace")
-            except ValueSpread:
-                self._end()
-                return
+            text = self._decode(self._redactor.feed(text.encode("utf-8", "replace")))
+        self._pass(text, len((self._held + text).rstrip(_OF_TOKENS)))
+
+    def finish(self) -> None:
+        """Show the rest, at a normal end of the program."""
+        if not self._over:
+            text = self._decode(self._redactor.finish(), final=True)
+            self._pass(text, len(self._held + text))
+
+    def _pass(self, text: str, cut: int) -> None:
         held = self._held + text
-        cut = len(held.rstrip(_OF_TOKENS))
         if len(held) - cut > MAX_HELD or _goes_on(self._last, held):
             self._end()
             return
@@ -185,7 +192,13 @@ def _redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]
     mask = _Mask(values, count)
     stdout, stderr = mask.text(outcome.stdout.text), mask.text(outcome.stderr.text)
     value = mask.value(outcome.value)
-    skipped = tuple(replace(each, name=mask.text(each.name)) for each in outcome.skipped)
+    skipped = tuple(replace(file, name=mask.text(file.name), reason=mask.text(file.reason)) for file in outcome.skipped)
+    # A program can write these itself: they come through its own pipe.
+    shown = tuple(replace(copy, reason=mask.text(copy.reason)) for copy in outcome.shown)
+    blobs = tuple(
+        replace(blob, shown=replace(blob.shown, reason=mask.text(blob.shown.reason))) if blob.shown else blob
+        for blob in outcome.blobs
+    )
     changes = outcome.changes and replace(
         outcome.changes,
         created=tuple(map(mask.text, outcome.changes.created)),
@@ -200,6 +213,8 @@ def _redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]
         stderr=replace(outcome.stderr, text=stderr),
         value=value,
         skipped=skipped,
+        shown=shown,
+        blobs=blobs,
         changes=changes,
     )
     return outcome, dict(sorted(count.items()))
@@ -227,7 +242,8 @@ def _texts_of(outcome: Outcome) -> Iterator[str]:
     yield outcome.stdout.text
     yield outcome.stderr.text
     yield from _strings(outcome.value)
-    yield from (each.name for each in outcome.skipped)
+    yield from (text for file in outcome.skipped for text in (file.name, file.reason))
+    yield from (copy.reason for copy in outcome.copies)
     if outcome.changes is not None:
         yield from (*outcome.changes.created, *outcome.changes.changed, *outcome.changes.deleted)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -86,8 +87,8 @@ class Tool:
     name: str
     title: str
     description: str
-    """Written for a model: what it does, what it cannot, what comes back. Counted in the token budget. ``PACKAGES``
-    stands for what its programs can import."""
+    """Written for a model: what it does, what comes back. Counted in the token budget. ``PACKAGES`` stands for what its
+    programs can import; ``mcp.catalogue`` adds what its profile grants."""
     arguments: type[Arguments]
     result: type[Result]
     kind: str
@@ -100,6 +101,8 @@ class Tool:
     """Method and URL of the request it makes, which the profile's rules must allow; None for a tool without one."""
     delivers: bool = False
     """Whether its result has the fields ``artifacts``, ``images``, ``changes`` and ``notes``."""
+    paths: tuple[str, ...] = ()
+    """Arguments that are a path of the workspace."""
     silent: str = ""
     """What the caller reads where a call has no content at all."""
 
@@ -118,14 +121,20 @@ class Tool:
         """MCP's ``openWorldHint``: whether it reaches beyond the workspace."""
         return "network" in self.needs
 
-    def job(self, arguments: Mapping[str, Any], reveal: Sequence[str] = ()) -> Job:
+    def job(self, arguments: Mapping[str, Any], reveal: Sequence[str] = (), *, root: Path | None = None) -> Job:
         """Validated arguments to the guest's job: it gets all of them but what the host sees to.
 
         Args:
             arguments: of the call.
             reveal: paths of the workspace that a job which reads it for its caller shows, however they are named.
+            root: the workspace on the host, for a caller that knows it: its absolute paths are made relative.
         """
         payload = {name: value for name, value in arguments.items() if name not in _HOSTS}
+        for name in self.paths:
+            path = PurePosixPath(payload[name])
+            # Lexical: nothing is looked up on the host. The guest refuses what then leads out with ``..``.
+            if root is not None and path.is_relative_to(root):
+                payload[name] = str(path.relative_to(root))
         if reveal and "workspace" in self.needs:
             payload["reveal"] = list(reveal)
         return Job(

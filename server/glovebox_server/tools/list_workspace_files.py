@@ -32,7 +32,7 @@ class Entry(Value):
     bytes: int | None
     """Of a file; of a closed folder, all files below together, None where time was up."""
     modified: str | None
-    """RFC 3339, UTC."""
+    """RFC 3339, UTC; None of a folder."""
     files: int | None = None
     """Files below a folder that an overview leaves closed; None of anything else."""
 
@@ -49,8 +49,6 @@ class Listed(Value):
     """Folders of tools that were not entered; a pattern that names one enters it."""
     ignored: int = 0
     """Entries that .gitignore leaves out, a folder as one; a pattern that names one means it."""
-    hidden: int = 0
-    """Entries whose names are those of secrets, a folder as one; the profile shows some (files.reveal)."""
     truncated: str | None = None
     """What is missing, None for nothing."""
 
@@ -63,7 +61,7 @@ def _answer(outcome: Outcome) -> Answer:
     value = read(outcome, Listed)
     if isinstance(value, Refusal):
         return failed(value)
-    first = heading(f"found: {value.total}", value.passed_over, value.ignored, value.hidden, value.truncated)
+    first = heading(f"found: {value.total}", value.passed_over, value.ignored, value.truncated)
     lines = [first, *map(_line, value.entries)]
     return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
 
@@ -79,7 +77,7 @@ def _line(entry: Entry) -> str:
 TOOL = Tool(
     name="list_workspace_files",
     title="List workspace files",
-    description="List files and folders with size and date; large folders are summed up. "
+    description="List folders, and files with size and date; large folders are summed up. "
     "Ignored files, .git, node_modules, __pycache__, .venv only if named.",
     arguments=ListArguments,
     result=ListResult,

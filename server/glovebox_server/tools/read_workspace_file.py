@@ -23,7 +23,7 @@ class ReadArguments(Arguments):
 
     path: Annotated[str, Field(max_length=MAX_PATH)]
     offset: Annotated[int, Field(ge=1, le=MAX_OFFSET, description="first line")] = 1
-    limit: Annotated[int, Field(ge=1, le=MAX_LINES, description="lines")] = 2000
+    limit: Annotated[int, Field(ge=1, le=MAX_LINES)] = 2000
 
 
 class Read(Value):
@@ -86,4 +86,5 @@ TOOL = Tool(
     kind="read",
     answer=_answer,
     needs=("workspace",),
+    paths=("path",),
 )

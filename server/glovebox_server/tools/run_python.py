@@ -32,7 +32,7 @@ _INSTEAD: Mapping[str, str] = {
 class RunPythonArguments(Arguments):
     """Arguments of ``run_python``."""
 
-    code: Annotated[str, Field(min_length=1, max_length=MAX_CODE, description="Python 3 source")]
+    code: Annotated[str, Field(min_length=1, max_length=MAX_CODE)]
     inputs: Annotated[
         tuple[Annotated[str, Field(max_length=200)], ...],
         Field(max_length=MAX_INPUTS, description="artifact:// URIs of earlier calls, to appear in /input"),
@@ -85,6 +85,8 @@ class RunPythonResult(Result):
     stdout: Stream | None = None
     stderr: Stream | None = None
     value: str | None = None
+    truncated: str | None = None
+    """How much of the output is here, and where all of it is; None where nothing is missing."""
     images: tuple[File, ...] = ()
     artifacts: tuple[File, ...] = ()
     findings: tuple[Findings, ...] = ()
@@ -143,8 +145,6 @@ def _notes(outcome: Outcome, value: Mapping[str, Any]) -> list[str]:
     if value.get("truncated") is True:
         notes.append("The last expression's value was cut: end with a part of it.")
     for name, stream in (("output", outcome.stdout), ("standard error", outcome.stderr)):
-        if stream.dropped_bytes:
-            notes.append(f"{stream.dropped_bytes} bytes of {name} left out: print less, or write it to /output.")
         if "\ufffd" in stream.text:
             notes.append(f"What is not UTF-8 in {name} shows as \ufffd: write bytes to a file in /output.")
     omitted = _count(value.get("figures_omitted"), MAX_FIGURES)
@@ -191,10 +191,8 @@ TOOL = Tool(
     name="run_python",
     title="Run Python",
     description=(
-        "Run a Python 3 program ({packages}) in a fresh sandbox. The workspace is in /workspace, the "
-        "current directory: read-only, or a copy whose changes come back as a patch. The last expression's value and "
-        "open matplotlib figures come back; files written to /output come back as artifacts. No network, no packages "
-        "to install, no state kept between calls."
+        "Run a Python 3 program ({packages}) in a fresh sandbox. The last expression's value and open matplotlib "
+        "figures come back. No packages to install, no state kept between calls."
     ),
     arguments=RunPythonArguments,
     result=RunPythonResult,

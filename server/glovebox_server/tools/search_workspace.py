@@ -30,7 +30,7 @@ class SearchArguments(Arguments):
 
 
 class Match(Value):
-    """One line that matches; long lines are cut around the match."""
+    """One line that matches; long lines are cut around the match. No line stands with two matches, or as both."""
 
     path: str
     line: int
@@ -51,8 +51,6 @@ class Found(Value):
     """Folders of tools that were not entered; a path that names one enters it."""
     ignored: int = 0
     """Files and folders that .gitignore leaves out; a path that names one means it."""
-    hidden: int = 0
-    """Files and folders whose names are those of secrets; the profile shows some (files.reveal)."""
     truncated: str | None = None
     """What was not searched or is not shown, None for nothing."""
 
@@ -66,7 +64,7 @@ def _answer(outcome: Outcome) -> Answer:
     if isinstance(value, Refusal):
         return failed(value)
     found = f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"
-    lines = [heading(found, value.passed_over, value.ignored, value.hidden, value.truncated)]
+    lines = [heading(found, value.passed_over, value.ignored, value.truncated)]
     path = None
     for match in value.matches:
         if match.path != path:

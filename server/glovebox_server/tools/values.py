@@ -59,12 +59,11 @@ def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
         )
 
 
-def heading(found: str, passed_over: Iterable[str], ignored: int, hidden: int, truncated: str | None) -> str:
+def heading(found: str, passed_over: Iterable[str], ignored: int, truncated: str | None) -> str:
     """The first line of an answer that may not be all there is."""
     skipped = ", ".join(passed_over)
     notes = [found] + [f"not entered: {skipped}"] * bool(skipped)
     notes += [f"left out by .gitignore: {ignored} (include_ignored looks there)"] * bool(ignored)
-    notes += [f"hidden, as their names are those of secrets: {hidden}"] * bool(hidden)
     return f"[{'; '.join(notes + [f'cut: {truncated}'] * bool(truncated))}]"
 
 

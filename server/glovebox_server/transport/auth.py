@@ -1,7 +1,8 @@
 """What every HTTP request passes before anything else sees it: Host, Origin, bearer token, size, time and JSON.
 
-Rule 1  It wraps the whole application, so no route, method or transport is without it. Who asks for /health without a
-        token is told "ok", and nothing else; with an authorization server, everybody is told which.
+Rule 1  It wraps the whole application, so no route, method or transport is without it. Without a token, /health is
+        answered with "ok", /ready with 200 or 503, and nothing else; with an authorization server, everybody is told
+        which.
 Rule 2  Host must be one of the names this server was told it has: a web page that resolves its own name to this address
         (DNS rebinding) sends its own Host. Origin, which browsers send, must be one of the same.
 Rule 3  One Authorization header with a known token, or with one of the authorization server's. The token's name, or its
@@ -16,7 +17,8 @@ Rule 6  Answers to what fails say nothing of the server but the rule.
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -33,7 +35,9 @@ from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.transport import messages
 from glovebox_server.transport.callers import Callers, Grant, Shares
 from glovebox_server.transport.oauth.authority import METADATA_PATH, Authority, TokenRefused
+from glovebox_server.transport.oauth.checks import address_of
 from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, Reading
+from glovebox_server.upkeep.readiness import Readiness
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
@@ -53,8 +57,11 @@ PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
 #: And what its token is worth.
 GRANT_SCOPE_KEY: Final = "glovebox.grant"
 
-#: Says whether the server serves.
+#: Says that the server runs.
 HEALTH_PATH: Final = "/health"
+
+#: Says whether it can serve calls.
+READY_PATH: Final = "/ready"
 
 #: What ends a request, as records and answers name it.
 REMOVED: Final = "token removed"
@@ -76,6 +83,9 @@ _RULES: Final = {
 }
 
 
+Look = Callable[[], Awaitable[Readiness]]
+
+
 class AuthMiddleware:
     """The ASGI application around the application."""
 
@@ -87,6 +97,7 @@ class AuthMiddleware:
         callers: Callers,
         authority: Authority | None = None,
         refusals: Refusals | None = None,
+        look: Look | None = None,
     ) -> None:
         """Take what is behind the gate.
 
@@ -96,12 +107,14 @@ class AuthMiddleware:
             callers: who may come in.
             authority: who else may, with an access token.
             refusals: what is counted.
+            look: looks whether calls can be served; without it, nothing is said of that.
         """
         self._inner = inner
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
         self._callers = callers
         self._authority = authority
+        self._look = look
         self._refusals = refusals or Refusals()
         # Under way: what its token is worth, what says that the stream is closed, and the request itself.
         self._requests: set[tuple[Grant, anyio.Event, anyio.CancelScope]] = set()
@@ -118,7 +131,11 @@ class AuthMiddleware:
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
         elif scope["type"] == "http":
-            refusal = self._refusal(scope) or await self._identified(scope)
+            refusal = self._refusal(scope)
+            if refusal is None and self._look is not None and _is_bare(scope, READY_PATH):
+                await readiness_answer(await self._look(), told=False)(scope, receive, send)
+                return
+            refusal = refusal or await self._identified(scope)
             if refusal is not None:
                 await self._refuse(refusal, scope, receive, send)
             else:
@@ -145,8 +162,7 @@ class AuthMiddleware:
             return None
         if self._authority and scope["path"].startswith(METADATA_PATH):
             return self._authority.metadata(host[0], scope["path"])
-        known = _values(scope, b"authorization") or scope["path"] != HEALTH_PATH
-        return None if known else JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok"}) if _is_bare(scope, HEALTH_PATH) else None
 
     async def _identified(self, scope: Scope) -> Response | None:
         """Put the caller into the scope of what is let through; return the answer to whoever is nobody."""
@@ -155,7 +171,8 @@ class AuthMiddleware:
         presented = presented.strip() if kind.lower() == "bearer" else ""
         grant: Grant | Response | None = self._callers.grant(presented)
         if grant is None and self._authority:
-            grant = await self._authority.enter(presented, _values(scope, b"host")[0], scope["path"])
+            address = address_of((scope.get("client") or ("",))[0])
+            grant = await self._authority.enter(presented, _values(scope, b"host")[0], scope["path"], address)
         if not isinstance(grant, Grant):
             told = "A bearer token is needed"
             return grant or Response(told, status_code=401, headers={"WWW-Authenticate": "Bearer"})
@@ -273,6 +290,8 @@ class AuthMiddleware:
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)
                     value = messages.value_of(body) if scope["method"] == "POST" else None
+                    if value is not None:
+                        _require_revision(scope, value)
             if messages.is_call(value):
                 with anyio.fail_after(CALL_WAIT_SECONDS):
                     async with self._calling.turn(caller):
@@ -286,12 +305,26 @@ class AuthMiddleware:
         return _Body(body, identity, messages.tool_of(value))
 
 
+def readiness_answer(found: Readiness, *, told: bool) -> Response:
+    """Return the answer to whether calls can be served; ``told`` says what is missing, too."""
+    content = {"status": "ok" if found.ready else "not ready"} | (asdict(found) if told else {})
+    return JSONResponse(content, HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
 class _Body(NamedTuple):
     content: bytes
     identity: str | int | None
     """The id of a request that is in it."""
     tool: str | None
     """The tool that is called."""
+
+
+def _require_revision(scope: Scope, value: object) -> None:
+    """Refuse a revision that is not served; where header and envelope differ, the SDK refuses that first."""
+    named = messages.revision_of(value)
+    for header in _values(scope, b"mcp-protocol-version"):
+        if named in (None, header):
+            messages.require_served(value, header)
 
 
 def _malformed(error: messages.Malformed) -> Response:
@@ -330,6 +363,11 @@ async def _body(scope: Scope, receive: Receive) -> bytes | None:
                 raise OverflowError
             if not message.get("more_body", False):
                 return bytes(body)
+
+
+def _is_bare(scope: Scope, path: str) -> bool:
+    """Return whether a request asks for a path without any token."""
+    return scope["method"] == "GET" and scope["path"] == path and not _values(scope, b"authorization")
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

@@ -1,12 +1,13 @@
 """Logs: short lines on standard error, never on standard output, which belongs to the protocol over stdio.
 
-One renderer for our lines and for those of libraries. Whatever a line quotes, it stays one line; what has more, such as
-the story of an exception, has the others indented: nobody who chooses a name or an id can forge a line.
+One format for our lines and for those of libraries: time, level, event, values; or one JSON object. Whatever a line
+quotes, it stays one line; what has more, such as the story of an exception, has the others indented: nobody who chooses
+a name or an id can forge a line.
 """
 
 import logging
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
@@ -16,30 +17,53 @@ from glovebox_server.printable import printable
 _MORE = "    | "
 """Before every line of an entry but its first."""
 
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+"""Those that structlog has a name for; a library may have others between them."""
 
-def to_stderr() -> None:
-    """Send all log lines, ours from level info and others' from warning, to standard error. May be called again."""
+
+def to_stderr(level: str = "info", form: Literal["text", "json"] = "text") -> None:
+    """Send all log lines to standard error. May be called again.
+
+    Args:
+        level: the lowest that is written; of libraries, whose lower ones quote requests, at least ``warning``.
+        form: whether a line is for people, or one JSON object.
+    """
+    least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=True),
-            _render,
+            structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%SZ", utc=True),
+            *([structlog.processors.format_exc_info, _render_json] if form == "json" else [_render]),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=_logger,
         cache_logger_on_first_use=False,
     )
-    # What the standard library prints to where nobody has set up anything else, as here.
-    logging.lastResort = _Foreign(logging.WARNING)
+    # On the root logger, because ``logging.debug`` and its like, which the SDK calls, install a handler where it has
+    # none: https://docs.python.org/3/library/logging.html#logging.debug. So does no library that finds this one.
+    root = logging.getLogger()
+    root.handlers = [handler for handler in root.handlers if not isinstance(handler, _Foreign)]
+    root.addHandler(_Foreign(max(least, logging.WARNING)))
+
+
+def to_stderr_by_default() -> None:
+    """Send log lines there unless it was said how: structlog's own default is standard output."""
+    if not structlog.is_configured():
+        to_stderr()
 
 
 class _Foreign(logging.Handler):
     """Passes libraries' entries on to the renderer of ours: they quote what peers sent, as it is."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one entry."""
+        """Write one entry; one that does not fit its arguments is written without them."""
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - the standard library would print it all as it is
+            text = str(record.msg)
         log = structlog.get_logger(record.name)
-        log.log(record.levelno, record.getMessage(), exc_info=record.exc_info, logger=record.name)
+        level = max(name for name in _LEVELS if name <= max(record.levelno, logging.DEBUG))
+        log.log(level, text, exc_info=record.exc_info, logger=record.name)
 
 
 _plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
@@ -50,6 +74,14 @@ def _render(logger: WrappedLogger, method: str, entry: EventDict) -> str:
     entry["event"] = printable(str(entry["event"]))
     lines = str(_plain(logger, method, entry)).split("\n")
     return f"\n{_MORE}".join(printable(line) for line in lines)
+
+
+_json = structlog.processors.JSONRenderer()
+
+
+def _render_json(logger: WrappedLogger, method: str, entry: EventDict) -> str:
+    # JSON's escapes leave one control as it is.
+    return str(_json(logger, method, entry)).replace("\x7f", "\\u007f")
 
 
 def _logger(*_names: Any) -> structlog.WriteLogger:

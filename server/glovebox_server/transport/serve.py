@@ -8,7 +8,6 @@ exits with 0. Knows no tool; must not be imported by the broker or below.
 import contextlib
 import ipaddress
 import os
-import re
 import shlex
 import signal
 import socket
@@ -19,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -39,36 +39,38 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
+from glovebox_server.failures import with_own_command
 from glovebox_server.governance.in_force import InForce
 from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, App, McpServer, build, client_of
-from glovebox_server.transport import downloads, logs, stdio, tokens
+from glovebox_server.transport import downloads, logs, messages, stdio, tokens
+from glovebox_server.transport.addresses import BACKLOG, bracketed, host_names, open_listener, proxy_networks
 from glovebox_server.transport.auth import (
     HEALTH_PATH,
     MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     PRINCIPAL_SCOPE_KEY,
+    READY_PATH,
     AuthMiddleware,
+    Look,
+    readiness_answer,
 )
 from glovebox_server.transport.callers import Callers, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import OAuth, Scopes, authority_of
 from glovebox_server.transport.tokens import TokenFiles
+from glovebox_server.upkeep.readiness import ReadinessProbe
 
 #: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
 GRACE_SECONDS = 2
 
 #: Sessions of the handshake era over streamable HTTP, which the callers share out evenly; each costs some 100 kB.
 MAX_SESSIONS = 1024
-
-#: What clients send as Host: a name or an address, and a port (RFC 9112, 3.2).
-_HOST = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 #: Seconds without a request after which such a session ends: clients that went away without a word are the rule.
 SESSION_IDLE_SECONDS = 1800
@@ -78,15 +80,8 @@ TOKEN_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 
-#: Connections that wait to be accepted; the kernel's own default bound.
-_BACKLOG = 4096
-
 #: Connections accepted at a time before one of them is looked at; all of them are open files by then.
 _ACCEPTED = 32
-
-
-class CannotListen(Diagnosed):
-    """The address cannot, or must not, be listened on."""
 
 
 async def serve_stdio(app: App, wire: stdio.StdioFds | None = None, *, workflow: str | None = None) -> str:
@@ -106,7 +101,7 @@ async def serve_stdio(app: App, wire: stdio.StdioFds | None = None, *, workflow:
     if wire is None:
         with stdio.claimed_fds() as own:
             return await serve_stdio(app, own, workflow=workflow)
-    logs.to_stderr()
+    logs.to_stderr_by_default()
     uid = f"local:{os.getuid()}"
 
     def identify(ctx: Context) -> Principal:
@@ -123,8 +118,8 @@ async def serve_stdio(app: App, wire: stdio.StdioFds | None = None, *, workflow:
                 await unanswered.settled()
             scope.cancel()
 
-        async with _on_signal(surface, end) as names, stdio.streams(wire, unanswered, refused) as (incoming, outgoing):
-            await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
+        async with _on_signal(surface, end) as names, stdio.streams(wire, unanswered, refused) as streams:
+            await _run(surface, *streams)
     return names[0] if names else "stdin closed"
 
 
@@ -134,6 +129,7 @@ async def serve_http(
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Collection[str] = (),
+    trusted_proxies: Collection[str] = (),
     policy: InForce | None = None,
     oauth: OAuth | None = None,
     scopes: Scopes | None = None,
@@ -148,6 +144,7 @@ async def serve_http(
         port: TCP port; 0 for any free one.
         allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
             the only ones, where ``host`` is not a loopback address.
+        trusted_proxies: addresses or networks of proxies whose ``X-Forwarded-For`` names the client.
         policy: in force; a token that is bound to a role that it does not have is refused.
         oauth: whose access tokens are accepted beside those, if anybody's.
         scopes: what the scopes of such tokens stand for; nothing, where there is no policy.
@@ -162,12 +159,12 @@ async def serve_http(
         TokensUnusable: others could read the tokens, or one is bound to a role that there is not.
         IssuerUnusable: the authorization server does not tell its keys.
     """
-    logs.to_stderr()
+    logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(policy))
-    callers = Callers(files.tokens)
-    with contextlib.closing(_listener(host, port)) as listener:
+    callers, proxies = Callers(files.tokens), proxy_networks(trusted_proxies)
+    with contextlib.closing(open_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
-        names = _names(address, bound, allowed_hosts)
+        names = host_names(address, bound, allowed_hosts)
         surface = build(app, partial(by_token, workflow=workflow))
         authority = None
         if oauth is not None:
@@ -175,11 +172,15 @@ async def serve_http(
             # machine at that address would be one for this.
             authority = authority_of(oauth, allowed_hosts or names, scopes or Scopes())
             await authority.issuer.fetch()
+        places = app.settings.data_dir, app.settings.state_dir / "audit"
+        look = ReadinessProbe(*places, app.audit, app.in_force).look
         application, sessions = http_application(
-            surface, app.artifacts, callers, app.refusals, policy, subjects=oauth is not None
+            surface, app.artifacts, callers, app.refusals, policy, look=look, subjects=oauth is not None
         )
-        gate = AuthMiddleware(application, hosts=names, callers=callers, authority=authority, refusals=app.refusals)
-        server = _Uvicorn(_configured(gate), lambda: on_ready(f"http://{_bracketed(address)}:{bound}"))
+        gate = AuthMiddleware(
+            application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
+        )
+        server = _Uvicorn(_configured(gate, proxies), lambda: on_ready(f"http://{bracketed(address)}:{bound}"))
 
         async def end() -> None:
             server.should_exit = True
@@ -187,7 +188,7 @@ async def serve_http(
         async with _on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
             tasks.start_soon(_follow_tokens, files, callers, gate, sessions, policy)
             if authority is not None:
-                tasks.start_soon(authority.issuer.follow)
+                tasks.start_soon(authority.follow)
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
@@ -208,7 +209,7 @@ def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]
         # A name without a port is used with the scheme's own: a proxy in front has it, and TLS.
         host, port = named.hostname or "", named.port or 443
     command = ["glovebox", "client-config", "--transport", "http", "--host", host, "--port", str(port), *options]
-    _log.info("listening", url=url, clients=shlex.join(command))
+    _log.info("listening", url=url, clients=with_own_command(f"`{shlex.join(command)}`").strip("`"))
 
 
 class Sessions(StreamableHTTPSessionManager):
@@ -260,6 +261,7 @@ def http_application(
     refusals: Refusals,
     policy: InForce | None = None,
     *,
+    look: Look | None = None,
     subjects: bool = False,
 ) -> tuple[ASGIApp, Sessions]:
     """Return all that is served over HTTP, and the sessions of one transport; the gate around it alone checks callers.
@@ -270,6 +272,7 @@ def http_application(
         callers: who shares the sessions.
         refusals: what is counted.
         policy: in force, if there is one.
+        look: looks whether calls can be served.
         subjects: whether those of an authorization server share them, too.
     """
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
@@ -280,7 +283,7 @@ def http_application(
     async def open_sse(request: Request) -> Response:
         streams = sse.connect_sse(request.scope, request.receive, request._send)  # noqa: SLF001 - the SDK's own example
         async with streams as (incoming, outgoing):
-            await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
+            await _run(surface, incoming, outgoing)
         return Response()
 
     async def health(_request: Request) -> Response:
@@ -292,11 +295,15 @@ def http_application(
         }
         return JSONResponse({"status": "ok", **told})
 
+    async def ready(_request: Request) -> Response:
+        return Response(status_code=404) if look is None else readiness_answer(await look(), told=True)
+
     routes = [
         Route("/mcp", endpoint=StreamableHTTPASGIApp(manager)),
         Route("/sse", endpoint=open_sse, methods=["GET"]),
         Mount(MESSAGES_PATH, app=sse.handle_post_message),
         Route(HEALTH_PATH, endpoint=health, methods=["GET"]),
+        Route(READY_PATH, endpoint=ready, methods=["GET"]),
         Route(downloads.PATH, endpoint=downloads.Downloads(artifacts, refusals), methods=["GET"]),
     ]
 
@@ -373,7 +380,7 @@ class _Uvicorn(uvicorn.Server):
         """Start, then say so."""
         await super().startup(sockets)
         for each in sockets or ():
-            each.listen(_BACKLOG)  # asyncio has one number for this and for how many it accepts at a time
+            each.listen(BACKLOG)  # asyncio has one number for this and for how many it accepts at a time
         self._ready()
 
     @contextlib.contextmanager
@@ -381,7 +388,7 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _configured(application: ASGIApp) -> uvicorn.Config:
+def _configured(application: ASGIApp, proxies: list[str]) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http=TimeoutProtocol,
@@ -390,56 +397,18 @@ def _configured(application: ASGIApp) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
         limit_concurrency=MAX_CONNECTIONS,
         backlog=_ACCEPTED,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # The protocol is named because asyncio turns Nagle's algorithm off only then; with it, each answer waits 40 ms.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    except UnicodeError:  # an empty label, or one of more than 63 characters
-        raise CannotListen(f"Cannot listen on {host} port {port}", "it is no name of a host", "Name another.") from None
-    except OSError as error:
-        raise _cannot(host, port, error) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _cannot(host, port, error) from error
-    return listener
-
-
-def _cannot(host: str, port: int, error: OSError) -> CannotListen:
-    return CannotListen(f"Cannot listen on {host} port {port}", error.strerror or str(error), "Choose another.")
-
-
-def _names(address: str, port: int, allowed: Collection[str]) -> set[str]:
-    """Return the values of Host that are ours.
-
-    Raises:
-        CannotListen: others can reach the address, and nobody said under which name; or what was said is no name.
-    """
-    for name in allowed:
-        if not _HOST.fullmatch(name):
-            fix = "Give the name clients will use, and its port where there is one: glovebox.example:8321"
-            raise CannotListen(f"Cannot accept {name!r} as --allowed-host", "it is no name of a host", fix)
-    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-        if not allowed:
-            fix = "Name the hosts clients will use with --allowed-host, or listen on 127.0.0.1."
-            raise CannotListen(f"Cannot listen on {address}", "it can be reached by others", fix)
-        return set(allowed)
-    return {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | set(allowed)
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
+async def _run(surface: McpServer, incoming: Any, outgoing: Any) -> None:
+    """Serve one client over a stream in each direction, until it leaves."""
+    options = surface.server.create_initialization_options()
+    await surface.server.run(incoming, messages.NamingServed(outgoing), options)
 
 
 @asynccontextmanager

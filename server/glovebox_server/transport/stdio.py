@@ -228,6 +228,8 @@ def _parse(line: bytes | None) -> SessionMessage:
     if line is None:
         raise Malformed(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
     value = messages.value_of(line)
+    if messages.known_id(value) is not None:  # nobody reads an answer to a notification
+        messages.require_served(value, messages.revision_of(value))
     try:
         return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
     except ValidationError:

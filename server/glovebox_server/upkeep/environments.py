@@ -11,7 +11,7 @@ from pathlib import Path
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile
-from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem, Record
 from glovebox_server.settings import Settings
@@ -54,6 +54,8 @@ def of_profile(settings: Settings, profile: Profile) -> Environment:
         raise EnvironmentProblem(f"The environment {found.name}", "it is not built here", setup)
     if record.lock != found.locked():
         raise EnvironmentProblem(f"The environment {found.name}", "it was built from another lock", setup)
+    if not runtime.is_built(settings.data_dir, record.lock):
+        raise EnvironmentProblem(f"The environment {found.name}", "its last build failed or was removed", setup)
     return found
 
 
@@ -92,7 +94,7 @@ def _require_preload(settings: Settings, profile: Profile, path: Path) -> None:
     built = runtime.find(settings.data_dir, profile.python.environment)
     if built is None:
         return
-    tops = {each.name.partition(".")[0] for each in (built.root / runtime.PACKAGES.lstrip("/")).iterdir()}
+    tops = {each.name.partition(".")[0] for each in (built.root / PACKAGES.lstrip("/")).iterdir()}
     tops |= sys.stdlib_module_names
     lacks = [module for module in profile.python.preload if module.partition(".")[0] not in tops]
     if lacks:

@@ -25,7 +25,7 @@ from glovebox_sandboxes.host.host_view import Zygote as ZygoteSeen
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.pool.zygote import Zygote
 from glovebox_sandboxes.runtime import guest_tree
-from glovebox_sandboxes.runtime.runtime import PACKAGES, Runtime
+from glovebox_sandboxes.runtime.runtime import Runtime
 
 NAME = "bubblewrap"
 FORK_BYTES = 4 * 1024 * 1024
@@ -98,7 +98,6 @@ class Bubblewrap(wall.Walled):
         argv += guest_tree.command(
             runtime.python,
             spec,
-            packages=(PACKAGES,),
             hidden=wall.HIDDEN,
             elsewhere=runtime.elsewhere,
             own_filter=self._filter() if zygote else b"",

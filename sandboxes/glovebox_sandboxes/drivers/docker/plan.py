@@ -35,8 +35,6 @@ DRIVER: Mapping[Runtime, str] = {"runc": "docker", "crun": "docker", "runsc": "g
 LEVEL: Mapping[Runtime, Level] = {"runc": "container", "crun": "container", "runsc": "userspace-kernel"}
 PYTHON = "/usr/bin/python3"
 """The interpreter inside our image."""
-PACKAGES = "/opt/packages"
-"""Where our image keeps the packages programs may import."""
 LABEL = "dev.glovebox."
 """Prefix of every label on a container or image of ours."""
 MINIMUM_MEMORY = 32 * 1024 * 1024
@@ -157,7 +155,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     stripped = sorted(set(host.image_environment) - set(env))
     body: dict[str, Any] = {
         "Image": image,
-        "Entrypoint": list(command(PYTHON, spec, packages=(PACKAGES,), hidden=_SOCKETS, elsewhere=host.elsewhere)),
+        "Entrypoint": list(command(PYTHON, spec, hidden=_SOCKETS, elsewhere=host.elsewhere)),
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in sorted(env.items())] + stripped,
         "User": f"{GUEST_UID}:{GUEST_UID}",

@@ -17,7 +17,7 @@ from glovebox_sandboxes.drivers import sentry
 from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.runtime import guest_tree
-from glovebox_sandboxes.runtime.runtime import PACKAGES, Runtime
+from glovebox_sandboxes.runtime.runtime import Runtime
 
 NAME = "gvisor"
 MINIMUM_MEMORY = 48 * 1024 * 1024
@@ -133,9 +133,7 @@ def _wall(spec: SandboxSpec, runsc: str) -> list[str]:
 
 
 def _config(spec: SandboxSpec, runtime: Runtime, *, counted: bool) -> dict[str, Any]:
-    command = sentry.command(
-        runtime.python, spec, packages=(PACKAGES,), hidden=_HIDDEN, elsewhere=runtime.elsewhere, counted=counted
-    )
+    command = sentry.command(runtime.python, spec, hidden=_HIDDEN, elsewhere=runtime.elsewhere, counted=counted)
     mounts: list[Mapping[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},

@@ -48,8 +48,8 @@ class ApprovalRequested(ApprovalEvent):
     """How many different principals have to say yes."""
     another_principal: bool
     """Whether the caller's own yes does not count."""
-    reach: Literal["call", "run"]
-    """How far a yes goes at most: ``call`` or ``run``."""
+    reach: Literal["call", "run", "caller"]
+    """How far a yes goes at most: ``call``, ``run`` or ``caller``."""
     seconds: float
     """How long the question stands, and then a yes to it; by the clock since boot."""
     lifted: str | None = None
@@ -70,8 +70,10 @@ class ApprovalAnswered(ApprovalEvent):
     """Principal of who answered; an answer at the client is the caller's own."""
     channel: Literal["client", "operator"]
     """``client``: by elicitation; ``operator``: out of band."""
-    reach: Literal["call", "run"]
-    """How far a yes goes: ``call`` or ``run``."""
+    reach: Literal["call", "run", "caller"]
+    """How far a yes goes: ``call``, ``run`` or ``caller``."""
+    reason: str | None = None
+    """Why not, as the model reads it; absent where nothing was said."""
     yes: int
     """How many have said yes, this one included."""
     state: str
@@ -117,7 +119,7 @@ class GrantMade(ApprovalEvent):
     """What kind of denial: ``host``, ``tool`` or ``budget``."""
     target: str
     """What exactly: host and port, the tool, or the budget."""
-    reach: Literal["call", "run"]
+    reach: Literal["call", "run", "caller"]
     """``call`` or ``run``."""
     seconds: float
     """How long it lasts; by the clock since boot."""

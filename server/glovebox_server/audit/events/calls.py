@@ -61,6 +61,10 @@ class CallDecided(CallEvent):
     """What was lifted for it beyond the policy, each as ``what:target (id of the question)``; absent where nothing."""
     approval: str | None = None
     """Id of the question that was answered with yes, where one was asked."""
+    approved_by: tuple[str, ...] | None = None
+    """Who answered it with yes; absent in earlier logs, which have ``approval.answered``."""
+    workspace: str | None = None
+    """Name of the folder that it reads, where its profile lets it read one; not told to clients."""
     traceparent: str | None = None
     """Where the call stands in its caller's own tracing, if it says so (W3C Trace Context); self-reported."""
     tracestate: str | None = None
@@ -94,6 +98,7 @@ class CallDecided(CallEvent):
             role=decision.role,
             policy_digest=decision.policy_digest,
             approval=decision.approval,
+            approved_by=decision.approved_by or None,
             traceparent=call.trace.parent if call.trace else None,
             tracestate=call.trace.state if call.trace else None,
             grants=tuple(f"{each.what}:{each.target} ({each.approval})" for each in decision.grants) or None,
@@ -152,7 +157,10 @@ class EgressDecided(CallEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressAnswered(CallEvent):
-    """A server answered a request that was allowed, and the answer is over. On disk with the record after it."""
+    """A server answered a request that was allowed, or was tunnelled to, and that is over.
+
+    On disk with the record after it.
+    """
 
     kind: ClassVar[str] = "egress.answered"
 
@@ -160,12 +168,12 @@ class EgressAnswered(CallEvent):
     """Who answered."""
     asked_digest: str
     """As in the ``egress.decided`` before it."""
-    status: int
-    """Status code."""
+    status: int | None = None
+    """Status code; absent of a tunnel, which nobody looks into, and which earlier logs have no such record of."""
     type: str | None = None
     """Media type, as the server says; absent where it says none."""
     bytes: int
-    """Bytes of the decoded body that the sandbox got."""
+    """Bytes of the decoded body that the sandbox got; of a tunnel all that it got."""
     complete: bool
     """Whether that is all of it: it may have broken off, or a bound or the call's end cut it."""
 
@@ -248,6 +256,11 @@ class CallFinished(CallEvent):
     """``exited``, ``signalled``, ``timed_out``, ``out_of_memory`` or ``limit``."""
     exit_code: int | None = None
     """Exit code, where it exited."""
+    failed: bool | None = None
+    """Whether the result is an error, as of a tool that exited and could not do what was asked; absent in earlier logs,
+    where a call failed whose exit code is not 0."""
+    promotion: str | None = None
+    """Id of the promotion that it made; absent where it changed nothing in a folder."""
     elapsed_ms: float
     """Milliseconds from receiving the call to its outcome."""
     usage: Mapping[str, Any]

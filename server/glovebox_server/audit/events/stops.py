@@ -19,7 +19,7 @@ class StopMade(Event):
     name: str
     """The name; empty for everything."""
     because: str
-    """Why, as the callers read it."""
+    """Why; callers read it too, but of a watch rule's stop only that the operator's rules stopped them."""
     by: str
     """Who made it: a principal, or ``watch:`` and the rule."""
 

@@ -13,10 +13,12 @@ from glovebox_server.audit.events import (
     CallFailed,
     CallFinished,
     CallLost,
+    EgressAnswered,
+    EgressDecided,
     ReceiptSigned,
     SandboxStarted,
 )
-from glovebox_server.audit.query.outcomes import RUNNING
+from glovebox_server.audit.query.outcomes import CANCELLED, ERRORS, RUNNING
 
 #: Kinds whose texts nobody searches: what was measured, and what is signed.
 UNSEARCHED = frozenset({SandboxStarted.kind, ReceiptSigned.kind})
@@ -56,6 +58,9 @@ class Call:
     error: str | None = None
     """Class of Glovebox's own failure."""
 
+    is_error: bool = False
+    """Whether the call was allowed, and its caller's result is an error, for whatever reason."""
+
     @property
     def through(self) -> str:
         """The program it came from, as it names itself; of one without a name the transport, as ``over cli``."""
@@ -88,13 +93,15 @@ def outcome(kind: str, data: Mapping[str, Any]) -> str | None:
         ended = str(data.get("ended"))
         if ended != "exited":
             return ended
-        return "succeeded" if data.get("exit_code") == 0 else "failed"
-    return {CallCancelled.kind: "cancelled", CallFailed.kind: "error", CallLost.kind: "lost"}.get(kind)
+        failed = data.get("failed", data.get("exit_code") != 0)
+        return "failed" if failed else "succeeded"
+    return {CallCancelled.kind: CANCELLED, CallFailed.kind: "error", CallLost.kind: "lost"}.get(kind)
 
 
 def of_records(decided: Record, end: Record) -> Call:
     """The line of a call: from the record that began it and the one that says how it stands, which may be the same."""
     said, last = decided.data, end.data
+    came = outcome(end.kind, last) or ""
     return Call(
         call_id=decided.call_id or "",
         time=decided.time,
@@ -104,16 +111,42 @@ def of_records(decided: Record, end: Record) -> Call:
         run=_text_or_none(said, "run"),
         workflow=_text_or_none(said, "workflow"),
         transport=str(said.get("transport", "")),
-        outcome=outcome(end.kind, last) or "",
+        outcome=came,
         rule=str(said.get("rule", "")),
         exit_code=last.get("exit_code"),
         elapsed_ms=last.get("elapsed_ms"),
         error=last.get("error"),
+        is_error=came in ERRORS or (came == CANCELLED and last.get("by") == "stop"),
     )
 
 
 def _text_or_none(data: Mapping[str, Any], name: str) -> str | None:
     return None if data.get(name) is None else str(data[name])
+
+
+def connections(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
+    """Yield ``reached``, ``refused`` or ``asked`` for each connection that a call asked for, and a line about it.
+
+    Reached is what answered. Of a tunnel earlier logs do not say so.
+    """
+    answers: dict[object, list[Mapping[str, Any]]] = {}
+    for record in reversed(kept := list(records)):
+        if record.kind == EgressAnswered.kind:
+            answers.setdefault(record.data.get("asked_digest"), []).append(record.data)
+    for data in (record.data for record in kept if record.kind == EgressDecided.kind):
+        allowed = data.get("effect") == "allow"
+        said = answers.get(data.get("asked_digest"))
+        answer = said.pop() if allowed and said else None
+        asked = f"{data.get('method') or 'connect'} {data.get('scheme')}://{data.get('host')}:{data.get('port')}"
+        more = [str(data["address"])] if data.get("address") else []
+        if answer is not None:
+            more += [str(answer["status"])] if answer.get("status") is not None else []
+            more += [f"{answer.get('bytes')} bytes", *([] if answer.get("complete") else ["cut off"])]
+        elif allowed:
+            more.append("no answer on record")
+        more += [f"with the credential {data['credential']}"] if data.get("credential") else []
+        about = f"{asked} by the rule {data.get('rule')}"
+        yield ("reached" if answer else "asked" if allowed else "refused"), ", ".join([about, *more])
 
 
 def texts(data: Mapping[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from glovebox_server.audit.query import calls
 from glovebox_server.audit.query.adder import HEX_KEPT, Adder, clean, has_texts, microseconds
 from glovebox_server.audit.query.database import Database
 from glovebox_server.audit.query.offsets import Gone, OffsetReader
+from glovebox_server.audit.query.outcomes import CANCELLED, ERRORS, FAILED
 from glovebox_server.audit.segments import files
 
 _HEX = re.compile(rf"[0-9a-f]{{{HEX_KEPT + 1},}}")
@@ -67,7 +68,7 @@ class Filters:
             and (not self.clients or (call.client or "") in self.named())
             and (not self.runs or (call.run or "") in self.runs)
             and (not self.workflows or (call.workflow or "") in self.workflows)
-            and (not self.outcomes or call.outcome in self.outcomes)
+            and (not self.outcomes or call.outcome in self.wanted())
             and (self.since is None or time >= self.since)
             and (self.until is None or time < self.until)
         )
@@ -76,9 +77,14 @@ class Filters:
         """Clients as the index has them, which knows no transports."""
         return {"" if each.startswith(calls.OVER) else each for each in self.clients} | set(self.clients)
 
+    def wanted(self) -> set[str]:
+        """Return outcomes as the index has them, which does not know who cancelled a call."""
+        return {*self.outcomes, *((*ERRORS, CANCELLED) if FAILED in self.outcomes else ())}
+
     def came(self, call: calls.Call) -> bool:
-        """Whether a call that fits came from one of the clients, too."""
-        return not self.clients or bool({call.client or "", call.through} & set(self.clients))
+        """Return whether a call that fits came from one of the clients, and came out so, too."""
+        out = not self.outcomes or call.outcome in self.outcomes or (FAILED in self.outcomes and call.is_error)
+        return out and (not self.clients or bool({call.client or "", call.through} & set(self.clients)))
 
 
 class Index:
@@ -191,7 +197,7 @@ class Index:
             ("principal", filters.principals),
             ("client", tuple(filters.named())),
             ("workflow", filters.workflows),
-            ("outcome", filters.outcomes),
+            ("outcome", tuple(filters.wanted())),
         ):
             if wanted:
                 found = [each for word in wanted if (each := self._word(word)) is not None]

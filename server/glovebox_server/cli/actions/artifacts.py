@@ -14,12 +14,14 @@ from glovebox_server.artifacts.disk import records
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.calls import Principal
 from glovebox_server.cli.actions.saving import save
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.settings import Settings
 from glovebox_server.workspace import WorkspaceRefused
 
-_COLUMNS = ("address", "name", "bytes", "type", "risks", "principal", "age", "call")
+_COLUMNS = ("address", "file", "bytes", "type", "risks", "principal", "age", "of call")
+_ON_TERMINAL = ("address", "file", "bytes", "risks", "age")
+"""What fits into a line, as an address must not be broken."""
 _HOUR = 60
 """Minutes."""
 
@@ -35,15 +37,20 @@ def listed(state_dir: Path, out: Console, *, principal: str | None, call_id: str
     if as_json:
         print_json(out.file, {"artifacts": [_described(each) for each in found]})
         return OK
-    rows = [_COLUMNS, *(_row(each, now) for each in found)] if found else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:  # no table of rich's, which folds addresses: these are to be copied
-        out.print(Plain("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()))
+    columns = _ON_TERMINAL if out.is_terminal else _COLUMNS
+    table = new_table(*columns, right=["bytes"])
+    for artifact in found:
+        row = dict(zip(_COLUMNS, _row(artifact, now), strict=True))
+        table.add_row(*(Plain(row[column]) for column in columns))
+    if found:
+        print_table(out, table, folded=False)
     out.print(Plain(f"{counted(len(found), 'artifact')}."))
     return OK
 
 
-def saved(settings: Settings, err: Console, *, uri: str, output: Path | None, principal: str) -> int:
+def saved(
+    settings: Settings, out: Console, err: Console, *, uri: str, output: Path | None, principal: str, as_json: bool
+) -> int:
     """Write an artifact's content; see ``glovebox artifact save``."""
 
     async def make() -> int:
@@ -56,7 +63,9 @@ def saved(settings: Settings, err: Console, *, uri: str, output: Path | None, pr
             for risk in reader.artifact.risks:
                 err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
             await save(reader.chunks(), output)
-            if output is not None:
+            if as_json:
+                print_json(out.file, {"file": str(output), **_described(reader.artifact)})
+            elif output is not None:
                 err.print(Plain(f"{output}: {counted(reader.artifact.bytes, 'byte')}."))
         return OK
 

@@ -191,7 +191,7 @@ def prove(directory: Path, console: Console, err: Console, name: str) -> int:
     return OK
 
 
-def seal(directory: Path, console: Console, open_log: Callable[[], LogFile]) -> int:
+def seal(directory: Path, console: Console, open_log: Callable[[], LogFile], *, as_json: bool) -> int:
     """End the segment that is being written, so that what is in it can be proved."""
     read.head(directory)  # where there is no log, none is made
     log = open_log()
@@ -199,6 +199,9 @@ def seal(directory: Path, console: Console, open_log: Callable[[], LogFile]) -> 
         number = log.seal()
     finally:
         log.close()
+    if as_json:
+        print_json(console.file, {"segment": number})
+        return OK
     done = "There is nothing to seal: no record since the last seal." if number is None else f"Sealed segment {number}."
     console.print(Text(done))
     return OK

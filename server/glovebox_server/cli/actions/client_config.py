@@ -1,4 +1,4 @@
-"""Ready-to-paste configuration for the clients people use. Nothing is written, but a token where there is none to show.
+"""Ready-to-paste configuration for the clients people use. Nothing is written, but a token where one is asked for.
 
 Formats: https://code.claude.com/docs/en/mcp, https://modelcontextprotocol.io/docs/develop/connect-local-servers,
 https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://cursor.com/docs/context/mcp.
@@ -6,9 +6,7 @@ https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://
 
 import json
 import shlex
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,12 +14,18 @@ from rich.console import Console
 from glovebox_server import workspace
 from glovebox_server.cli.actions.commands import given
 from glovebox_server.cli.actions.governance.tokens import to_show
+from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK
+from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings
 from glovebox_server.workspace import WorkspaceRefused
 
 #: Of web servers with TLS, RFC 9110, 4.2.2.
 HTTPS_PORT = 443
+
+BRIDGE = "mcp-remote@0.15.1"
+"""Pinned, because npx starts an older one that it finds: before 0.1.16 a server could run commands on the client's
+machine (CVE-2025-6514)."""
 
 _FLEETING = (
     "These lines work until uv cleans its cache",
@@ -29,13 +33,25 @@ _FLEETING = (
 )
 
 
-def show(settings: Settings, out: Console, err: Console, *, transport: str, host: str, port: int) -> int:
+def show(
+    settings: Settings,
+    out: Console,
+    err: Console,
+    *,
+    transport: str,
+    host: str,
+    port: int,
+    asked: Mapping[str, Any],
+    as_json: bool,
+) -> int:
     """Print what to paste into clients; see ``glovebox client-config``."""
     if transport == "http":
         # The server itself speaks no TLS: on this port it is a proxy's.
         scheme = "https" if port == HTTPS_PORT else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        text = for_http(url, to_show(settings, err))
+        token = to_show(settings, err, **asked)
+        server: dict[str, Any] = {"type": "http", "url": f"{url}/mcp", "headers": {"Authorization": f"Bearer {token}"}}
+        text = for_http(url, token)
     else:
         served = workspace.find(settings, transport)
         if served.path is None:
@@ -43,15 +59,14 @@ def show(settings: Settings, out: Console, err: Console, *, transport: str, host
                 "Configuring clients", served.reason, "Name the folder that tools may read with --workspace."
             )
         options = given(settings, "profiles_dir", "policy", "data_dir", "state_dir")
-        text = for_stdio([*program(), "serve", "--workspace", str(served.path), *options])
+        command = [*own_command(), "serve", "--workspace", str(served.path), *options]
+        server = {"command": command[0], "args": command[1:]}
+        text = for_stdio(command)
+    if as_json:
+        print_json(out.file, {"mcpServers": {"glovebox": server}})
+        return OK
     out.print(text, markup=False, highlight=False)
     return OK
-
-
-def program() -> list[str]:
-    """The command that runs Glovebox, absolute: desktop applications start servers elsewhere, with another PATH."""
-    launcher = Path(sys.executable).with_name("glovebox")
-    return [str(launcher)] if launcher.is_file() else [sys.executable, "-I", "-m", "glovebox_server"]
 
 
 def for_stdio(command: Sequence[str]) -> str:
@@ -82,7 +97,7 @@ def for_http(url: str, token: str) -> str:
     """
     bearer = f"Bearer {token}"
     headers = {"Authorization": bearer}
-    bridge = ["-y", "mcp-remote", f"{url}/mcp", "--header", "Authorization:${GLOVEBOX_AUTHORIZATION}"]
+    bridge = ["-y", BRIDGE, f"{url}/mcp", "--header", "Authorization:${GLOVEBOX_AUTHORIZATION}"]
     desktop = {"command": "npx", "args": bridge, "env": {"GLOVEBOX_AUTHORIZATION": bearer}}
     # VS Code keeps an input in its own secret store, so the file can be committed.
     asked = {"type": "promptString", "id": "glovebox", "description": "Glovebox token", "password": True}

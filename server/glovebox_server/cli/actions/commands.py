@@ -7,28 +7,32 @@ import termios
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import anyio
+import structlog
 from rich.console import Console
 from rich.text import Text as Plain
 
 from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.policy.rights import order_conflicts
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server import event_loop, workspace
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
+from glovebox_server.cli import state
 from glovebox_server.cli.terminal import new_table, print_json, print_question, print_table
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
-from glovebox_server.governance.approvals.question import Answer, Question
-from glovebox_server.governance.approvals.shown import shown
+from glovebox_server.guards.approvals.question import Answer, Question
+from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.transport import logs
 from glovebox_server.upkeep.log import audit_log, retention
 
 #: Longest line that is read for an answer: the longest that a terminal hands over (termios(3), canonical mode).
@@ -82,6 +86,7 @@ def call(
     as_json: bool,
 ) -> int:
     """Make one call, with a program beside the other arguments where there is one; see ``glovebox call``."""
+    logs.to_stderr("warning")  # else structlog writes to standard output, which has the result
 
     async def make() -> int:
         # What would stand ready after one call is of no use to anybody, and its end would be waited for.
@@ -137,6 +142,7 @@ def doctor(settings: Settings, out: Console, *, as_json: bool) -> int:
     """Say what this host can enforce; see ``glovebox doctor``."""
     from glovebox_server.cli.actions import doctor as looking  # noqa: PLC0415 - brings every driver
 
+    settings = state.locate(settings)
     return anyio.run(lambda: looking.run(settings, out, as_json=as_json))
 
 
@@ -156,12 +162,13 @@ def capabilities(settings: Settings, out: Console, *, as_json: bool) -> int:
 
 def serve(
     settings: Settings,
-    err: Console,
     *,
     transport: str,
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
+    trusted_proxies: tuple[str, ...] = (),
+    log: tuple[str, Literal["text", "json"]] = ("info", "text"),
     oauth: Mapping[str, Any] | None = None,
     workflow: str | None = None,
 ) -> int:
@@ -170,6 +177,9 @@ def serve(
     from glovebox_server.transport import serve as transports  # noqa: PLC0415 - brings the SDK
     from glovebox_server.transport.oauth.authority import OAuth, Scopes  # noqa: PLC0415 - brings the SDK
 
+    logs.to_stderr(*log)
+    log_lines = structlog.get_logger(__name__)
+
     async def make() -> int:
         def tools_digest(profiles: ProfileSet, environments: Mapping[str, Environment]) -> str:
             return catalogue.digest(catalogue.listed(TOOLS.values(), profiles, environments))
@@ -177,9 +187,11 @@ def serve(
         async with apps.opened(settings, transport, tools_digest) as app:
             app.in_force.require(workflow)
             policy = app.in_force.policy
+            for warning in order_conflicts(policy) if policy else ():
+                log_lines.warning(f"Policy: {warning}")
             named = policy is not None and all(role.workspace for role in policy.roles.values())
             if (app.workspace.path is None and not named) or app.workspace.closed:
-                err.print(str(app.workspace), markup=False, highlight=False)
+                log_lines.warning(str(app.workspace))
             if transport == "stdio":
                 event_loop.settled()
                 app.ended.append(await transports.serve_stdio(app, workflow=workflow))
@@ -195,6 +207,7 @@ def serve(
                     host=host,
                     port=port,
                     allowed_hosts=allowed_hosts,
+                    trusted_proxies=trusted_proxies,
                     policy=app.in_force,
                     oauth=None if oauth is None else OAuth(**oauth),
                     scopes=Scopes(

@@ -8,6 +8,8 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -17,16 +19,18 @@ from glovebox_profiles.load.loader import SHIPPED
 from glovebox_sandboxes.contract.base import Capabilities, mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import host_info
-from glovebox_sandboxes.runtime import runtime
 from glovebox_server import app as apps
 from glovebox_server import workspace
+from glovebox_server.cli import state
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.governance.policy import governed, policy_file
+from glovebox_server.secret_files import StateUnusable
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
 from glovebox_server.upkeep.environments import required
+from glovebox_server.upkeep.readiness import Readiness, can_write, is_built
 from glovebox_server.workspace import Workspace, WorkspaceRefused
 
 _WIDEST = 100
@@ -43,15 +47,17 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
 
     Returns:
         ``USAGE`` where a profile or the workspace is wrong, because then nothing starts at all; else ``UNAVAILABLE``
-        where no driver is usable, else ``OK``.
+        where no driver is usable or the audit log cannot be written, else ``OK``.
     """
+    unusable = _unusable_log(settings.state_dir)  # first, for it may fork, which no thread survives
     async with registry.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
         found = [(await available.get(name)).capabilities for name in registry.NAMES]
     refused, served = _workspace(settings)
     problem, loaded = _profiles(settings, served)
     file = policy_file(settings)
     objection = None if problem or file is None else _policy(settings)
-    advice = _advice(settings, found)
+    ready = Readiness(runtime=is_built(settings.data_dir), log=not unusable, policy=objection is None)
+    advice = _advice(found) if not ready.runtime else None
     if as_json:
         reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
         path = str(served.path) if served.path else None
@@ -60,6 +66,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
             "drivers": reports,
             "profiles": {"error": problem},
             "policy": {"error": objection, "path": None if file is None else str(file)},
+            "ready": {"ready": ready.ready, **asdict(ready)},
             "workspace": {"error": refused, "path": path, "reason": served.reason, "closed": served.closed},
             "advice": advice,
         }
@@ -85,17 +92,25 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
             refused or str(served),
             width,
         )
+        _verdict(out, "ready", "yes" if ready.ready else "no")
+        lacks = {
+            "the runtime, which `glovebox setup` builds": ready.runtime,
+            unusable: ready.log,
+            "a valid policy": ready.policy,
+        }
+        for what in (words for words, there in lacks.items() if not there):
+            _line(out, "missing", what, width)
         if advice:
             out.print()
             for line in _laid_out(advice, width, ""):
                 out.print(Text(line), soft_wrap=True)
     if problem or objection or refused:
         return USAGE
-    return OK if any(each.usable for each in found) else UNAVAILABLE
+    return OK if ready.log and any(driver.usable for driver in found) else UNAVAILABLE
 
 
 def _verdict(out: Console, what: str, word: str) -> None:
-    colour = {"fine": "green", "none": "yellow", "closed": "yellow"}.get(word, "red")
+    colour = {"fine": "green", "yes": "green", "none": "yellow", "closed": "yellow"}.get(word, "red")
     out.print(Text.assemble((what, "bold"), ": ", (word, colour)))
 
 
@@ -131,11 +146,26 @@ def _policy(settings: Settings) -> str | None:
     return None
 
 
-def _advice(settings: Settings, found: Sequence[Capabilities]) -> str | None:
+def _unusable_log(directory: Path) -> str:
+    """Return why a server could not write its log, or make one before its first start; empty if it could."""
+    place = directory.absolute() / "audit"
+    try:
+        if state.run_as_owner(directory, partial(_can_make, place)):
+            return ""
+    except StateUnusable as problem:
+        return f"an audit log that can be written: {problem}"
+    return f"an audit log that can be written: look at {directory}"
+
+
+def _can_make(place: Path) -> bool:
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    return can_write(place)
+
+
+def _advice(found: Sequence[Capabilities]) -> str | None:
     """The one thing a person has to do before the first call, or may not know they could do."""
     used = [each.driver for each in found if each.usable]
-    if runtime.find(settings.data_dir.resolve()) is not None:
-        return None
     if not used:
         return None  # each driver says what it lacks
     return f"`glovebox setup` was not run here, so calls can only use {', '.join(used)}. Run it for the others."

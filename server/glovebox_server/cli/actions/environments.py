@@ -1,7 +1,7 @@
 """What ``glovebox setup`` and ``glovebox environment`` do. Each returns an exit code."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -9,11 +9,14 @@ import anyio
 from rich.console import Console
 from rich.text import Text
 
+from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
+from glovebox_sandboxes.runtime.packages import RuntimeProblem
+from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
@@ -26,7 +29,16 @@ _MIB = 2**20
 Tell = Callable[[str], None]
 
 
-def setup(settings: Settings, err: Console, *, names: tuple[str, ...], docker: bool, base: str | None) -> int:
+def setup(
+    settings: Settings,
+    out: Console,
+    err: Console,
+    *,
+    names: tuple[str, ...],
+    docker: bool,
+    base: str | None,
+    as_json: bool,
+) -> int:
     """Build what sandboxes need; see ``glovebox setup``."""
 
     async def make() -> int:
@@ -36,8 +48,7 @@ def setup(settings: Settings, err: Console, *, names: tuple[str, ...], docker: b
             tell("Trying it in a sandbox")
             async with registry.opened(settings.data_dir, f"setup{os.getpid()}") as drivers:
                 driver = await drivers.get("bubblewrap")
-                for environment, found in zip(chosen, built, strict=True):
-                    await trial.check(driver, found, runtime.base_python(), environment)
+                await _check_all(driver, chosen, built, err)
             current = [path for each in runtime.every(settings.data_dir).values() for path in each.directories]
             if removed := guest_gc.remove(settings.data_dir, current):
                 tell(f"Removed guests and runtimes of other versions: {removed}")
@@ -47,6 +58,10 @@ def setup(settings: Settings, err: Console, *, names: tuple[str, ...], docker: b
                 for environment in chosen:
                     other = None if environment.name == DEFAULT else environment
                     await build.build(base or build.DEFAULT_BASE, tell, other)
+        if as_json:
+            ready = {"python": built[0].version, "data_dir": str(settings.data_dir)}
+            print_json(out.file, {**ready, "environments": [environment.name for environment in chosen]})
+            return OK
         words = f"Ready: Python {built[0].version} in {settings.data_dir}"
         if more := [each.name for each in chosen[1:]]:
             words += f", with {', '.join(more)}: name one in a profile (python.environment) to use it"
@@ -54,6 +69,20 @@ def setup(settings: Settings, err: Console, *, names: tuple[str, ...], docker: b
         return OK
 
     return anyio.run(make)
+
+
+async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Sequence[Runtime], err: Console) -> None:
+    """Try each environment; every failure but the last is printed, which is raised."""
+    failed: list[RuntimeProblem] = []
+    for environment, found in zip(chosen, built, strict=True):
+        try:
+            await trial.check(driver, found, runtime.base_python(), environment)
+        except RuntimeProblem as problem:
+            failed.append(problem)
+    for earlier in failed[:-1]:
+        err.print(printable(str(earlier)), style="red", markup=False, highlight=False)
+    if failed:
+        raise failed[-1]
 
 
 async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:

@@ -5,7 +5,8 @@ Everything from a file is printed as plain text, never as terminal markup.
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,21 +18,28 @@ from rich.text import Text
 from glovebox_profiles.diff import Change, diff, diff_sets
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.explain import explain, render
+from glovebox_profiles.load.editing import set_value
 from glovebox_profiles.load.loader import (
     SHIPPED,
     CheckExample,
     ProfileSet,
+    checked,
     ignored,
     load,
     lost_profiles,
+    parse,
     profile_files,
     read,
 )  # fmt: skip
+from glovebox_profiles.load.positions import KeyPath
+from glovebox_profiles.load.reading import read_bytes
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
+from glovebox_server.cli.actions.saving import replace_file
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.printable import printable
+from glovebox_server.proof import signature
 
 CheckEnvironments = Callable[[Sequence[tuple[Path, Profile]]], list[ProfileError]]
 """Says what is wrong with the environments that profiles name, and with what they preload of them."""
@@ -144,7 +152,8 @@ def check(
     absent = list(_showing_nothing(found, workspace))
     if as_json:
         paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
-        _json(console, {**paths_of, "shows_nothing": absent, "errors": [described(each) for each in errors]})
+        described_all = [described(item) for error in errors for item in (error, *error.more)]
+        _json(console, {**paths_of, "shows_nothing": absent, "errors": described_all})
         return USAGE if errors else OK
     lost = {each.path for each in errors}
     for path in others:
@@ -157,7 +166,8 @@ def check(
     _say_nothing(console, absent)
     for each in errors:
         say(console, str(each), "red")
-    say(console, f"{counted(len(checked), 'profile')} checked, {counted(len(errors), 'error')}.")
+    total = sum(1 + len(error.more) for error in errors)
+    say(console, f"{counted(len(checked), 'profile')} checked, {counted(total, 'error')}.")
     return USAGE if errors else OK
 
 
@@ -216,8 +226,88 @@ def diff_paths(a: Path, b: Path, console: Console, *, as_json: bool = False) -> 
     return FAILED if widened else OK
 
 
-def to_toml(profile: Profile) -> str:
-    """Write the effective profile as TOML, one dotted key a line."""
+def set_values(
+    profiles: ProfileSet,
+    tool: str,
+    changes: Sequence[tuple[KeyPath, str]],
+    file: Path,
+    console: Console,
+    *,
+    check_example: CheckExample,
+    check_environments: CheckEnvironments,
+    lock: Path,
+    as_json: bool = False,
+) -> int:
+    """Set keys of the operator's profile of a tool; print what changes, what widens, and which lock to renew.
+
+    Args:
+        profiles: In effect.
+        tool: Whose profile.
+        changes: Keys with their values, as ``editing.set_value`` takes them.
+        file: The operator's profile; copied from the shipped one if it does not exist.
+        console: Where to print.
+        check_example: Decides examples.
+        check_environments: Names what is wrong with the environment of the result.
+        lock: What may hold the profile as it was.
+        as_json: Print one JSON object.
+
+    Raises:
+        ProfileError: The result is no valid profile, or one of the operator's examples fails; nothing was written.
+        CannotSave: The file could not be written.
+    """
+    before, source = found_for(profiles, tool), profiles.source(tool)
+    data = read_bytes(source)
+    for key, value in changes:
+        data = set_value(data, file, key, value)
+    data = _with_shipped_examples(data, file, check_example)
+    after = checked(data, file, check_example=check_example, tools=profiles)
+    errors = check_environments([(file, after)])
+    found = diff(before, after)
+    widened = any(change.direction == "widening" for change in found)
+    if found and not errors:
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        replace_file(file, data, force=True)
+    locked = lock if found and not errors and lock.exists() else None
+    if as_json:
+        described_all = {"changes": [asdict(change) for change in found], "errors": [described(it) for it in errors]}
+        place = {"path": str(file), "copied": source != file, "lock": locked and str(locked)}
+        _json(console, {**place, "widening": widened, **described_all})
+        return USAGE if errors else OK
+    for change in found:
+        say_change(console, change)
+    for error in errors:
+        say(console, str(error), "red")
+    if errors or not found:
+        say(console, f"{file}: not written, {'see above' if errors else 'since nothing changes'}.")
+        return USAGE if errors else OK
+    say(console, "Something widens." if widened else "Nothing widens.")
+    say(console, f"{file}: {'copied from the shipped profile and ' if source != file else ''}changed; restart servers.")
+    if locked:
+        sign = " and sign it again" if signature.place(locked).exists() else ""
+        renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(str(locked))}`{sign}."
+        say(console, f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", "yellow")
+    return OK
+
+
+def _with_shipped_examples(data: bytes, file: Path, check_example: CheckExample) -> bytes:
+    """Return a profile in which examples that came with the shipped one expect what it now answers.
+
+    They describe the shipped profile, not what the operator wants; examples of the operator's own stay as they are. An
+    example is known by its call, since an earlier change may have had it expect something else.
+    """
+    profile, shipped = parse(data, file), SHIPPED / file.name
+    calls = [example.call for example in parse(shipped.read_bytes(), shipped).example] if shipped.exists() else []
+    for index, example in enumerate(profile.example):
+        effect, rule = check_example(profile, example.call)
+        if example.call in calls and example.expect != effect:
+            data = set_value(data, file, ("example", index, "expect"), effect)
+        if example.call in calls and example.rule not in (None, rule):
+            data = set_value(data, file, ("example", index, "rule"), rule)
+    return data
+
+
+def to_toml(profile: Profile, comments: Mapping[str, str] | None = None) -> str:
+    """Write the effective profile as TOML, one dotted key a line, with comments by key."""
     lines: list[str] = []
 
     def write(prefix: str, values: dict[str, Any]) -> None:
@@ -225,7 +315,8 @@ def to_toml(profile: Profile) -> str:
             if isinstance(value, dict):
                 write(f"{prefix}{key}.", value)
             else:
-                lines.append(f"{prefix}{key} = {_toml(value)}")
+                comment = (comments or {}).get(f"{prefix}{key}")
+                lines.append(f"{prefix}{key} = {_toml(value)}" + (f" # {printable(comment)}" if comment else ""))
 
     write("", effective(profile))
     return "\n".join(lines)

@@ -69,7 +69,7 @@ def query(directory: Path, console: Console, err: Console, filters: Filters, *, 
 
 
 def _table(calls: tuple[Call, ...]) -> Table:
-    table = new_table("time", "call", "outcome", "tool", "principal", "client", "ms", right=["ms"], whole=True)
+    table = new_table("time", "call", "outcome", "tool", "by", "client", "ms", right=["ms"], whole=True)
     for each in calls:
         spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
         cells = (each.call_id, Text(_outcome(each), style=_STYLES.get(each.outcome, "red")), each.tool, each.principal)
@@ -84,7 +84,12 @@ def _text(cell: str | Text) -> Text:
 
 def _outcome(call: Call) -> str:
     """How it came out, with what there is to say of it."""
-    more = {"denied": call.rule, "ask": call.rule, "failed": f"exit {call.exit_code}", "error": call.error}
+    more = {
+        "denied": call.rule,
+        "ask": call.rule,
+        "failed": f"exit {call.exit_code}" if call.exit_code else None,
+        "error": call.error,
+    }
     return printable(": ".join(filter(None, (call.outcome, more.get(call.outcome)))))
 
 

@@ -29,9 +29,12 @@ class _NoReceipt(NotAReceipt):
     """A call has none; the message is a sentence."""
 
 
-def key(state_dir: Path, console: Console, err: Console) -> int:
+def key(state_dir: Path, console: Console, err: Console, *, as_json: bool) -> int:
     """Print the public key, making a pair where there is none."""
     signer = keys.Signer.load(state_dir)
+    if as_json:
+        print_json(console.file, {"key_id": signer.key_id, "public_key": signer.public_pem()})
+        return OK
     console.out(signer.public_pem(), end="", highlight=False)
     err.print(Text(f"key {signer.key_id}"))
     return OK

@@ -5,6 +5,7 @@ Only the command line uses it; must not be imported by anything that serves clie
 
 import codecs
 import errno
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -59,6 +60,25 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
         if isinstance(problem, OSError):
             raise CannotSave(output, problem, "Make room, or name a file on another disk.") from problem
         raise
+
+
+def replace_file(file: Path, content: bytes, *, force: bool) -> None:
+    """Write a whole file, or leave what is there as it was."""
+    draft = file.with_name(f".{file.name}.new")
+    if file.exists() and not file.is_file():  # as root, a device of the machine
+        raise NameTaken(file, OSError("it is no regular file"), "Name another file.")
+    if not force and os.path.lexists(file):
+        raise NameTaken(file, OSError("there is one already"), "Name another file, or remove it first.")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as out:
+            out.write(content)
+            os.fsync(out.fileno())
+        draft.chmod(0o644)
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise CannotSave(file, error, "Make room, or name another file.") from error
 
 
 async def _print(chunks: AsyncIterator[bytes]) -> None:

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import click
 
-from glovebox_server.cli.options import Group, Moment, directories, err, json_option, out
+from glovebox_server.cli.options import Group, Moment, err, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 
@@ -17,7 +17,7 @@ def approvals() -> None:
 @approvals.command("list")
 @click.option("--all", "everything", is_flag=True, help="Those that are over too, of the last seven days.")
 @json_option
-@directories
+@state_directory
 def approvals_list(settings: Settings, everything: bool, as_json: bool) -> None:
     """Questions that wait, and yeses that are good; the newest first."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
@@ -28,7 +28,7 @@ def approvals_list(settings: Settings, everything: bool, as_json: bool) -> None:
 @approvals.command("show")
 @click.argument("wanted", metavar="ID")
 @json_option
-@directories
+@state_directory
 def approvals_show(settings: Settings, wanted: str, as_json: bool) -> None:
     """What would run, what it may do, and why it is asked. ID is a question's, or its beginning."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
@@ -41,7 +41,7 @@ def approvals_show(settings: Settings, wanted: str, as_json: bool) -> None:
 @click.option("--run", "for_run", is_flag=True, help="For identical calls of the run too, where the rule permits it.")
 @click.option("--rule", is_flag=True, help="Print the change that would lift the denial for good; answer nothing.")
 @json_option
-@directories
+@state_directory
 def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool, as_json: bool) -> None:
     """Say yes to a question. Look at it first: `approvals show`."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
@@ -55,22 +55,26 @@ def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool, 
 
 @approvals.command("deny")
 @click.argument("wanted", metavar="ID")
+@click.option("--reason", default="", help="Why, in at most 500 characters: the model reads it.")
 @json_option
-@directories
-def approvals_deny(settings: Settings, wanted: str, as_json: bool) -> None:
+@state_directory
+def approvals_deny(settings: Settings, wanted: str, reason: str, as_json: bool) -> None:
     """Say no to a question, or take a yes back that is still good.
 
     The same call is not asked about again until its time is over.
     """
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
+    from glovebox_server.guards.approvals.question import MAX_REASON  # noqa: PLC0415 - brings the store
 
-    sys.exit(commands.answer(settings, out, wanted, allow=False, reach="call", as_json=as_json))
+    if len(reason) > MAX_REASON:
+        raise click.BadParameter(f"say it in at most {MAX_REASON} characters.", param_hint="--reason")
+    sys.exit(commands.answer(settings, out, wanted, allow=False, reach="call", as_json=as_json, reason=reason))
 
 
 @approvals.command("revoke")
 @click.argument("wanted", metavar="ID")
 @json_option
-@directories
+@state_directory
 def approvals_revoke(settings: Settings, wanted: str, as_json: bool) -> None:
     """Take a yes or a grant back; no call passes on it any more. What runs goes on: `glovebox stop` ends that."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
@@ -80,7 +84,7 @@ def approvals_revoke(settings: Settings, wanted: str, as_json: bool) -> None:
 
 @approvals.command("grants")
 @json_option
-@directories
+@state_directory
 def approvals_grants(settings: Settings, as_json: bool) -> None:
     """Denials that somebody lifted, and for how long."""
     from glovebox_server.cli.actions.governance import approvals as commands  # noqa: PLC0415 - brings the store
@@ -90,7 +94,7 @@ def approvals_grants(settings: Settings, as_json: bool) -> None:
 
 @approvals.command("watch")
 @json_option
-@directories
+@state_directory
 def approvals_watch(settings: Settings, as_json: bool) -> None:
     """Print each question as it comes, until interrupted.
 
@@ -104,7 +108,7 @@ def approvals_watch(settings: Settings, as_json: bool) -> None:
 @approvals.command("stats")
 @click.option("--since", type=Moment(), default="7d", show_default=True, help="Since then, or so long ago: 2h.")
 @json_option
-@directories
+@state_directory
 def approvals_stats(settings: Settings, since: datetime, as_json: bool) -> None:
     """How often people are asked, and what they say.
 

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from glovebox_server.cli.options import Group, directories, json_option, out
+from glovebox_server.cli.options import Group, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 
@@ -16,7 +16,7 @@ def canary() -> None:
 @canary.command("plant")
 @click.option("--name", help="Its path in the workspace; else deploy-credentials.env.")
 @json_option
-@directories
+@state_directory
 def canary_plant(settings: Settings, name: str | None, as_json: bool) -> None:
     """Put one into the workspace; servers know it at once."""
     from glovebox_server.cli.actions.governance import canaries as commands  # noqa: PLC0415 - see the header of ``main``
@@ -26,7 +26,7 @@ def canary_plant(settings: Settings, name: str | None, as_json: bool) -> None:
 
 @canary.command("list")
 @json_option
-@directories
+@state_directory
 def canary_list(settings: Settings, as_json: bool) -> None:
     """Where they are, and whether they stand.
 
@@ -41,7 +41,7 @@ def canary_list(settings: Settings, as_json: bool) -> None:
 @click.argument("canary_id", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every canary.")
 @json_option
-@directories
+@state_directory
 def canary_remove(settings: Settings, canary_id: str | None, everything: bool, as_json: bool) -> None:
     """Take one out of its workspace, and forget it."""
     from glovebox_server.cli.actions.governance import canaries as commands  # noqa: PLC0415 - see the header of ``main``

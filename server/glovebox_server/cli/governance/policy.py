@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from glovebox_server.cli.options import Group, directories, json_option, out
+from glovebox_server.cli.options import Group, directories, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 
@@ -31,7 +31,7 @@ def policy_check(settings: Settings, path: Path | None, as_json: bool) -> None:
 @click.option("--role", "roles", multiple=True, help="Role that its token gives.")
 @click.option("--scope", "scopes", multiple=True, help="Scope of its OAuth token.")
 @json_option
-@directories
+@state_directory
 def policy_explain(
     settings: Settings,
     *,

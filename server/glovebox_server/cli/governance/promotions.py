@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from glovebox_server.cli.options import Form, Told, directories, err, json_option, out
+from glovebox_server.cli.options import Form, Told, err, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 _ID = Form("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promotions` has it")
@@ -18,7 +18,7 @@ _ID = Form("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promot
 @click.option("--scan", is_flag=True, help="Look into each artifact first; refuse where something is found.")
 @click.option("--accept-findings", "accept", is_flag=True, help="Go on with what --scan found, which is shown.")
 @json_option
-@directories
+@state_directory
 def promote(
     settings: Settings,
     *,
@@ -48,7 +48,7 @@ def promote(
 
 @click.command("promotions", cls=Told)
 @json_option
-@directories
+@state_directory
 def promotions(settings: Settings, as_json: bool) -> None:
     """What was promoted, newest first, and whether it was put back. Puts back what was interrupted."""
     from glovebox_server.cli.actions.governance import promotions as commands  # noqa: PLC0415 - see the header of ``main``
@@ -59,7 +59,7 @@ def promotions(settings: Settings, as_json: bool) -> None:
 @click.command("rollback", cls=Told)
 @click.argument("promotion", metavar="ID", type=_ID)
 @json_option
-@directories
+@state_directory
 def rollback(settings: Settings, promotion: str, as_json: bool) -> None:
     """Put every file of a promotion back as it was.
 

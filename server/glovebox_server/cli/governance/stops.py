@@ -2,11 +2,13 @@
 
 import re
 import sys
+from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
-from glovebox_server.cli.options import Group, Told, complete_tool, directories, err, json_option, out
-from glovebox_server.governance.stops.stop import SCOPES, Scope
+from glovebox_server.cli.options import Group, Told, complete_tool, directories, err, json_option, out, state_directory
+from glovebox_server.guards.stops.stop import SCOPES, Scope
 from glovebox_server.settings import Settings
 
 _ID = r"[0-9a-z]{26}"
@@ -26,13 +28,18 @@ _FORMS = {
 @click.option("--workflow", metavar="NAME", help="All calls of this workflow.")
 @click.option("--tool", metavar="NAME", shell_complete=complete_tool, help="All calls of this tool.")
 @click.option("--all", "everything", is_flag=True, help="Everything.")
-@click.option("--because", required=True, help="Why, in a sentence: every caller that is stopped reads it.")
+@click.option(
+    "--because",
+    default="The operator gave no reason.",
+    help="Why, in a sentence: every caller that is stopped reads it.",
+)
 @json_option
 @directories
 def stop(settings: Settings, *, everything: bool, because: str, as_json: bool, **given: str | None) -> None:
     """End calls under way within a second, and refuse new ones.
 
-    In all servers of the state directory, also after a restart, until `glovebox resume`.
+    In all servers of the state directory, also after a restart, until `glovebox resume`. --all: of every directory
+    there is. Exit 5: it is stored, and no server is live there.
     """
     from glovebox_profiles.policy.model import is_principal  # noqa: PLC0415 - see the header of ``main``
     from glovebox_server.cli.actions.governance import stops as commands  # noqa: PLC0415 - see the header of ``main``
@@ -50,7 +57,22 @@ def stop(settings: Settings, *, everything: bool, because: str, as_json: bool, *
         raise click.BadParameter(f"there is no such tool; there are {', '.join(tools)}.", param_hint="--tool")
     if not because.strip() or len(because) > commands.MAX_BECAUSE:
         raise click.BadParameter(f"say it in 1 to {commands.MAX_BECAUSE} characters.", param_hint="--because")
-    sys.exit(commands.stop(settings, out, err, scope=scope, name=name, because=because, as_json=as_json))
+    settings, places = _places(settings, everything=everything)
+    sys.exit(commands.stop(settings, out, err, places, scope=scope, name=name, because=because, as_json=as_json))
+
+
+def _places(settings: Settings, *, everything: bool) -> tuple[Settings, list[Path]]:
+    """Return the settings with the directory that is meant, and all directories that are."""
+    from glovebox_server.cli import state  # noqa: PLC0415 - see the header of ``main``
+
+    is_named = "state_dir" in settings.model_fields_set
+    settings = state.locate(settings)
+    if everything:
+        on_line = click.get_current_context().get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
+        return settings, state.find_directories(settings, named=on_line)
+    if not is_named:
+        state.require_one(settings)
+    return settings, [settings.state_dir]
 
 
 _TOOL = click.Option(["--tool"])
@@ -60,7 +82,7 @@ _TOOL = click.Option(["--tool"])
 @click.argument("stop_id", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every stop.")
 @json_option
-@directories
+@state_directory
 def resume(settings: Settings, stop_id: str | None, everything: bool, as_json: bool) -> None:
     """Lift a stop, or all of them."""
     from glovebox_server.cli.actions.governance import stops as commands  # noqa: PLC0415 - see the header of ``main``
@@ -77,7 +99,7 @@ def stops() -> None:
 
 @stops.command("list")
 @json_option
-@directories
+@state_directory
 def stops_list(settings: Settings, as_json: bool) -> None:
     """The stops in force, the oldest first.
 

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import click
 
-from glovebox_server.cli.options import Group, directories, err, json_option, out
+from glovebox_server.cli.options import Group, err, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class _Lifetime(click.ParamType[timedelta]):
+class Lifetime(click.ParamType[timedelta]):
     """How long something lasts."""
 
     name = "time"
@@ -34,9 +34,9 @@ def token() -> None:
 @click.argument("name")
 @click.option("--role", help="What it may do, of policy.toml; else what policy.toml says of token:NAME.")
 @click.option("--workflow", help="What its calls are part of.")
-@click.option("--expires", type=_Lifetime(), help="When it ends: 12h, 30d. Never, unless given.")
+@click.option("--expires", type=Lifetime(), help="When it ends: 12h, 30d. Never, unless given.")
 @json_option
-@directories
+@state_directory
 def token_create(
     settings: Settings, *, name: str, role: str | None, workflow: str | None, expires: timedelta | None, as_json: bool
 ) -> None:
@@ -52,7 +52,7 @@ def token_create(
 
 @token.command("list")
 @json_option
-@directories
+@state_directory
 def token_list(settings: Settings, as_json: bool) -> None:
     """Each with its role, workflow, making, last use and end."""
     from glovebox_server.cli.actions.governance import tokens  # noqa: PLC0415 - see the header of ``main``
@@ -63,7 +63,7 @@ def token_list(settings: Settings, as_json: bool) -> None:
 @token.command("revoke")
 @click.argument("name")
 @json_option
-@directories
+@state_directory
 def token_revoke(settings: Settings, name: str, as_json: bool) -> None:
     """End a token, and what is under way with it."""
     from glovebox_server.cli.actions.governance import tokens  # noqa: PLC0415 - see the header of ``main``
@@ -73,7 +73,7 @@ def token_revoke(settings: Settings, name: str, as_json: bool) -> None:
 
 @token.command("migrate")
 @json_option
-@directories
+@state_directory
 def token_migrate(settings: Settings, as_json: bool) -> None:
     """Keep only the hash of tokens whose files hold the token itself."""
     from glovebox_server.cli.actions.governance import tokens  # noqa: PLC0415 - see the header of ``main``

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import click
 
-from glovebox_server.cli.options import Moment, Told, directories, err, json_option, out
+from glovebox_server.cli.options import Moment, Told, err, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
 _BY = ("principal", "workflow", "tool", "day", "hour")
@@ -26,10 +26,12 @@ class _By(click.ParamType[tuple[str, ...]]):
 
 @click.command(cls=Told)
 @click.option("--by", type=_By(), default="principal,tool", show_default=True, help=f"Some of {','.join(_BY)}.")
-@click.option("--since", type=Moment(), default="7d", show_default=True, help="How long ago, or a time in UTC.")
+@click.option(
+    "--since", type=Moment(), default="7d", show_default=True, help="Since this time (UTC), local day, or 7d ago."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
-@directories
+@state_directory
 def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: bool, as_json: bool) -> None:
     """What calls have spent, where policy.toml has budgets."""
     from glovebox_server.cli.actions.governance import usage as commands  # noqa: PLC0415 - see the header of ``main``

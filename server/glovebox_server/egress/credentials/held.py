@@ -1,7 +1,7 @@
 """Holds the values of credentials for a server, each only as long as it may be used; one is read once at a time."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -11,7 +11,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.credentials.redact import Form, Forms, forms
+from glovebox_server.egress.credentials.redact import Forms, forms
 from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value, read
 
 EARLY: Final = timedelta(seconds=30)
@@ -62,8 +62,7 @@ class Held:
         self._failures: dict[str, tuple[CredentialUnavailable, datetime]] = {}
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._seen: defaultdict[str, dict[str, Forms]] = defaultdict(dict)  # by source and value, the newest last
-        self.forms: Forms = {}
-        """The ways of writing the values that were handed out: what no result may hold."""
+        self._forms: dict[frozenset[str], Forms] = {}  # of several sources together; few, as profiles have few keys
 
     async def value(self, source: str) -> Value:
         """Return the value that a source names, read anew where the one that is held is too old.
@@ -117,14 +116,22 @@ class Held:
         self._failures.pop(source, None)
         return value
 
-    def used(self, credentials: Sequence[Credential]) -> dict[bytes, Form]:
+    def used(self, credentials: Iterable[Credential]) -> dict[bytes, str]:
         """Return the ways of writing what the sources of these have given, with their names."""
         return {
-            form: Form(name=each.name, least=its.least)
-            for each in credentials
-            for its_forms in self._seen.get(each.source, {}).values()
-            for form, its in its_forms.items()
+            form: credential.name
+            for credential in credentials
+            for forms_of_value in self._seen.get(credential.source, {}).values()
+            for form in forms_of_value
         }
+
+    def forms(self, credentials: Iterable[Credential]) -> Forms:
+        """Return the same without names, for results: the same object until a source gives another value."""
+        sources = frozenset(credential.source for credential in credentials)
+        if (known := self._forms.get(sources)) is None:
+            values = [value for source in sources for value in self._seen.get(source, {}).values()]
+            known = self._forms[sources] = {form: name for value in values for form, name in value.items()}
+        return known
 
     async def _known(self, source: str, value: Value) -> Value:
         """See to it that no result will hold a value."""
@@ -135,5 +142,5 @@ class Held:
         seen[value.text] = await anyio.to_thread.run_sync(forms, "of the server", value.text)
         if len(seen) > KEPT:
             del seen[next(iter(seen))]
-        self.forms = {form: its for each in self._seen.values() for one in each.values() for form, its in one.items()}
+        self._forms.clear()
         return value

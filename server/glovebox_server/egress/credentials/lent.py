@@ -10,10 +10,10 @@ from glovebox_profiles.egress import EgressTarget, decide
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.credentials import placed
-from glovebox_server.egress.credentials.redact import Form, forms
+from glovebox_server.egress.credentials.redact import forms
 from glovebox_server.egress.credentials.shapes import placeholder
 from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value
-from glovebox_server.governance.watch.markers import Needles, Scanner
+from glovebox_server.guards.watch.markers import Needles, Scanner
 
 ReadValue = Callable[[str], Awaitable[Value]]
 """Reads the value that a source names; see ``credentials.held``."""
@@ -27,8 +27,8 @@ class Lender:
 
     credentials: Sequence[Credential]
     read: ReadValue = field(repr=False)
-    used: dict[bytes, Form] = field(default_factory=dict, repr=False)
-    """The ways of writing what was lent so far, each with its credential's name: none of it may come back."""
+    used: dict[bytes, str] = field(default_factory=dict, repr=False)
+    """The ways of writing keys that may not come back, each with its credential's name."""
     placeholders: dict[str, str] = field(default_factory=dict, repr=False)
     """What programs find in place of keys, by the credential's name."""
     _known: set[str] = field(default_factory=set, repr=False)

@@ -1,29 +1,27 @@
-"""Replaces lent values in what a server answers, however they are written and wherever a read cuts them. Pure.
+"""Replaces injected keys in what a server answers, however they are written and wherever a read cuts them. Pure.
 
-An allowed server knows the value, and may hand it back: in a header, an error page, another encoding. As with the
+An allowed server knows the key, and may hand it back: in a header, an error page, another encoding. As with the
 markers of canaries (``watch.markers``) only letters and digits count, so signs and blanks between them hide nothing.
 
-Rule 1  What may be the beginning of a value is held back until the rest has come, from so many characters of the value
-        on (``least``) that nobody finds them by trying: what is held back shows, and an honest server repeats what a
-        program sends. Were two letters enough, a program could find a value letter by letter.
-Rule 2  A server chooses the text: each byte is looked at once, however much is held, and little is.
+Rule 1  Only a whole key matches, in one of its ways of writing. A reaction to a part of one would tell a program which
+        of its guesses was right, for an honest server repeats what a program sends.
+Rule 2  A stream withholds its last letters and digits, whatever they are: as many as the longest way of writing has,
+        rounded up to a power of two. That is nine times a key's length, so it depends on no character of a key.
+Rule 3  At most ``MAX_HELD`` bytes are withheld; what exceeds that is released, whatever it is.
+Rule 4  A server chooses the text: each byte is searched once, however much is withheld.
 """
 
 import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress, product
 from typing import Final
 from urllib.parse import quote
 
-from glovebox_server.egress.credentials.shapes import known_prefix
-from glovebox_server.governance.watch.markers import encodings, squeezed
+from glovebox_server.guards.watch.markers import encodings, squeezed
 
-UNKNOWN: Final = 12
-"""Characters of a value, behind a prefix that everybody knows, that are held back: of hexadecimal digits 2**48."""
 MAX_HELD: Final = 64 * 1024
-"""Bytes that may stand between the letters of a value before no more of the answer is passed on."""
+"""Bytes of a stream that are withheld at most."""
 _GRAM: Final = 8
 _START: Final = 2 * _GRAM - 1
 """Every form is longer (``sources.SHORTEST``). Of so many letters in a row, one aligned gram is whole."""
@@ -38,172 +36,120 @@ _STYLES: Final = ("u{:04x}", "x{:x}", "{:d}", "{:x}")
 _NAMES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot"}
 
 
-class ValueSpread(Exception):  # noqa: N818 - what was found, not what failed
-    """What may be a value is spread over more bytes than are held back; nothing more may be passed on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """One way of writing a value, of which only letters and digits count."""
-
-    name: str
-    """Of its credential."""
-    least: int
-    """So many letters are taken for the beginning of it; fewer may leave."""
-
-
-Forms = Mapping[bytes, Form]
-"""What is looked for."""
+Forms = Mapping[bytes, str]
+"""The letters and digits of each way of writing, and the name of its credential."""
 
 
 def forms(name: str, value: str) -> Forms:
     """Return the ways of writing a value that are looked for. A value of 8 KiB takes tens of milliseconds."""
-    letters = [at for at, character in enumerate(value) if character.isalnum()]
-    known = sum(map(str.isalnum, value[: known_prefix(value)]))
-    least = letters[min(known + UNKNOWN, len(letters) // 2) - 1] + 1
-    escapes = _escapes(value)
-    pairs = zip(_written(value, escapes), _written(value[:least], escapes), strict=True)
-    return {squeezed(form): Form(name=name, least=max(1, len(squeezed(first)))) for form, first in pairs}
+    return {squeezed(form): name for form in _written(value)}
 
 
 class Redactor:
-    """What stands in for the values of some credentials, in one stream of bytes."""
+    """Replaces the values of some credentials in one stream of bytes."""
 
     def __init__(self, wanted: Forms) -> None:
         """Take what is looked for; it may grow meanwhile."""
+        self.replaced = 0
+        """Values that were replaced so far."""
         self._forms = wanted
         self._count = -1
-        self._know()
-        self._open: list[tuple[int, bytes]] = []  # where in the text what may be a value begins
-        self._text = b""  # the letters of what is held, and before them some that have left
-        self._left = 0  # how many have
+        self._prepare()
         self._held = b""
+        self._text = b""  # the letters and digits of it
+        self._done = 0  # of which so many belong to a value that has been replaced
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes; return those that cannot be the beginning of a value, with the values replaced.
-
-        Raises:
-            ValueSpread: nothing may follow what was returned so far.
-        """
+        """Take the next bytes; return those that are released by them, with the values replaced."""
         if len(self._forms) != self._count:
-            self._know()
+            self._prepare()
         if not self._forms:
             return data
-        old = len(self._text)
-        text = self._text = self._text + squeezed(data)
         self._held += data
-        spans = sorted(self._advance(old))
-        holding = [at for at, form in self._open if len(text) - at >= self._forms[form].least]
-        end = len(text)
-        holding += [end - size for size in range(1, _START) if text[end - size :] in self._short]
-        cut = min(holding, default=end)
-        out = self._pass(spans, cut)
-        if len(self._held) > MAX_HELD:
-            raise ValueSpread
-        return out
+        self._text += squeezed(data)
+        letters = max(0, len(self._text) - self._withheld)
+        end = _place(self._held, letters)
+        if (excess := len(self._held) - MAX_HELD) > end:
+            letters, end = len(squeezed(self._held[:excess])), excess
+        return self._release(letters, end)
 
     def finish(self) -> bytes:
-        """Return what was held back at the end; what is fed next is another text."""
-        held = self._held
-        self._held, self._text, self._left, self._open = b"", b"", 0, []
-        return held
+        """Return what is withheld at a normal end; what is fed next is another text."""
+        return self._release(len(self._text), len(self._held))
 
     def whole(self, text: str) -> str:
-        """Return a text that is all there, such as a header, with the values replaced."""
+        """Return a complete text with the values replaced; nothing may be withheld meanwhile."""
         if len(text) <= _START:
             return text
-        return (self.feed(text.encode("latin-1", "replace")) + self.finish()).decode("latin-1")
+        self._held = text.encode("utf-8", "surrogatepass")
+        self._text = squeezed(self._held)
+        return self.finish().decode("utf-8", "surrogatepass")
 
-    def _know(self) -> None:
-        """Prepare what is compared, of all that is looked for by now."""
+    def _prepare(self) -> None:
+        """Make the tables of all that is looked for by now."""
         self._count = len(self._forms)
+        self._withheld = 1 << (max(map(len, self._forms), default=1) - 1).bit_length()
         self._starts: dict[bytes, list[bytes]] = {}
         self._grams: dict[bytes, list[bytes]] = {}
-        self._short: set[bytes] = set()
-        for form, its in self._forms.items():
+        for form in self._forms:
             self._starts.setdefault(form[:_START], []).append(form)
-            self._short.update(form[:end] for end in range(its.least, _START))
-        for first in self._starts:
+        for start in self._starts:
             for at in range(_GRAM):
-                self._grams.setdefault(first[at : at + _GRAM], []).append(first)
+                self._grams.setdefault(start[at : at + _GRAM], []).append(start)
 
-    def _advance(self, old: int) -> Iterator[tuple[int, int, str]]:
-        """Follow what has begun, and find what begins, in the letters from ``old`` on; yield what is whole."""
-        text, still = self._text, list[tuple[int, bytes]]()
-        for at, form in self._open:
-            if len(text) - at >= len(form):
-                if text.startswith(form[old - at :], old):
-                    yield at, at + len(form), self._forms[form].name
-            elif form.startswith(text[old:], old - at):
-                still.append((at, form))
-        start = max(0, old - _START + 1)
-        for form in self._present(start):
-            for at, end in _standing(text, form, start):
-                if end <= len(text):
-                    yield at, end, self._forms[form].name
-                else:
-                    still.append((at, form))
-        self._open = still
-
-    def _present(self, start: int) -> Iterator[bytes]:
-        """Yield the forms whose first letters stand in the text from ``start`` on; the gram makes most texts cheap."""
-        text = self._text
-        grams = [text[at : at + _GRAM] for at in range(start, len(text) - _GRAM + 1, _GRAM)]
-        if self._grams.keys().isdisjoint(grams):
-            return
-        for first in {first for gram in self._grams.keys() & grams for first in self._grams[gram]}:
-            if text.find(first, start) >= 0:
-                yield from self._starts[first]
-
-    def _pass(self, spans: list[tuple[int, int, str]], cut: int) -> bytes:
-        """Return what stands before the letter ``cut``, with the values replaced."""
-        data, places = self._held, list[int]()
-        if spans or self._left < cut < len(self._text):
-            places = list(compress(range(len(data)), data.translate(_LETTERS)))
-        pieces, done = list[bytes](), 0
-        held = cut
-        for first, end, name in spans:
-            # Inside what may be another value nothing is shown of that one either.
-            start = places[max(0, (min(first, held) if end > held else first) - self._left)]
-            if start >= done:
-                pieces += [data[done:start], b"[credential %b]" % name.encode()]
-            done = max(done, places[end - 1 - self._left] + 1)
-            cut = max(cut, end)
-        until = len(data) if cut >= len(self._text) else places[cut - self._left] if cut > self._left else 0
-        pieces.append(data[done:until])
-        self._held = data[max(until, done) :]
-        # What has begun is followed although its first letters have left.
-        keep = min([at for at, _ in self._open] + [max(0, len(self._text) - _START + 1), max(cut, self._left)])
-        self._text = self._text[keep:]
-        self._left = max(cut, self._left) - keep
-        self._open = [(at - keep, form) for at, form in self._open]
+    def _release(self, letters: int, end: int) -> bytes:
+        """Return the first ``end`` bytes, which have so many letters, with each value that begins in them replaced."""
+        held, done, shown = self._held, self._done, 0
+        pieces = list[bytes]()
+        if (spans := sorted(self._spans(letters))) or done:
+            places = list(compress(range(len(held)), held.translate(_LETTERS)))
+            shown = places[done - 1] + 1 if done else 0
+            for first, last, name in spans:
+                if first >= done:
+                    pieces += [held[shown : places[first]], b"[credential %b]" % name.encode()]
+                    self.replaced += 1
+                done = max(done, last)
+                shown = places[done - 1] + 1
+        pieces.append(held[shown:end])
+        self._held, self._text, self._done = held[end:], self._text[letters:], max(0, done - letters)
         return b"".join(pieces)
 
+    def _spans(self, letters: int) -> Iterator[tuple[int, int, str]]:
+        """Yield where values stand that begin in the first ``letters``; the grams make most texts cheap."""
+        text = self._text
+        grams = {text[at : at + _GRAM] for at in range(0, letters + _GRAM - 1, _GRAM)}
+        for start in {start for gram in self._grams.keys() & grams for start in self._grams[gram]}:
+            if text.find(start, 0, letters + _START - 1) >= 0:
+                for form in self._starts[start]:
+                    for first, last in find_all(text, form, letters):
+                        yield first, last, self._forms[form]
 
-def _standing(text: bytes, form: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Yield where a form stands, from ``start`` on, with its end: the text's, or behind it where more has to come.
 
-    A server can repeat how a form begins, so beginnings are not compared one by one: whole ones are searched for, and
-    of those at the end of the text few can have a given size, however often a shorter one is repeated. Whole ones that
-    overlap are one.
-    """
-    size, at = _START, start
-    while size < len(form):
-        at = text.find(form[:size], at)
-        if at < 0:
-            return
-        last = max(at, len(text) - min(2 * size, len(form)) + 1)
-        while (last := text.find(form[:size], last)) >= 0:
-            if form.startswith(text[last + size :], size):
-                yield last, last + len(form)
-            last += 1
-        size *= 2
-    while (at := text.find(form, at)) >= 0:
-        first = at
-        while (again := text.find(form, at + 1, at + 2 * len(form) - 1)) >= 0:
-            at = again
-        at += len(form)
-        yield first, at
+def find_all(text: bytes, form: bytes, letters: int) -> Iterator[tuple[int, int]]:
+    """Yield where a form stands that begins in the first ``letters``; those that overlap are one."""
+    size, at, begin = len(form), 0, 2 * _START
+    while begin < size and at >= 0:  # the search for a long form begins with a table of all of it
+        at = text.find(form[:begin], at, letters + begin - 1)
+        begin *= 2
+    at = at if at < 0 else text.find(form, at, letters + size - 1)
+    while at >= 0:
+        first, last = at, at + size
+        while (at := text.rfind(form, at + 1, min(at + size, letters) + size - 1)) >= 0:
+            last = at + size
+        yield first, last
+        at = text.find(form, last, letters + size - 1)
+
+
+def _place(data: bytes, number: int) -> int:
+    """Return where the letter or digit of that number stands; the data's end where it has no more than so many."""
+    at, size = 0, 256
+    while (letters := len(squeezed(data[at : at + size]))) <= number and at < len(data):
+        at, size, number = at + size, size * 2, number - letters
+    while size > 1:
+        size //= 2
+        if (letters := len(squeezed(data[at : at + size]))) <= number:
+            at, number = at + size, number - letters
+    return min(at, len(data))
 
 
 def _escapes(value: str) -> Sequence[Mapping[int, str]]:
@@ -220,9 +166,9 @@ def _escapes(value: str) -> Sequence[Mapping[int, str]]:
     return tuple(found.values())
 
 
-def _written(value: str, escapes: Sequence[Mapping[int, str]]) -> Iterator[bytes]:
+def _written(value: str) -> Iterator[bytes]:
     yield from encodings(value)
-    for escape in escapes:
+    for escape in _escapes(value):
         yield value.translate(escape).encode()
     for escaped in (quote(value, safe=""), html.escape(value), json.dumps(value)[1:-1]):
         yield escaped.encode()

@@ -2,8 +2,8 @@
 
 Rule 1  A token that was found good is not checked again until it expires or its key is withdrawn; those used last are
         kept. What is under way with any of them ends with its key, whether it is kept or not.
-Rule 2  Signatures that turn out wrong are counted, and beyond a bound no further one is checked for a while: strangers'
-        tokens cost no more than that, and those that are kept are let in all the same.
+Rule 2  Signatures that turn out wrong have a share of one processor, in which addresses take turns: see ``checks``.
+        Tokens that are kept are let in all the same.
 Rule 3  Who is refused is told where this server's metadata is (RFC 9728, 5.1), and which scope would do (RFC 6750,
         3.1).
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
+import anyio
 from mcp.shared.auth import ProtectedResourceMetadata
 from pydantic import AnyHttpUrl, TypeAdapter
 from starlette.responses import JSONResponse, Response
@@ -22,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from glovebox_server.calls import Principal
 from glovebox_server.transport.callers import Grant
 from glovebox_server.transport.oauth import verify
+from glovebox_server.transport.oauth.checks import Checks
 from glovebox_server.transport.oauth.issuer import Issuer, IssuerBusy
 from glovebox_server.transport.oauth.verify import BadToken, Expected, Key, Reason
 from glovebox_server.transport.tokens import digest_of
@@ -34,10 +36,6 @@ RESOURCES: Final = ("/mcp", "/sse", "")
 
 #: Good tokens that are remembered, each with some 1 KiB.
 MAX_KEPT: Final = 4096
-
-#: Wrong signatures at once, and how many a second are forgiven. Each takes up to 0.2 ms of the event loop.
-WRONG_AT_ONCE: Final = 100
-WRONG_A_SECOND: Final = 25.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +103,15 @@ class Authority:
         self._kept: OrderedDict[str, Grant] = OrderedDict()
         # Of every grant that is kept or has something under way: the gate holds those, so they are bounded there.
         self._keys: WeakKeyDictionary[Grant, Key] = WeakKeyDictionary()
-        self._wrong, self._counted = 0.0, issuer.clock()
+        self.checks = Checks()
         issuer.on_change = self._withdraw
 
-    async def grant(self, presented: str) -> Grant:
+    async def grant(self, presented: str, address: str) -> Grant:
         """What an access token is worth.
+
+        Args:
+            presented: the token.
+            address: of the client that brought it.
 
         Raises:
             BadToken: nothing.
@@ -128,12 +130,9 @@ class Authority:
         key = await self.issuer.key(header)
         if key is None:
             raise BadToken("key")
-        self._not_too_many()
-        try:
-            identity = verify.identity_of(presented, header, key, self._expected)
-        except BadToken:
-            self._wrong += 1
-            raise
+        identity = await self.checks.run(address, lambda: verify.identity_of(presented, header, key, self._expected))
+        if not self.issuer.publishes(key):  # any more: it may have waited
+            raise BadToken("key")
         roles = self.scopes.of(identity.scopes)
         grant = Grant(
             principal=identity.principal,
@@ -147,18 +146,25 @@ class Authority:
             self._kept.popitem(last=False)
         return grant
 
-    async def enter(self, presented: str, host: str, path: str) -> Grant | Response:
+    async def follow(self) -> None:
+        """Keep the issuer's keys fresh, and make the checks that wait; until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.issuer.follow)
+            tasks.start_soon(self.checks.follow)
+
+    async def enter(self, presented: str, host: str, path: str, address: str) -> Grant | Response:
         """What a token is worth, or the answer to whoever brought it.
 
         Args:
             presented: the token; empty where there was none.
             host: the name of ours by which the client reached this server.
             path: of the request.
+            address: of the client.
         """
         if not presented:
             return TokenRefused("http.token", "A bearer token is needed", 401, self._challenge(host, path))
         try:
-            return await self.grant(presented)
+            return await self.grant(presented, address)
         except BadToken as bad:
             told = _TOLD[bad.reason]
             challenge = self._challenge(host, path, "invalid_token", told)
@@ -186,13 +192,6 @@ class Authority:
         told = "This tool needs another scope"
         challenge = self._challenge(host, path, "insufficient_scope", told, wanted)
         return TokenRefused("token.scope", told, 403, challenge)
-
-    def _not_too_many(self) -> None:
-        now = self.issuer.clock()
-        self._wrong = max(0.0, self._wrong - (now - self._counted) * WRONG_A_SECOND)
-        self._counted = now
-        if self._wrong >= WRONG_AT_ONCE:
-            raise IssuerBusy
 
     def _withdraw(self) -> None:
         """End what was begun with tokens whose key the issuer publishes no longer."""

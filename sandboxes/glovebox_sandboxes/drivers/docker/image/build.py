@@ -183,7 +183,8 @@ def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
     """Build and tag one image; what the Engine then knows of it."""
     with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
         with tarfile.open(fileobj=context, mode="w") as archive:
-            for path in (content.RECIPE / recipe.dockerfile, content.RECIPE / "finish.py", recipe.directory):
+            files = (content.RECIPE / name for name in (recipe.dockerfile, "finish.py", "hosts"))
+            for path in (*files, recipe.directory):
                 archive.add(path, arcname=path.name, filter=_as_root)
         context.seek(0)
         answers = api.build(

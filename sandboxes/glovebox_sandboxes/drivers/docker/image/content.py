@@ -12,6 +12,7 @@ from glovebox_sandboxes.runtime import environments, guest_tree
 
 RECIPE = Path(__file__).parent / "python"
 LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
+_RUNTIME = ("Dockerfile", "finish.py", "hosts")
 
 
 @functools.cache
@@ -21,12 +22,12 @@ def tag(lock: str = "") -> str:
     Args:
         lock: digest of an environment's lock; empty for the default's.
     """
-    return f"glovebox/python:{_digest(guest_tree.digest(), lock, 'Dockerfile', 'guest.Dockerfile', 'finish.py')}"
+    return f"glovebox/python:{_digest(guest_tree.digest(), lock, 'guest.Dockerfile', *_RUNTIME)}"
 
 
 def runtime_tag(base: str, lock: str = "") -> str:
     """Name of the image of the first step: all but the guest, for this base."""
-    return f"glovebox/runtime:{_digest(base, lock, 'Dockerfile', 'finish.py')}"
+    return f"glovebox/runtime:{_digest(base, lock, *_RUNTIME)}"
 
 
 def _digest(start: str, lock: str, *recipe: str) -> str:

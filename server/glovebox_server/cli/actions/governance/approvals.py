@@ -1,7 +1,6 @@
 """What ``glovebox approvals`` does. An answer given here is that of the user who runs the command."""
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +16,17 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.audit import read
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import Event, draft
+from glovebox_server.cli.state import OPERATOR
 from glovebox_server.cli.terminal import new_table, print_json, print_question, print_table
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK
-from glovebox_server.governance.approvals import answering, store
-from glovebox_server.governance.approvals import stats as counting
-from glovebox_server.governance.approvals.question import Answer, Reach
-from glovebox_server.governance.approvals.states import State
-from glovebox_server.governance.approvals.store import Standing
 from glovebox_server.governance.database import Database
+from glovebox_server.guards.approvals import answering, store
+from glovebox_server.guards.approvals import stats as counting
+from glovebox_server.guards.approvals.question import MAX_REASON, Answer, Reach
+from glovebox_server.guards.approvals.states import State
+from glovebox_server.guards.approvals.store import Standing
+from glovebox_server.printable import printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log
@@ -63,7 +64,7 @@ def grants(settings: Settings, out: Console, *, as_json: bool) -> int:
 
 def show(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int:
     """Show one question whole; see ``glovebox approvals show``."""
-    from glovebox_server.governance.approvals.shown import shown  # noqa: PLC0415 - brings profiles
+    from glovebox_server.guards.approvals.shown import shown  # noqa: PLC0415 - brings profiles
 
     with _store(settings) as database:
         found = _named(database, wanted)
@@ -71,15 +72,20 @@ def show(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int
         print_json(out.file, _described(found, whole=True))
         return OK
     if found.state != "pending":
-        said = [f"; {each.by} said {'yes' if each.allow else 'no'}" for each in found.answers]
+        said = [
+            f"; {each.by} said {'yes' if each.allow else 'no'}{f': {each.reason}' * bool(each.reason)}"
+            for each in found.answers
+        ]
         out.print(Text(f"It is {found.state}{f' by {found.used_by}' * bool(found.used_by)}{''.join(said)}."))
+    if found.question.folder:
+        out.print(Text(f"Folder on this host, which clients are not shown: {found.question.folder}"))
     print_question(out, shown(found.question))
     return OK
 
 
 def as_rule(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> int:
     """Show the change that would make a yes permanent; see ``glovebox approvals allow --rule``."""
-    from glovebox_server.governance.approvals.lifting import permanent  # noqa: PLC0415 - brings profiles and policy
+    from glovebox_server.guards.approvals.lifting import permanent  # noqa: PLC0415 - brings profiles and policy
 
     with _store(settings) as database:
         about = _named(database, wanted).question.subject
@@ -98,12 +104,15 @@ def as_rule(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> 
     return OK
 
 
-def answer(settings: Settings, out: Console, wanted: str, *, allow: bool, reach: Reach, as_json: bool) -> int:
+def answer(
+    settings: Settings, out: Console, wanted: str, *, allow: bool, reach: Reach, as_json: bool, reason: str = ""
+) -> int:
     """Answer a question; see ``glovebox approvals allow`` and ``deny``."""
     with _store(settings) as database, _recording(settings) as record:
         before = _named(database, wanted)
         question = before.question
-        given = Answer(allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest)
+        said = printable(reason.strip())[:MAX_REASON]
+        given = Answer(allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said)
         try:
             found = database.transact_now(lambda db: answering.answer(db, question.id, given, store.now(), record))
         except Refused as objection:
@@ -229,7 +238,7 @@ def _named(database: Database, wanted: str) -> Standing:
 
 
 def _self() -> str:
-    return f"local:{os.getuid()}"
+    return f"local:{OPERATOR}"
 
 
 def _table(found: Sequence[Standing]) -> Table:
@@ -265,7 +274,10 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
         "callers": each.callers,
         "asked_by": each.asked_by,
         "used_by": each.used_by or None,
-        "answers": [{"by": one.by, "allow": one.allow, "channel": one.channel} for one in each.answers],
+        "answers": [
+            {"by": one.by, "allow": one.allow, "channel": one.channel, "reason": one.reason or None}
+            for one in each.answers
+        ],
     }
     if whole:
         found |= {
@@ -275,6 +287,7 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
             "profile_digest": about.profile_digest,
             "policy_digest": about.policy_digest,
             "inputs": [{"uri": uri, "sha256": digest} for uri, digest in about.inputs],
+            "folder": question.folder or None,
             "workspace_may_change": question.workspace_may_change,
         }
     return found

@@ -11,7 +11,7 @@ from glovebox_profiles.policy import diff as comparing
 from glovebox_profiles.policy import explain as explaining
 from glovebox_profiles.policy.load import read
 from glovebox_profiles.policy.model import Policy, digest, is_principal
-from glovebox_profiles.policy.rights import combined, roles_in_force
+from glovebox_profiles.policy.rights import combined, order_conflicts, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
@@ -20,7 +20,7 @@ from glovebox_server.cli.actions.profiles import described, say, say_change
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.governance.policy import load, policy_file, workspaces
-from glovebox_server.governance.watch.rules import actions
+from glovebox_server.guards.watch.rules import actions
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
@@ -42,14 +42,17 @@ def check(settings: Settings, path: Path | None, out: Console, *, as_json: bool)
     except ProfileError as error:
         if not as_json:
             raise
-        print_json(out.file, {"path": str(path), "errors": [described(error)]})
+        print_json(out.file, {"path": str(path), "errors": [described(item) for item in (error, *error.more)]})
         return USAGE
     if as_json:
         told = {"roles": list(found.roles), "examples": len(found.example), "errors": []}
+        told["warnings"] = list(order_conflicts(found))
         print_json(out.file, {"path": str(path), "digest": digest(found), **told})
         return OK
     amounts = f"{counted(len(found.roles), 'role')}, {counted(len(found.example), 'example')}"
     say(out, f"{path}: {amounts}, no error.\n{digest(found)}")
+    for warning in order_conflicts(found):
+        say(out, f"Warning: {warning}")
     return OK
 
 

@@ -18,7 +18,7 @@ from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.governance import policy as policies
-from glovebox_server.governance.approvals.shown import visible
+from glovebox_server.guards.approvals.shown import visible, warn_of_letters
 from glovebox_server.printable import printable
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, rollback, transaction
@@ -183,12 +183,12 @@ def _show(out: Console, planned: Planned, into: Target, folder: Folder) -> None:
         if change.before and change.after and change.before.mode != change.after.mode:
             told += f", mode {change.before.mode:03o} → {change.after.mode:03o}"
         out.print(Plain(f"{change.name}: {told}"))
-        for risk in risks:
+        lines = planned.difference(folder, number)
+        for risk in (*risks, *warn_of_letters("this file holds", "".join([change.name, *(lines or ())]))):
             out.print(Plain(f"  ! {risk}"), style="yellow")
         found = planned.findings.get(change.origin)
         for finding in found.told() if found else ():
             out.print(Plain(f"  ! found: {finding}"), style="yellow")
-        lines = planned.difference(folder, number)
         for line in (lines or ())[:MAX_SHOWN_LINES]:
             out.print(Plain(f"  │ {visible(line)}"))
         if lines is None:

@@ -2,49 +2,146 @@
 
 import os
 import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_profiles.errors import nearest
+from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_sandboxes.plural import counted
 from glovebox_server.audit.events import Event, StopLifted, draft
+from glovebox_server.audit.query import ask
+from glovebox_server.audit.query.index import Filters
+from glovebox_server.cli import state
+from glovebox_server.cli.actions.governance.tokens import TokenRefused
+from glovebox_server.cli.actions.query import telling
 from glovebox_server.cli.terminal import new_table, print_json, print_table
-from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.governance import server_key
-from glovebox_server.governance.stops.stop import MAX_BECAUSE, Scope, Stop, StopsUnusable, new_stop, stops_of
-from glovebox_server.governance.stops.stops import RECORD_SECONDS, made
+from glovebox_server.guards.stops.stop import MAX_BECAUSE, Scope, Stop, StopsUnusable, new_stop, stops_of
+from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
 from glovebox_server.printable import printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
+from glovebox_server.transport import tokens
 from glovebox_server.upkeep.log import audit_log
 
 __all__ = ["MAX_BECAUSE", "listed", "resume", "stop"]
 
 
 def stop(
-    settings: Settings, out: Console, err: Console, *, scope: Scope, name: str, because: str, as_json: bool
-) -> int:
-    """Stop something; see ``glovebox stop``."""
-    prepare_state(settings.state_dir)
+    settings: Settings, out: Console, err: Console, places: Sequence[Path], *,
+    scope: Scope, name: str, because: str, as_json: bool,
+) -> int:  # fmt: skip
+    """Stop something in each of these state directories; see ``glovebox stop``."""
+    if name.startswith("token:"):
+        _require_token(settings, name.removeprefix("token:"))
     found = new_stop(scope, name, because=printable(because.strip())[:MAX_BECAUSE], by=_me(), made=datetime.now(UTC))
-    recording = _Recording(settings, made(found))
-    recording.wait(RECORD_SECONDS)
-    whole = stops_of(settings.state_dir).add(found.id, found.encoded(), instead=b"")
-    recorded = recording.wait(RECORD_SECONDS)
+    results = [_attempt(settings, place, found) for place in places]
+    problems = [result for result in results if isinstance(result, Diagnosed)]
+    outcomes = [result for result in results if not isinstance(result, Diagnosed)]
+    if not outcomes:
+        raise problems[0]
     if as_json:
-        body = {"stop": _described(found), "recorded": recorded, "everything": not whole or scope == "all"}
-        print_json(out.file, body)
-    else:
-        out.print(Plain(f"{_words(found)} is stopped: {found.id}. `glovebox resume {found.id}` lifts it."))
-    if not whole:
+        print_json(out.file, _summary(found, outcomes))
+    for outcome in outcomes:
+        _report(out, err, found, outcome, several=len(places) > 1, as_json=as_json)
+    for unreached in problems:
+        err.print(Plain(str(unreached)), style="red")
+    if scope in ("run", "workflow") or name.startswith("oauth:"):
+        _warn_if_unseen(settings, err, scope, name)
+    if problems:
+        return UNAVAILABLE
+    if any(outcome["servers"] for outcome in outcomes):
+        return OK
+    if not as_json:
+        err.print(Plain("No server is live there: the stop is stored for those that begin later."), style="yellow")
+    return NO_SERVER
+
+
+def _summary(stop: Stop, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "stop": _described(stop),
+        "recorded": not any(outcome["problem"] for outcome in outcomes),
+        "everything": stop.scope == "all" or not all(outcome["whole"] for outcome in outcomes),
+        "directories": [{key: outcome[key] for key in ("directory", "servers")} for outcome in outcomes],
+    }
+
+
+def _report(
+    out: Console, err: Console, stop: Stop, outcome: Mapping[str, Any], *, several: bool, as_json: bool
+) -> None:
+    place = outcome["directory"]
+    undo = f"glovebox resume {stop.id}{f' --state-dir {place}' * several}"
+    if not as_json:
+        where = state.describe(place, outcome["servers"])
+        out.print(Plain(f"{_words(stop)} is stopped in {where}: {stop.id}. `{undo}` lifts it."))
+    if not outcome["whole"]:
         words = "The disk has no room for what is stopped, so everything is"
-        err.print(Plain(f"{words}, until `glovebox resume {found.id}`. Free space there."), style="red")
-    if not recorded:
-        err.print(Plain(f"It is in force, and not in the audit log: {recording.problem}"), style="red")
-    return OK
+        err.print(Plain(f"{words}, until `{undo}`. Free space there."), style="red")
+    if outcome["problem"]:
+        err.print(Plain(f"It is in force, and not in the audit log: {outcome['problem']}"), style="red")
+
+
+def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | Diagnosed:
+    try:
+        return state.run_as_owner(place, partial(_stop_in, settings, place, stop))
+    except Diagnosed as problem:  # the other directories are not to wait for this one
+        return problem
+
+
+def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
+    """Make a stop in one state directory, and return what became of it."""
+    servers = []
+    with suppress(OSError):  # which are live is worth knowing; the stop comes first
+        servers = state.live_servers(place)
+    prepare_state(place)
+    recording = _Recording(settings.model_copy(update={"state_dir": place}), made(stop))
+    recording.wait(RECORD_SECONDS)
+    whole = stops_of(place).add(stop.id, stop.encoded(), instead=b"")
+    recording.wait(RECORD_SECONDS)
+    return {"directory": str(place), "servers": servers, "whole": whole, "problem": recording.problem}
+
+
+def _require_token(settings: Settings, name: str) -> None:
+    """Refuse a token that is not there: its caller, whose name was misspelt, would go on."""
+    place = settings.state_dir / tokens.DIRECTORY
+
+    def load() -> list[str]:
+        try:
+            return list(tokens.load(place, None)) if place.exists() else []
+        except tokens.TokensUnusable:  # a file that is damaged is no reason not to stop
+            return [name]
+
+    known = state.run_as_owner(settings.state_dir, load)
+    if name not in known:
+        named = [f"token:{each}" for each in known]
+        raise TokenRefused(f"Stopping token:{name}", "there is no such token", nearest(f"token:{name}", named))
+
+
+def _warn_if_unseen(settings: Settings, err: Console, scope: Scope, name: str) -> None:
+    """Warn of a name that no call on record has; it may be stopped before its first call, or be misspelt."""
+
+    def is_seen() -> bool:
+        with telling(err) as told:
+            by_scope = {"run": Filters(runs=(name,)), "workflow": Filters(workflows=(name,))}
+            filters = by_scope.get(scope, Filters(principals=(name,)))
+            return bool(ask.ask(settings.state_dir / "audit", filters, 1, told).calls)
+
+    seen = False
+    with suppress(Diagnosed, AuditUnavailable):
+        seen = state.run_as_owner(settings.state_dir, is_seen)
+    if not seen:
+        words = f"No call of {scope} {name} is on record. It is stopped before its first call, or misspelt."
+        err.print(Plain(words), style="yellow")
 
 
 def resume(settings: Settings, out: Console, stop_id: str | None, *, as_json: bool) -> int:
@@ -67,7 +164,8 @@ def resume(settings: Settings, out: Console, stop_id: str | None, *, as_json: bo
     if as_json:
         print_json(out.file, {"lifted": lifted})
     else:
-        out.print(Plain(f"{counted(len(lifted), 'stop')} lifted."))
+        where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
+        out.print(Plain(f"{counted(len(lifted), 'stop')} lifted in {where}."))
     return OK
 
 
@@ -90,7 +188,8 @@ def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> 
         print_table(out, table, folded=False)
     for problem in found.damaged:
         err.print(Plain(f"Everything is stopped: {problem}"), style="red")
-    out.print(Plain(f"{counted(len(found.items), 'stop')} in force."))
+    where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
+    out.print(Plain(f"{counted(len(found.items), 'stop')} in force in {where}."))
     return UNAVAILABLE if found.damaged else OK
 
 
@@ -124,7 +223,7 @@ class _Recording:
 
 
 def _me() -> str:
-    return f"local:{os.getuid()}"
+    return f"local:{state.OPERATOR}"
 
 
 def _words(stop: Stop) -> str:

@@ -1,7 +1,7 @@
 """What ``glovebox token`` does: make, show, revoke tokens of callers; and the one that ``client-config`` shows."""
 
-import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text as Plain
@@ -10,6 +10,7 @@ from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.audit.events import TokenCreated, TokenRevoked, draft
+from glovebox_server.cli.state import OPERATOR
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.governance import policy as policies
@@ -19,8 +20,11 @@ from glovebox_server.transport import tokens
 from glovebox_server.transport.tokens import Token
 from glovebox_server.upkeep.log import audit_log
 
-#: The tokens that ``client-config`` makes: of these names, the first that is free, and then with a number behind it.
-FIRST, NEXT = "default", "client"
+#: The token that ``client-config`` shows before others.
+FIRST = "default"
+
+#: Stands in a client's configuration for a token that is not shown.
+PLACEHOLDER = "TOKEN"
 
 
 class TokenRefused(Diagnosed):
@@ -82,7 +86,7 @@ def revoke(settings: Settings, out: Console, *, name: str, as_json: bool) -> int
     if not tokens.is_name(name) or not tokens.revoke(place, name):
         fix = "`glovebox token list` shows those there are."
         raise TokenRefused(f"Revoking the token {name!r}", "there is none", fix)
-    _record(settings, TokenRevoked(principal=f"token:{name}", by=f"local:{os.getuid()}"))
+    _record(settings, TokenRevoked(principal=f"token:{name}", by=f"local:{OPERATOR}"))
     if as_json:
         print_json(out.file, {"name": name, "principal": f"token:{name}", "revoked": True})
     else:
@@ -101,20 +105,43 @@ def migrate(settings: Settings, out: Console, *, as_json: bool) -> int:
     return OK
 
 
-def to_show(settings: Settings, err: Console) -> str:
-    """A token for a client's configuration: one whose file holds it, else a new one, which is said."""
+def to_show(
+    settings: Settings,
+    err: Console,
+    *,
+    name: str | None,
+    file: Path | None,
+    role: str | None,
+    lifetime: timedelta | None,
+) -> str:
+    """Return the token for a client's configuration. One is made only where it was asked for by a new name.
+
+    Raises:
+        TokenRefused: only the hash of the named one is kept, or the file holds none of this server's tokens.
+    """
     place = settings.state_dir / tokens.DIRECTORY
     known = tokens.load(place, None)
-    for name in sorted(known, key=lambda each: (each != FIRST, each)):
-        text = tokens.plain_of(place, name) if known[name].plain else None
+    if file is not None:
+        with file.open("rb") as opened:
+            saved = opened.read(tokens.MAX_FILE_BYTES).decode("utf-8", "replace").strip()
+        if not any(token.sha256 == tokens.digest_of(saved) for token in known.values()):
+            fix = "`glovebox token list` shows those there are; name the file in which one of them was saved."
+            raise TokenRefused(f"Reading the token in {file}", "it is none of this server's tokens", fix)
+        return saved
+    if name is not None and (name not in known or role or lifetime):
+        made, secret = _made(settings, name, role=role, workflow=None, lifetime=lifetime)
+        err.print(Plain(f"Made {made.principal}. It is shown here alone: only its hash is kept."))
+        return secret
+    for other in [name] if name else sorted(known, key=lambda other: (other != FIRST, other)):
+        text = tokens.plain_of(place, other) if known[other].plain else None
         if text is not None:
             return text
-    name = FIRST if FIRST not in known else next(f"{NEXT}-{n}" for n in range(2, 1000) if f"{NEXT}-{n}" not in known)
-    made, secret = _made(settings, name, role=None, workflow=None, lifetime=None)
-    err.print(
-        Plain(f"Made a token for these clients, {made.principal}. It is shown here alone: only its hash is kept.")
-    )
-    return secret
+    if name is not None:
+        fix = "Name the file in which it was saved with --token-file, or make another with a new name."
+        raise TokenRefused(f"Showing the token {name!r}", "only its hash is kept", fix)
+    told = f"No token was made: put one in the place of {PLACEHOLDER}. `--token NAME` makes one"
+    err.print(Plain(f"{told}, and `--token-file FILE` shows one that was saved in a file."))
+    return PLACEHOLDER
 
 
 def _made(
@@ -128,7 +155,7 @@ def _made(
     made = None
     if name not in tokens.load(place, None):
         expires = None if lifetime is None else (datetime.now(UTC) + lifetime).isoformat(timespec="seconds")
-        by, principal = f"local:{os.getuid()}", f"token:{name}"
+        by, principal = f"local:{OPERATOR}", f"token:{name}"
         _record(settings, TokenCreated(principal=principal, by=by, role=role, workflow=workflow, expires=expires))
         made = tokens.create(place, name, role=role, workflow=workflow, lifetime=lifetime)
     if made is None:
@@ -153,7 +180,11 @@ def _require_known(settings: Settings, doing: str, *, role: str | None, workflow
     policy = None if path is None else policies.load(path, apps.load_profiles(settings), TOOLS)
     roles, workflows = (policy.roles, policy.workflows) if policy else ({}, {})
     if role is not None and role not in roles:
-        fix = f"The roles are {', '.join(roles)}." if policy else "Without a policy.toml there are none."
+        fix = (
+            f"The roles are {', '.join(roles)}."
+            if policy
+            else "Roles are what a policy.toml says; without one, leave --role out."
+        )
         raise TokenRefused(doing, f"there is no role {role!r}", fix)
     if workflow is None:
         return

@@ -24,7 +24,9 @@ from glovebox_server.receipts import dsse
 from glovebox_server.settings import Settings
 
 
-def make(settings: Settings, out: Console, err: Console, *, call: str | None, run: str | None, output: Path) -> int:
+def make(
+    settings: Settings, out: Console, err: Console, *, call: str | None, run: str | None, output: Path, as_json: bool
+) -> int:
     """Write a bundle; what of it is not sealed yet is sealed first."""
     directory = settings.state_dir / "audit"
     if run is not None:
@@ -47,7 +49,10 @@ def make(settings: Settings, out: Console, err: Console, *, call: str | None, ru
         raise NameTaken(output, error, "Name another file.") from error
     except OSError as error:
         raise CannotSave(output, error, "Make room, or name another file.") from error
-    out.print(Text(f"{output}: {of} {identity}, {counted(len(content), 'byte')}."))
+    if as_json:
+        print_json(out.file, {"file": str(output), of: identity, "bytes": len(content)})
+    else:
+        out.print(Text(f"{output}: {of} {identity}, {counted(len(content), 'byte')}."))
     return OK
 
 

@@ -1,6 +1,5 @@
 """What ``glovebox profiles lock | sign | check --locked`` do. Each returns an exit code."""
 
-import os
 from pathlib import Path
 
 from rich.console import Console
@@ -8,7 +7,7 @@ from rich.console import Console
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.cli.actions.profiles import described, say
-from glovebox_server.cli.actions.saving import CannotSave, NameTaken
+from glovebox_server.cli.actions.saving import replace_file
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.governance.policy import governed, policy_file
@@ -20,22 +19,29 @@ from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.environments import required
 
 
-def write(settings: Settings, file: Path, console: Console, *, force: bool) -> int:
+def write(settings: Settings, file: Path, console: Console, *, force: bool, as_json: bool) -> int:
     """Write the lock of what is in force here."""
     found = _effective(settings)
-    _save(file, written(found.content()), force=force)
+    replace_file(file, written(found.content()), force=force)
+    if as_json:
+        print_json(console.file, {"file": str(file), "lock": Lock.read(file).digest})
+        return OK
     policy = "the policy" if found.policy is not None else "no policy"
     counts = f"{counted(len(found.profiles), 'profile')}, {policy}, {counted(len(found.tools), 'tool')}"
     say(console, f"{file}: {counts}. {Lock.read(file).digest}")
     return OK
 
 
-def sign(file: Path, key: Path, console: Console) -> int:
+def sign(file: Path, key: Path, console: Console, *, as_json: bool) -> int:
     """Sign a lock with an operator's key."""
     lock, private = Lock.read(file), keys.operators(key)
     place = signature.place(file)
-    _save(place, signature.sign(lock.data, private), force=True)
-    say(console, f"{place}: signed with key {dsse.key_id(private.public_key())}")
+    replace_file(place, signature.sign(lock.data, private), force=True)
+    key_id = dsse.key_id(private.public_key())
+    if as_json:
+        print_json(console.file, {"file": str(place), "lock": lock.digest, "key_id": key_id})
+    else:
+        say(console, f"{place}: signed with key {key_id}")
     return OK
 
 
@@ -58,22 +64,3 @@ def _effective(settings: Settings) -> Effective:
     path = policy_file(settings)
     policy = governed(settings, profiles, workspace.find(settings, "http"), TOOLS).policy
     return app.effective(profiles, environments, policy, path)
-
-
-def _save(file: Path, content: bytes, *, force: bool) -> None:
-    """Write a whole file, or leave what is there as it was."""
-    draft = file.with_name(f".{file.name}.new")
-    if file.exists() and not file.is_file():  # as root, a device of the machine
-        raise NameTaken(file, OSError("it is no regular file"), "Name another file.")
-    if not force and os.path.lexists(file):
-        raise NameTaken(file, OSError("there is one already"), "Name another file, or add --force.")
-    try:
-        draft.unlink(missing_ok=True)
-        with draft.open("xb") as out:
-            out.write(content)
-            os.fsync(out.fileno())
-        draft.chmod(0o644)
-        draft.replace(file)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise CannotSave(file, error, "Make room, or name another file.") from error

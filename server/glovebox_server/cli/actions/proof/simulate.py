@@ -1,5 +1,6 @@
 """What ``glovebox profiles simulate | suggest`` do. Each prints, and returns an exit code."""
 
+import shlex
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -7,12 +8,13 @@ from pathlib import Path
 from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load, read
+from glovebox_profiles.load.loader import SHIPPED, CheckExample, ProfileSet, checked, load, read
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.audit.events import CallDecided
+from glovebox_server.cli.actions.page import KEEPING
 from glovebox_server.cli.actions.profiles import found_for, say, say_change, to_toml
-from glovebox_server.cli.actions.saving import CannotSave, NameTaken
+from glovebox_server.cli.actions.saving import replace_file
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.printable import printable
@@ -45,10 +47,10 @@ def simulate(
     for each in found.otherwise:
         words = f"{each.time[:19]}  {each.call_id}  {each.tool}  {each.was} -> {each.now}  ({each.rule})"
         say(console, printable(words), _STYLES.get(each.now, ""))
-    how = "; --key KEY opens those that are sealed" if key is None else ", nor sealed to this key"
+    how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
     for tool, many in sorted(found.unknown.items()):
-        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were (audit.keep)"
-        say(console, f"{words}{how}.", "yellow")
+        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were: {KEEPING}"
+        say(console, f"{words}; {how}.", "yellow")
     unknown = sum(found.unknown.values())
     told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same, {unknown} unknown"
     say(console, f"{told}, {found.elsewhere} not decided by a profile.")
@@ -62,6 +64,7 @@ def suggest(
     since: datetime,
     console: Console,
     *,
+    check_example: CheckExample,
     key: Path | None,
     output: Path | None,
     as_json: bool,
@@ -69,8 +72,13 @@ def suggest(
     """Suggest the narrowest profile for what the calls of a tool used; 1 where there was none."""
     profile = found_for(profiles, tool)
     found = narrowest(records(directory, since, KINDS), TOOLS[tool], profile, None if key is None else opener(key))
+    said = f"{counted(found.calls, 'call')} from {found.first[:19]} to {found.last[:19]}"
     if output is not None and found.calls:
-        _new_file(output, to_toml(found.profile) + "\n")
+        output = output / f"{tool}.toml" if output.is_dir() else output
+        data = f"# Suggested, based on {said}.\n{to_toml(found.profile, found.based_on)}\n".encode()
+        # What `profiles check` would refuse, as a file of another name, is not written.
+        checked(data, output, check_example=check_example, tools=TOOLS)
+        replace_file(output, data, force=False)
     if as_json:
         told = {**asdict(found), "profile": effective(found.profile)}
         print_json(console.file, told)
@@ -84,20 +92,10 @@ def suggest(
             say(console, printable(f"             {why}"), "dim")
     for name, many in found.unknown.items():
         say(console, f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", "yellow")
-    said = f"{counted(found.calls, 'call')} from {found.first[:19]} to {found.last[:19]}"
     say(console, f"{counted(len(found.changes), 'change')}, based on {said}.")
     if found.refused or found.lifted:
         say(console, f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
     if output is not None:
-        say(console, f"{output}: try it with `glovebox profiles simulate {output}`.")
+        words = ["glovebox", "profiles", "simulate", str(output), *(["--key", str(key)] if key else [])]
+        say(console, f"{output}: try it with `{shlex.join(words)}`.")
     return OK
-
-
-def _new_file(path: Path, text: str) -> None:
-    try:
-        with path.open("x") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise NameTaken(path, error, "Name another file.") from error
-    except OSError as error:
-        raise CannotSave(path, error, "Make room, or name another file.") from error

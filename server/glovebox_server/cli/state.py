@@ -1,0 +1,279 @@
+"""Finds the state directory of a command; as root, becomes its owner before anything in it is opened.
+
+Root opens nothing of a directory that belongs to another user: it asks for the owner (stat(2)) and takes that user's
+rights. What then opens the directory checks it as for every user, so one that was exchanged meanwhile is refused.
+"""
+
+import json
+import os
+import pwd
+import shlex
+import shutil
+import stat
+import sys
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.plural import counted
+from glovebox_server.secret_files import StateUnusable
+from glovebox_server.settings import NoSuchPlace, Settings
+
+MACHINE_FILE = Path("/etc/glovebox/glovebox.toml")
+"""Names the state directory of the machine's service. No variable or option moves it: root obeys what it says."""
+_MAX_BYTES: Final = 4096
+_ROOT = 0
+T = TypeVar("T")
+OPERATOR: Final = os.getuid()
+"""Who runs the command, for the record: still root where the rights are those of a directory's owner."""
+
+
+class MachineFileError(Diagnosed):
+    """The machine's settings file cannot be used, so no command knows which directory it is about."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        """Say what is wrong with the file, and what to do."""
+        super().__init__(f"Reading {MACHINE_FILE}", reason, fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The user whose rights a directory needs."""
+
+    uid: int
+    gid: int
+    name: str | None
+    """None for a user that no registry has, as one of systemd's ``DynamicUser=`` whose service is down."""
+    home: str
+
+
+def read_machine_file() -> Path | None:
+    """Return the state directory that the machine's settings file names; None if there is no such file.
+
+    Raises:
+        MachineFileError: others than root could write the file or its directory, or it does not name a directory.
+    """
+    try:
+        content = _read_roots_file()
+        table = tomllib.loads(content.decode())
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise MachineFileError(f"{problem.strerror}", "Make it a file that all may read, or remove it.") from problem
+    except ValueError as problem:  # UnicodeDecodeError and TOMLDecodeError are
+        raise MachineFileError(f"it is not TOML: {problem}", "Correct it.") from problem
+    named = table.get("state_dir")
+    if set(table) != {"state_dir"} or not isinstance(named, str) or not Path(named).is_absolute():
+        raise MachineFileError("it has to hold one line and no more", 'Write `state_dir = "/var/lib/glovebox/state"`.')
+    return Path(named)
+
+
+def _read_roots_file() -> bytes:
+    folder = os.open(MACHINE_FILE.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Non-blocking, so that a FIFO in its place holds no command up.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(MACHINE_FILE.name, flags, dir_fd=folder)
+        try:
+            for path, descriptor in ((MACHINE_FILE.parent, folder), (MACHINE_FILE, file)):
+                found = os.fstat(descriptor)
+                # The group's bits are the most that an access list lets anybody do: acl(5).
+                if found.st_uid != _ROOT or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    fix = f"As root, look at what it says, then run `chown root: {path} && chmod go-w {path}`."
+                    raise MachineFileError(f"others than root can write {path}", fix)
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise MachineFileError("it is no regular file", "Make it one, or remove it.")
+            return os.read(file, _MAX_BYTES)
+        finally:
+            os.close(file)
+    finally:
+        os.close(folder)
+
+
+def find_directories(settings: Settings, *, named: bool) -> list[Path]:
+    """Return the state directories this command can be about, the one that is meant first.
+
+    Args:
+        settings: with the first of them.
+        named: whether that one was given on the command line, so that there is no other.
+    """
+    places = [settings.state_dir]
+    if not named:
+        places += [place] if (place := read_machine_file()) is not None else []
+        with suppress(NoSuchPlace):
+            places.append(Settings.own_state_dir())
+    unique: dict[object, Path] = {}
+    for place in places:
+        try:
+            status = place.stat()
+        except PermissionError:
+            unique.setdefault(place, place)
+        except OSError:
+            if place == settings.state_dir:  # made by the command, if it makes anything
+                unique.setdefault(place, place)
+        else:
+            unique.setdefault((status.st_dev, status.st_ino), place)
+    return list(unique.values())
+
+
+def locate(settings: Settings) -> Settings:
+    """Return the settings with the machine's state directory, unless one was named."""
+    if "state_dir" in settings.model_fields_set or (place := read_machine_file()) is None:
+        return settings
+    return settings.model_copy(update={"state_dir": place})
+
+
+def require_one(settings: Settings) -> None:
+    """Refuse to guess between directories that have live servers.
+
+    Raises:
+        AmbiguousStateError: several have some.
+    """
+    busy, places = [], find_directories(settings, named=False)
+    for place in places if len(places) > 1 else ():
+        with suppress(Diagnosed):
+            if servers := run_as_owner(place, partial(live_servers, place)):
+                busy.append(describe(place, servers))
+    if len(busy) > 1:
+        raise AmbiguousStateError(busy)
+
+
+class AmbiguousStateError(Exception):
+    """Several state directories have live servers, and none was named; the message names them."""
+
+    def __init__(self, places: list[str]) -> None:
+        """Take each with its servers."""
+        words = f"There are live servers in {' and in '.join(places)}, and none was named."
+        super().__init__(f"{words} Name one with --state-dir.")
+
+
+def live_servers(directory: Path) -> list[str]:
+    """Return the ids of the servers that have the log of a state directory open."""
+    from glovebox_server.audit import writers  # noqa: PLC0415 - brings the log
+
+    return writers.live(directory / "audit")
+
+
+def describe(directory: Path | str, servers: list[str]) -> str:
+    """Name a directory and its live servers, for a person."""
+    if not servers:
+        return f"{directory} (no live server)"
+    numbers = ", ".join(server.removeprefix("g").partition("-")[0] for server in servers)
+    return f"{directory} ({counted(len(servers), 'live server')}: process {numbers})"
+
+
+def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
+    """Do something with the rights of a directory's owner: where root asks, in a process that gives up its own.
+
+    Args:
+        directory: a state directory.
+        act: what to do; what it returns is kept as JSON has it.
+
+    Raises:
+        StateUnusable: this user may not look into it.
+        Diagnosed: as ``act`` did, there.
+    """
+    owner = _other_owner(directory)
+    if owner is None:
+        return act()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said: dict[str, object] = {}
+        try:
+            _become(owner, directory)
+            said = {"result": act()}
+        except Diagnosed as problem:
+            said = {"problem": [problem.what, problem.reason, problem.fix]}
+        except OSError as problem:
+            said = {"problem": [f"Using {directory} as user {owner.uid}", str(problem), "Run it as that user."]}
+        finally:
+            os.write(writer, json.dumps(said).encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = json.loads(pipe.read() or b"{}")
+    os.waitpid(child, 0)
+    if "result" not in answer:
+        ended = (f"Using {directory} as user {owner.uid}", "the process for it ended", "Run it as that user.")
+        raise Diagnosed(*answer.get("problem", ended))
+    return cast("T", answer["result"])
+
+
+def become_owner(directory: Path) -> bool:
+    """Take the rights of a directory's owner for good, where root runs the command, with that user's home.
+
+    Returns:
+        Whether this changed anything.
+
+    Raises:
+        StateUnusable: this user may not look into it.
+    """
+    owner = _other_owner(directory)
+    if owner is not None:
+        _become(owner, directory)
+    return owner is not None
+
+
+def _become(owner: Owner, directory: Path) -> None:
+    from glovebox_sandboxes.host import staging  # noqa: PLC0415 - only for root
+
+    staging.uncover(directory)
+    if owner.name is None:
+        os.setgroups([])
+    else:
+        os.initgroups(owner.name, owner.gid)
+    os.setresgid(owner.gid, owner.gid, owner.gid)
+    os.setresuid(owner.uid, owner.uid, owner.uid)
+    os.environ["HOME"] = owner.home
+
+
+def _other_owner(directory: Path) -> Owner | None:
+    """Return the user to become; None where this process has the rights it needs, or can have no others."""
+    try:
+        status = _nearest(directory).stat()
+    except PermissionError:
+        raise _no_access(directory) from None
+    if os.geteuid() != _ROOT:
+        if os.path.lexists(directory) and not os.access(directory, os.R_OK | os.X_OK):
+            raise _no_access(directory)
+        return None
+    if status.st_uid == _ROOT:
+        return None
+    try:
+        known = pwd.getpwuid(status.st_uid)
+    except KeyError:
+        return Owner(uid=status.st_uid, gid=status.st_gid, name=None, home="/")
+    return Owner(uid=status.st_uid, gid=known.pw_gid, name=known.pw_name, home=known.pw_dir)
+
+
+def _nearest(directory: Path) -> Path:
+    """Return the directory, or the nearest one above that is there: whose it is, what is made below is."""
+    for place in (directory, *directory.absolute().parents):
+        with suppress(FileNotFoundError):
+            place.stat()
+            return place
+    return Path("/")
+
+
+def _no_access(directory: Path) -> StateUnusable:
+    fix = f"Run `{sudo_line(directory)}`, or name a directory of yours with --state-dir."
+    return StateUnusable(directory, "it cannot be opened: Permission denied", fix)
+
+
+def sudo_line(directory: Path) -> str:
+    """Return this command as root types it; sudo passes no variable on, so the directory is named."""
+    program = sys.argv[0]
+    if program.endswith("__main__.py"):
+        words = [sys.executable, "-m", "glovebox_server"]
+    else:
+        words = [str(Path(shutil.which(program) or program).absolute())]
+    words += sys.argv[1:]
+    if not any(word.partition("=")[0] == "--state-dir" for word in words):
+        words += ["--state-dir", str(directory)]
+    return shlex.join(["sudo", *words])

@@ -1,0 +1,1 @@
+"""Bounds how many calls are under way."""

@@ -1,0 +1,490 @@
+"""What a server does about calls that somebody has to approve: find the yes, or ask and wait. Read ``consult`` first.
+
+A yes is used up in the same transaction that finds it, before the call runs: of many that race for it, one gets it.
+"""
+
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import rfc8785
+from anyio.lowlevel import EventLoopToken
+
+from glovebox_profiles.model import effective
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.audit.events import Event
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.calls import Decision, Grant, Listener, new_id
+from glovebox_server.core.broker import denied
+from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
+from glovebox_server.governance.database import Database
+from glovebox_server.guards.approvals import answering, store
+from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
+from glovebox_server.guards.approvals.lifting import Escalation, reaching
+from glovebox_server.guards.approvals.question import Answer, Question, Subject, canonical
+from glovebox_server.guards.approvals.rules import Asking, with_lift
+from glovebox_server.guards.approvals.states import State
+from glovebox_server.guards.approvals.store import Moment, Standing
+from glovebox_server.guards.proposal import Proposal
+from glovebox_server.tools.base import Tool
+
+WAIT_SECONDS: Final = 45.0
+"""How long an MCP client waits for an answer: as long as for a turn, so that it still reads what came of it."""
+POLL_SECONDS: Final = 0.2
+"""Between two looks at the store, which other processes write to: all waiting calls of a server share them."""
+MAX_REFUSED: Final = 64
+"""Refused answers on record within ``REFUSED_SECONDS``: a client that forges them must not fill the disk."""
+REFUSED_SECONDS: Final = 3600.0
+
+_UNSHOWABLE: Final = Refusal(
+    rule="approval.arguments",
+    reason="Somebody has to approve this call, and its arguments hold what nobody can be shown: half characters.",
+    hint="Write such characters as escapes in the program.",
+)
+_MANY: Final = Refusal(
+    rule="approval.many",
+    reason=f"Somebody has to approve this call, and {store.MAX_PENDING} questions of yours are not answered yet.",
+    hint="Wait until they are, then call again.",
+)
+_OVER: Final[Mapping[State, str]] = {
+    "pending": "approval.pending",
+    "allowed": "approval.used",
+    "used": "approval.used",
+    "denied": "approval.denied",
+    "expired": "approval.expired",
+    "withdrawn": "approval.withdrawn",
+}
+_WORDS: Final[Mapping[str, tuple[str, str]]] = {
+    "approval.denied": ("{who} said no", "Do not ask again for the same; ask the user what they want instead."),
+    "approval.expired": ("nobody answered in time", "Call again to have it asked anew."),
+    "approval.withdrawn": ("the question was taken back", "Ask the user before calling again."),
+    "promotion.conflict": ("what it would change is no longer what was shown", "Call again to have it asked anew."),
+    "approval.used": ("the yes was for one call, and another call has used it", "Call again to have it asked anew."),
+}
+"""By rule: how it ended, and what to do."""
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(kw_only=True)
+class _Form:
+    """A question that is put to whoever called: it may outlive the call, and never its question."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    """Nobody has to be waited for any more."""
+    problem: Exception | None = None
+    """What kept it from being asked or answered."""
+    shown: bool = False
+    """Whether the client was asked, and has not answered."""
+    left_open: bool = False
+    """Whether its call has ended meanwhile: who makes it again finds the answer, or waits for it here."""
+
+
+class Approvals:
+    """The approvals of one server. Several servers on one state directory share their questions."""
+
+    def __init__(
+        self,
+        database: Callable[[], Database],
+        audit: AuditLog,
+        tools: Mapping[str, Tool],
+        environment: Callable[[str], str],
+        *,
+        start: Callable[..., object],
+        clock: Callable[[], Moment] = store.now,
+    ) -> None:
+        """Take the parts; ``opened`` is the public way.
+
+        Args:
+            database: opens the store, once a call needs it.
+            audit: where requests and answers are recorded.
+            tools: by name.
+            environment: digest of what a tool's programs import from; may read files.
+            start: runs a function beside everything, as a task group's ``start_soon``: a form may outlive its call.
+            clock: this moment; tests bring their own.
+        """
+        self._open = database
+        self._database: Database | None = None
+        self._opening = anyio.Lock()
+        self._token: EventLoopToken | None = None
+        self._audit = audit
+        self._tools = tools
+        self._environment = environment
+        self._start = start
+        self._left_open: dict[str, _Form] = {}
+        self._clock = clock
+        self._looking = anyio.Lock()
+        self._looked, self._undecided = float("-inf"), frozenset[str]()
+        self._refused: deque[float] = deque()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls,
+        state_dir: Path,
+        audit: AuditLog,
+        tools: Mapping[str, Tool],
+        environment: Callable[[str], str],
+        clock: Callable[[], Moment] = store.now,
+    ) -> AsyncIterator[Self]:
+        """The approvals of a state directory, for the block. Its store is opened by the first call that needs it."""
+        with ExitStack() as files:
+            async with anyio.create_task_group() as tasks:
+                opening = partial(_entered, files, state_dir)
+                yield cls(opening, audit, tools, environment, start=tasks.start_soon, clock=clock)
+                tasks.cancel_scope.cancel()
+
+    async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
+        """What becomes of a call that its profile allows, or asks about.
+
+        Args:
+            proposal: the call.
+            settled: where its question stood when the wait for it ended; None where none was put.
+
+        Returns:
+            That it may run, or that it may not; or what somebody is to be asked first.
+
+        Raises:
+            StoreUnusable: what was said cannot be read.
+        """
+        lifts = proposal.escalation or self._reaches(proposal)
+        if not (lifts or rules_of(proposal)):
+            return proposal.decision
+        try:
+            canonical(proposal.call.arguments)
+        except ValueError:
+            return denied(proposal.decision, _UNSHOWABLE)
+        # What is not asked about if nothing came before it is not asked about at all: nothing has to be looked up.
+        if not lifts and asked_about(proposal, self._tools[proposal.call.tool]) is None:
+            return proposal.decision
+        return await self._write(lambda db: self._consulted(db, proposal, settled))
+
+    async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
+        """Put questions about what a call was refused while it ran; those that are open already are joined.
+
+        Raises:
+            StoreUnusable: they cannot be kept.
+        """
+
+        def put(db: sqlite3.Connection) -> tuple[Question, ...]:
+            at = self._clock()
+            store.expire(db, at)
+            wanted = (replace(proposal, escalation=each) for each in escalations)
+            asked = [(each, with_lift(None, each.escalation, each.call.tool)) for each in wanted]
+            found = (self._not_yet(db, each, asks, None, at) for each, asks in asked if asks is not None)
+            return tuple(each for each in found if isinstance(each, Question))
+
+        return await self._write(put)
+
+    async def settle(self, question: Question, listener: Listener) -> State:
+        """Ask the person at the client, if their answer counts, and wait for an answer from there or elsewhere.
+
+        Whoever cannot wait gets ``pending`` at once: its caller is told to try again.
+
+        Raises:
+            StoreUnusable: what was said cannot be read.
+        """
+        listener.progress(f"Waiting for somebody to approve it: {question.id}")
+        # Whoever still reads the form of an earlier call that asked the same gets no second one.
+        form = self._left_open.get(question.id)
+        if form is None:
+            form = _Form()
+            self._start(self._asked, form, question, listener)
+        try:
+            with anyio.move_on_after(max(WAIT_SECONDS, listener.waits())):
+                await form.over.wait()
+        except anyio.get_cancelled_exc_class():
+            if not form.left_open:
+                form.scope.cancel()
+            await self._abandon(question)
+            raise
+        if form.shown and question.id not in self._left_open:
+            self._left_open[question.id] = form
+            form.left_open = True
+        elif not form.left_open:
+            form.scope.cancel()
+        if form.problem is not None and not form.left_open:
+            raise form.problem
+        found = await self.standing(question.id)
+        return found.state if found else "expired"
+
+    async def _asked(self, form: "_Form", question: Question, listener: Listener) -> None:
+        """Ask until somebody has decided; what goes wrong is its caller's to hear, or the log's once that one left."""
+        try:
+            with form.scope:
+                await self._ask(form, question, listener)
+        except Exception as raised:  # noqa: BLE001 - a mistake of ours ends no server
+            form.problem = raised
+        finally:
+            form.over.set()
+            if form.left_open:
+                del self._left_open[question.id]
+                if form.problem is not None:
+                    _log.error("What was said to %s was not taken: %s", question.id, form.problem)
+
+    async def _ask(self, form: "_Form", question: Question, listener: Listener) -> None:
+        """Ask the person at the client, if their answer counts, until they or somebody else has decided."""
+
+        async def ask() -> None:
+            form.shown = True
+            try:
+                given = await listener.ask(question)
+                if given is not None:
+                    await self.answer(question.id, given)
+                elif form.left_open or not listener.waits():
+                    form.scope.cancel()
+            except Refused:  # somebody else was quicker
+                pass
+            except Exception as raised:  # noqa: BLE001 - a value, because a task group would wrap it
+                form.problem = raised
+                form.scope.cancel()
+            finally:
+                form.shown = False
+
+        async with anyio.create_task_group() as tasks:
+            if question.asked.by != "operator" and not question.asked.another_principal:
+                tasks.start_soon(ask)
+            elif not listener.waits():
+                form.scope.cancel()
+            unreadable = await self._until_decided(question.id)
+            form.problem = form.problem or unreadable
+            tasks.cancel_scope.cancel()
+
+    async def answer(self, identifier: str, given: Answer) -> Standing:
+        """Take an answer; returns where the question stands then.
+
+        Raises:
+            Refused: it does not count; that is on record, and the question stays as it was.
+            StoreUnusable: it cannot be kept.
+        """
+        try:
+            return await self._write(lambda db: answering.answer(db, identifier, given, self._clock(), self._record))
+        except Refused as objection:
+            known = None if objection.rule == "approval.unknown" else identifier
+            now = self._clock().at
+            while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
+                self._refused.popleft()
+            if len(self._refused) < MAX_REFUSED:
+                self._refused.append(now)
+                await self._audit.append(answering.refused(known, given, objection))
+            raise
+
+    async def withdraw(self, identifier: str, by: str) -> Standing:
+        """Take a question, or a yes that is good, back; returns where it stood.
+
+        Raises:
+            Refused: there is none of that id, or it is over.
+            StoreUnusable: it cannot be kept.
+        """
+        return await self._write(lambda db: answering.withdraw(db, identifier, by, self._clock(), self._record))
+
+    async def standing(self, identifier: str) -> Standing | None:
+        """Where a question stands; None where there is none of that id."""
+
+        def look(db: sqlite3.Connection) -> Standing | None:
+            at = self._clock()
+            store.expire(db, at)
+            return store.standing(db, identifier, at)
+
+        return await self._write(look)
+
+    def _consulted(self, db: sqlite3.Connection, proposal: Proposal, settled: State | None) -> Decision | Question:
+        """``consult``, in one transaction."""
+        at, tool = self._clock(), self._tools[proposal.call.tool]
+        store.expire(db, at)
+        asks = asked_about(proposal, tool, lambda *wanted: store.unknown(db, *wanted))
+        if tool.request is not None and any(each.when == "new_host" for each in rules_of(proposal)):
+            _, host = remembered(proposal, tool)
+            reaches = tuple(dict.fromkeys((*host.values, *store.known(db, host.kind, host.owner))))
+            proposal = replace(proposal, decision=replace(proposal.decision, reaches=reaches))
+        whole = with_lift(asks, proposal.escalation, proposal.call.tool)
+        found = None if whole is None else self._used(db, proposal, whole, at)
+        # What a yes to all of it lifts is lifted; a program may use the hosts that are granted to it besides.
+        held = self._held(db, proposal if found is None else replace(proposal, escalation=None), at)
+        if found is None and any(proposal.escalation and _lifts(each, proposal.escalation) for each in held):
+            whole, found = asks, None if asks is None else self._used(db, proposal, asks, at)
+        if whole is not None and found is None:
+            # What it could reach is shown with what was granted to it already.
+            granted = replace(proposal.decision, reaches=None, grants=_grants(held))
+            shown = replace(proposal, profile=reaching(proposal.profile, granted, proposal.escalation))
+            return self._not_yet(db, shown, whole, settled, at)
+        used = [each for each in held if store.use(db, each, proposal.call.id, at)]
+        return _allowed(proposal, whole, found, used)
+
+    def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: Moment) -> Standing | None:
+        """The yes to exactly this, used up by this call."""
+        found = store.same(db, self._subject(proposal, asks).digest, at)
+        if found is None or not store.use(db, found, proposal.call.id, at):
+            return None
+        if asks.asked.teaches:  # as whoever said it was told
+            for each in remembered(proposal, self._tools[proposal.call.tool]):
+                store.learn(db, each.kind, each.owner, each.values, at)
+        return found
+
+    def _reaches(self, proposal: Proposal) -> bool:
+        """Whether a program could use the grant of a host."""
+        programs = self._tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
+        return programs and any(each.what == "host" for each in proposal.rights.lifts)
+
+    def _held(self, db: sqlite3.Connection, proposal: Proposal, at: Moment) -> list[Standing]:
+        """Grants that the call could use: for what it wants, and for a program every host, as nobody knows before."""
+        escalation, reaches = proposal.escalation, self._reaches(proposal)
+        if not (escalation or reaches):
+            return []
+        found = store.grants(db, self._subject(proposal, None), at)
+        return [
+            each
+            for each in found
+            if (escalation and _lifts(each, escalation)) or (reaches and each.question.subject.lifted == "host")
+        ]
+
+    def _subject(self, proposal: Proposal, asks: Asking | None) -> Subject:
+        escalation = proposal.escalation if asks is not None and asks.lifts else None
+        rules = asks.rules if asks else ()
+        about = subject(proposal, rules, self._environment(proposal.call.tool))
+        if asks is not None and asks.asked.reach == "caller":
+            about = replace(about, any_run=True)
+        return about if escalation is None else replace(about, lifted=escalation.what, target=escalation.target)
+
+    def _not_yet(
+        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, settled: State | None, at: Moment
+    ) -> Decision | Question:
+        """What becomes of a call without a yes: a no holds, a question is put once, and waited for once."""
+        about = self._subject(proposal, asks)
+        found = store.same(db, about.digest, at)
+        if found is not None and found.state == "denied":
+            return _refused(proposal, "approval.denied", found, asks)
+        if settled is not None:
+            if proposal.changes and found is None and settled == "allowed":
+                return _refused(proposal, "promotion.conflict", found, asks)
+            return _refused(proposal, _OVER["pending" if found else settled], found, asks)
+        if found is not None:
+            store.join(db, found.question.id)
+            return found.question
+        if store.pending(db, about.principal) >= store.MAX_PENDING:
+            return denied(proposal.decision, _MANY)
+        question = self._question(db, proposal, asks, at, about)
+        answering.ask(db, question, at, self._record)
+        return question
+
+    def _question(
+        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: Moment, about: Subject
+    ) -> Question:
+        call, made = proposal.call, datetime.fromtimestamp(at.wall, UTC)
+        return Question(
+            id=new_id("a"),
+            digest=about.digest,
+            subject=about,
+            asked=asks.asked,
+            why=asks.why,
+            client=call.principal.client,
+            workflow=call.principal.workflow,
+            profile=rfc8785.dumps(effective(proposal.profile)).decode(),
+            made=made,
+            expires=made + timedelta(minutes=asks.asked.minutes),
+            asked_by=call.id,
+            folder=proposal.folder or (str(proposal.rights.workspace) if about.workspace else ""),
+            last_approved=store.last_approved(db, about.principal, about.tool),
+        )
+
+    async def _abandon(self, question: Question) -> None:
+        """Take a question back whose call was ended. That is what its caller hears, also where this fails."""
+        with suppress(StoreUnusable, AuditUnavailable), anyio.CancelScope(shield=True):
+            await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
+
+    async def _until_decided(self, identifier: str) -> StoreUnusable | None:
+        """Return once nobody has to be waited for any more, or what keeps that from being known."""
+        began = anyio.current_time()
+        while True:
+            async with self._looking:
+                now = anyio.current_time()
+                if now - self._looked >= POLL_SECONDS or self._looked < began:
+                    try:
+                        database = await self._store()
+                        self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
+                    except StoreUnusable as problem:  # a value, because a task group would wrap it
+                        return problem
+                    self._looked = now
+            if identifier not in self._undecided:
+                return None
+            await anyio.sleep(POLL_SECONDS)
+
+    async def _store(self) -> Database:
+        async with self._opening:
+            if self._database is None:
+                self._database = await anyio.to_thread.run_sync(self._open)
+        return self._database
+
+    async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        database = await self._store()
+        self._token = anyio.lowlevel.current_token()
+        # Shielded: a record that is in the log must not be undone in the store.
+        with anyio.CancelScope(shield=True):
+            return await database.transact(work)
+        raise AssertionError  # a shielded scope that nobody cancels: told to the type checker
+
+    def _record(self, event: Event) -> None:
+        anyio.from_thread.run(self._audit.append, event, token=self._token)
+
+
+def _entered(files: ExitStack, state_dir: Path) -> Database:
+    return files.enter_context(store.opened(state_dir))
+
+
+def _lifts(each: Standing, escalation: Escalation) -> bool:
+    return (each.question.subject.lifted, each.question.subject.target) == (escalation.what, escalation.target)
+
+
+def _grants(found: Sequence[Standing]) -> tuple[Grant, ...]:
+    about = [(each.question.id, each.question.subject) for each in found]
+    return tuple(Grant(approval=name, what=one.lifted, target=one.target) for name, one in about if one.lifted)
+
+
+def _allowed(proposal: Proposal, asks: Asking | None, found: Standing | None, lifted_by: list[Standing]) -> Decision:
+    """The decision that lets a call run, with who said so, also to what was lifted for it."""
+    every = [*([found] if found else []), *lifted_by]
+    yes = dict.fromkeys(answer.by for standing in every for answer in standing.answers if answer.allow)
+    grants = _grants(every)
+    decision = replace(proposal.decision, effect="allow", grants=grants, approved_by=tuple(yes))
+    if asks is None or found is None:
+        lifted = f"lift.{proposal.escalation.what}" if grants and proposal.escalation else ""
+        return replace(decision, rule=lifted, reason="Somebody lifted what refuses it.") if lifted else decision
+    return replace(decision, rule=asks.rules[0], reason="Somebody approved it.", hint="", approval=found.question.id)
+
+
+def _refused(proposal: Proposal, rule: str, found: Standing | None, asks: Asking) -> Decision:
+    """Why the call does not run, and what to do; a question that is open is named."""
+    if rule == "approval.pending":
+        identifier = found.question.id if found else ""
+        by = asks.asked.by
+        whose = "the person at your client" if by == "client" else f"`glovebox approvals allow {identifier}`"
+        run = proposal.call.run
+        unchanged = f"with --run {run}" if run and proposal.call.principal.transport == "cli" else "unchanged"
+        return replace(
+            proposal.decision,
+            effect="ask",
+            rule=rule,
+            reason=f"{asks.why} Nobody has answered question {identifier} yet.",
+            hint=f"Tell the user. Retry the same call, {unchanged}, once it is allowed by {whose}.",
+            approval=identifier or None,
+        )
+    how, hint = _WORDS[rule]
+    no = [each for each in found.answers if not each.allow] if found else []
+    why = f": {no[0].reason.rstrip('.')}" if no and no[0].reason else ""
+    reason = f"{asks.why} It was not allowed: {how.format(who=no[0].by if no else 'somebody')}{why}."
+    refused = denied(proposal.decision, Refusal(rule=rule, reason=reason, hint=hint))
+    return replace(refused, approval=found.question.id if found else None)

@@ -1,0 +1,185 @@
+"""Denials that policy may lift: which of them may become a question, and what a yes would change. Pure: no I/O.
+
+A public host outside the allow-list, a tool outside the role, a spent budget. Nothing else ever: not isolation, nor an
+address that is not public, nor what is hidden, nor a record, nor a stop. A lifted host passes the gate as any other.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from glovebox_profiles.egress import EgressRule, meet, parse_url
+from glovebox_profiles.egress import decide as decide_egress
+from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget
+from glovebox_profiles.model import Profile
+from glovebox_profiles.policy.model import Lift
+from glovebox_server.calls import Decision, Grant, ToolCall
+from glovebox_server.core.rights import Rights
+from glovebox_server.guards.approvals.question import Asked, Lifted
+from glovebox_server.tools.base import Tool
+
+_WORDS: Final = {
+    "host": "it wants to reach {target}, which no rule of its profile names",
+    "tool": "the caller's role does not have {target}",
+    "budget": "the budget {target} is spent",
+}
+_BUDGET: Final = "budget."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Escalation:
+    """One denial that a yes would lift."""
+
+    what: Lifted
+    """Its kind."""
+    target: str
+    """What exactly: ``https://host:443``, the tool, the budget."""
+    lift: Lift
+    """What the policy says of it."""
+
+    @property
+    def rule(self) -> str:
+        """Id of the rule that asks."""
+        return f"lift.{self.what}"
+
+    @property
+    def why(self) -> str:
+        """Why it is asked, as the end of a sentence."""
+        return _WORDS[self.what].format(target=self.target)
+
+    @property
+    def asked(self) -> Asked:
+        """Who must say yes; whoever does chooses between this call and the run."""
+        return Asked(by=self.lift.by, reach="run", minutes=self.lift.expires_minutes)
+
+
+def considered(
+    call: ToolCall, tool: Tool, rights: Rights, decide: Callable[[Rights], Decision]
+) -> tuple[Decision, Rights, Escalation | None]:
+    """What policy says of a call; where it may lift its denial, what it says then, with those rights.
+
+    Args:
+        call: the call.
+        tool: its tool.
+        rights: the caller's.
+        decide: what policy says of this call under given rights.
+    """
+    decision = decide(rights)
+    lifted = escalation(tool, call, rights, decision) if decision.effect == "deny" else None
+    if lifted is None:
+        return decision, rights, None
+    wider = widened(rights, call.tool, [lifted])
+    then = decide(wider)
+    if then.effect == "deny":
+        return decision, rights, None
+    # The digest stays that of the profile as it is on disk: the record names what was lifted beside it.
+    return replace(then, effect="ask", profile_digest=decision.profile_digest or then.profile_digest), wider, lifted
+
+
+def escalation(tool: Tool, call: ToolCall, rights: Rights, denial: Decision) -> Escalation | None:
+    """What a yes would have to lift for this denial; None where the policy lifts no such thing."""
+    lifts = {each.what: each for each in rights.lifts}
+    if not lifts:
+        return None
+    if "tool" in lifts and denial.rule == "role.tools" and call.tool in rights.beyond:
+        return Escalation(what="tool", target=call.tool, lift=lifts["tool"])
+    if "host" in lifts and denial.rule == "network.allow" and tool.request is not None:
+        target = liftable_host(*tool.request(call.arguments), rights.profiles[call.tool])
+        return Escalation(what="host", target=target, lift=lifts["host"]) if target else None
+    return None
+
+
+def budget_escalation(rights: Rights, rule: str) -> Escalation | None:
+    """The same for a call that nothing is left for."""
+    lift = next((each for each in rights.lifts if each.what == "budget"), None)
+    if lift is None or not rule.startswith(_BUDGET):
+        return None
+    return Escalation(what="budget", target=rule.removeprefix(_BUDGET), lift=lift)
+
+
+def unnamed(targets: Iterable[EgressTarget], profile: Profile, rights: Rights) -> tuple[Escalation, ...]:
+    """The same for hosts that a program has tried to reach, and no rule names. An operator is asked: it has ended."""
+    lift = next((each for each in rights.lifts if each.what == "host" and each.by != "client"), None)
+    if lift is None:
+        return ()
+    names = sorted({host_of(each) for each in targets if may_be_lifted(each, profile)})
+    return tuple(Escalation(what="host", target=each, lift=lift) for each in names)
+
+
+def liftable_host(method: str, url: str, profile: Profile) -> str | None:
+    """The host of a request, with scheme and port, if it is only the host that no rule names, and it may be public."""
+    try:
+        target = parse_url(method, url)
+    except InvalidTarget:
+        return None
+    return host_of(target) if may_be_lifted(target, profile) else None
+
+
+def may_be_lifted(target: EgressTarget, profile: Profile) -> bool:
+    """Whether it is only the host that no rule names, and is read.
+
+    An address that is not public is no target; what a name resolves to is checked when it is dialled.
+    """
+    reads = target.method in EgressRule(host="example.org").methods
+    return reads and decide_egress(target, profile.network.allow).rule == "egress.host"
+
+
+def host_of(target: EgressTarget) -> str:
+    """Scheme, host and port, as grants name them."""
+    return f"{target.scheme}://{target.host}:{target.port}"
+
+
+def rule_for(target: str) -> EgressRule:
+    """The rule that a grant of a host adds: this host and port alone, GET and HEAD."""
+    scheme, _, rest = target.partition("://")
+    host, _, port = rest.rpartition(":")
+    return EgressRule(host=host, schemes=frozenset({scheme}), ports=frozenset({int(port)}))
+
+
+def widened(rights: Rights, tool: str, grants: Iterable[Grant | Escalation]) -> Rights:
+    """The rights with what was granted, or would be, for calls of one tool."""
+    for each in grants:
+        if each.what == "budget":
+            rights = replace(rights, budgets=tuple(one for one in rights.budgets if one.name != each.target))
+            continue
+        profile = rights.beyond[tool] if each.what == "tool" else with_host(rights.profiles[tool], each.target)
+        rights = replace(rights, profiles=rights.profiles.with_narrower({**rights.profiles, tool: profile}))
+    return rights
+
+
+def reaching(profile: Profile, decision: Decision, already: Escalation | None) -> Profile:
+    """The profile with the way out that one call has: the hosts it was allowed, and those it was granted besides."""
+    if decision.reaches is not None:
+        network = profile.network
+        allow = meet(network.allow, [_all_of(each) for each in decision.reaches])
+        profile = profile.model_copy(update={"network": network.model_copy(update={"allow": allow})})
+    done = already.target if already is not None else ""
+    for each in decision.grants:
+        if each.what == "host" and each.target != done:
+            profile = with_host(profile, each.target)
+    return profile
+
+
+def _all_of(place: str) -> EgressRule:
+    host, _, port = place.rpartition(":")
+    return EgressRule(host=host, schemes=frozenset(DEFAULT_PORTS), ports=frozenset({int(port)}), methods=METHODS)
+
+
+def with_host(profile: Profile, target: str) -> Profile:
+    """The profile with one more rule for the way out."""
+    network = profile.network.model_copy(update={"allow": (*profile.network.allow, rule_for(target))})
+    return profile.model_copy(update={"network": network})
+
+
+def permanent(what: Lifted, target: str, tool: str) -> tuple[str, ...]:
+    """The lines of a diff that would make a grant permanent, for a person to make."""
+    if what == "host":
+        rule = rule_for(target)
+        schemes = "" if rule.schemes == {"https"} else f'schemes = ["{min(rule.schemes)}"], '
+        line = f'+  {{ host = "{rule.host}", {schemes}ports = [{min(rule.ports)}] }},'
+        return (f"--- {tool}.toml", f"+++ {tool}.toml", " [network]", " allow = [", line)
+    file = ("--- policy.toml", "+++ policy.toml")
+    if what == "tool":
+        return (*file, " [roles.NAME]  # the caller's", " tools = [", f'+  "{target}",')
+    return (*file, " [[roles.NAME.budget]]", f' name = "{target}"', "+# and a larger number, or a longer `every`")

@@ -1,0 +1,281 @@
+"""Budgets as calls use them: reserved before, settled right after. What waits for the file is off the event loop.
+
+A call's result is never held back because it could not be settled: its reservation then stays spent until it can be.
+"""
+
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import anyio
+
+from glovebox_profiles.egress.hosts import matches
+from glovebox_profiles.policy.model import Rate
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_owner
+from glovebox_server.audit.events import CallFinished
+from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
+from glovebox_server.core.rights import Rights
+from glovebox_server.egress.traffic import Traffic
+from glovebox_server.errors import StoreUnusable
+from glovebox_server.governance import database
+from glovebox_server.governance.database import Database
+from glovebox_server.guards.budgets import store
+from glovebox_server.guards.budgets.spending import (
+    Amounts,
+    Granted,
+    Left,
+    Spender,
+    all_lines,
+    amount,
+    lines_of,
+    little,
+    rates_of,
+    said,
+    worst_case,
+)
+from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.windows import Clocks, read_clocks
+from glovebox_server.guards.proposal import Proposal
+
+_log = logging.getLogger(__name__)
+
+MAX_UNSETTLED: Final = 1024
+"""Calls whose settling failed and is tried again; of others the most they could spend stays spent."""
+
+_T = TypeVar("_T")
+
+
+class Reservation:
+    """What one call may spend, and what it did."""
+
+    def __init__(self, budgets: "Budgets", proposal: Proposal, asked: Asked, granted: Sequence[Granted]) -> None:
+        """Take what was reserved."""
+        self.asked = asked
+        self.granted = granted
+        self._budgets = budgets
+        self._rates = proposal.rights.rates
+        self._processors = proposal.profile.limits.processors
+        self._began = anyio.current_time()
+        self._traffic = Traffic()
+        self._started = False
+        self._told: Amounts | None = None
+        self._instead: Amounts | None = None
+        """What is counted of a call that did not run."""
+
+    @property
+    def connections(self) -> int | None:
+        """How many it may make; None where no budget says."""
+        bounds = [each.takes["connections"] for each in self.granted if "connections" in each.takes]
+        return min(bounds, default=None)
+
+    def counts(self, traffic: Traffic) -> None:
+        """Take where the bytes of its connections are counted."""
+        self._traffic = traffic
+
+    async def connect(self, host: str) -> Refusal | None:
+        """Count one connection; why there may be none just now."""
+        rates = [each for each in self._rates if matches(each.host, host)]
+        return await self._budgets.connect(self.asked, rates) if rates else None
+
+    def started(self) -> None:
+        """Note that its program starts, and may tell its caller something from now on."""
+        self._started = True
+
+    def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
+        """Take what the call used and told; returns its result, with what is left where that is little."""
+        used = finished.usage
+        scan_ms = used.get("scan_ms", 0)  # of one processor
+        self._told = {
+            "failures": int(result.failed),
+            "wall_seconds": amount("wall_seconds", (used["wall_ms"] + scan_ms) / 1000),
+            "cpu_seconds": self._cpu()
+            if used["cpu_ms"] is None
+            else amount("cpu_seconds", (used["cpu_ms"] + scan_ms) / 1000),
+            "disclosed_bytes": sum(map(_bytes, result.content)) + result.beside,
+            "artifacts": sum(isinstance(each, Link) for each in result.content),
+        }
+        low = [left for each in self.granted for left in little(each, self.amounts())]
+        if not low:
+            return result
+        note = Text(text=f"[left of your budgets: {'; '.join(map(said, low))}]")
+        structured = {**result.structured, "budget": [asdict(each) for each in low]}
+        return replace(result, structured=structured, content=(*result.content, note))
+
+    def release(self) -> None:
+        """Note that the call does not run: it spends nothing."""
+        self._instead = {}
+
+    def looked(self) -> None:
+        """Note that the call did not run: time is all that it spent, of one processor."""
+        self._instead = {"wall_seconds": self._wall(), "cpu_seconds": self._wall()}
+
+    def amounts(self) -> Amounts:
+        """What was spent. Of a call without a result, which may have told much, what was measured or could be most."""
+        if self._instead is not None:
+            return self._instead
+        traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
+        if self._told is not None:
+            return {**traffic, **self._told}
+        taken: dict[str, int] = {}
+        for each in self.granted if self._started else ():
+            for name, n in each.takes.items():
+                taken[name] = max(n, taken.get(name, 0))
+        wall = min(self._wall(), self.asked.worst["wall_seconds"])
+        return {**taken, **traffic, "failures": 1, "wall_seconds": wall, "cpu_seconds": self._cpu()}
+
+    def _wall(self) -> int:
+        return amount("wall_seconds", anyio.current_time() - self._began)
+
+    def _cpu(self) -> int:
+        return min(self._wall() * self._processors, self.asked.worst["cpu_seconds"])
+
+
+def _bytes(content: Text | Image | Link) -> int:
+    match content:
+        case Text():
+            return len(content.text.encode("utf-8", "replace"))
+        case Image():
+            return len(content.data)
+        case Link():
+            return 0
+
+
+class Budgets:
+    """The open budgets of a state directory. Make it with ``opened``."""
+
+    def __init__(self, database: Database, clocks: Callable[[], Clocks]) -> None:
+        """Take the open file, and where time comes from."""
+        self._database = database
+        self._over = anyio.Event()
+        """Set by the end of a call."""
+        self._tidies_at = 0
+        self._clocks = clocks
+        self._server = new_owner().mark()
+        self._unsettled: list[tuple[Asked, Amounts]] = []
+
+    @asynccontextmanager
+    async def reserved(self, proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+        """Reserve what the call may spend, for the block; the refusal where too little is left, or nobody can tell.
+
+        Args:
+            proposal: the call.
+            worst: the most that is spent within the block; None where the call runs in it.
+        """
+        call, rights = proposal.call, proposal.rights
+        spender = spender_of(call)
+        asked = Asked(
+            call_id=call.id,
+            spender=spender,
+            lines=lines_of(rights.budgets, spender),
+            worst=worst or worst_case(proposal.profile, call.arguments),
+        )
+        try:
+            granted = await self._transact(partial(store.reserve, server=self._server, asked=asked))
+        except StoreUnusable as problem:
+            _log.error("A call was refused: %s", problem)
+            granted = problem.refusal
+        if isinstance(granted, Refusal):
+            yield granted
+            return
+        reservation = Reservation(self, proposal, asked, granted)
+        try:
+            yield reservation
+        finally:
+            # Its caller does not wait for this. Whatever this server asks of the file next is asked after it.
+            if len(self._unsettled) < MAX_UNSETTLED:
+                self._unsettled.append((asked, reservation.amounts()))
+            self._over.set()
+
+    async def settling(self) -> NoReturn:
+        """Settle calls as they end. One task for all of them: to start one is a tenth of what budgets cost a call."""
+        while True:
+            await self._over.wait()
+            self._over = anyio.Event()
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Count what calls spent that are over. Not cancelled; a failure is logged, and tried again."""
+        if not self._unsettled:
+            return
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._transact(lambda *_: None)
+            except StoreUnusable as problem:
+                _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
+            except Exception:  # noqa: BLE001 - a mistake of ours ends no server
+                # Not tried again: it would fail each call that comes after.
+                self._unsettled.clear()
+                _log.exception("What calls spent cannot be counted, and stays at the most they could")
+
+    async def connect(self, asked: Asked, rates: Sequence[Rate]) -> Refusal | None:
+        """Count one connection of a call against these rates; why there may be none just now."""
+        one = replace(asked, lines=rates_of(rates, asked.spender), worst={"connections": 1})
+        try:
+            refused = await self._transact(partial(store.spend, asked=one))
+        except StoreUnusable as problem:
+            return problem.refusal
+        return refused and replace(refused, rule="egress.rate")
+
+    async def left(self, principal: Principal, run: str | None, rights: Rights) -> list[Left]:
+        """What is left of everything that bounds a caller.
+
+        Raises:
+            StoreUnusable: the file cannot be read.
+        """
+        spender = Spender(principal=principal.id, run=run or "", workflow=principal.workflow or "", tool="")
+        lines = all_lines(rights.budgets, rights.rates, spender, rights.profiles)
+        await self.settle()
+        return await self._database.query(lambda connection: store.left(connection, self._clocks(), lines))
+
+    async def _transact(self, work: Callable[[sqlite3.Connection, Clocks], _T]) -> _T:
+        unsettled, self._unsettled = self._unsettled, []
+
+        def all_of_it(connection: sqlite3.Connection) -> _T:
+            clocks = self._clocks()
+            if clocks.since_boot >= self._tidies_at:
+                if store.is_untidy(connection, clocks):
+                    store.tidy(connection, clocks, _is_gone)
+                self._tidies_at = clocks.since_boot + store.TIDY_MS
+            for asked, spent in unsettled:
+                store.settle(connection, clocks, asked.call_id, asked.spender, spent)
+            return work(connection, clocks)
+
+        try:
+            return await self._database.transact(all_of_it)
+        except BaseException:
+            self._unsettled = [*unsettled, *self._unsettled][:MAX_UNSETTLED]
+            raise
+
+
+def _is_gone(server: str) -> bool:
+    return is_orphan(server) or is_of_another_boot(server)
+
+
+def spender_of(call: ToolCall) -> Spender:
+    """Whose spending a call's is."""
+    who = call.principal
+    return Spender(principal=who.id, run=call.run or "", workflow=who.workflow or "", tool=call.tool)
+
+
+@asynccontextmanager
+async def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) -> AsyncIterator[Budgets]:
+    """The budgets of a state directory, for the length of the block.
+
+    Raises:
+        StoreUnusable: their file cannot be used.
+    """
+    with database.opened(state_dir / database.DIRECTORY / store.NAME, store.SCHEMA) as found:
+        async with anyio.create_task_group() as tasks:
+            budgets = Budgets(found, clocks)
+            tasks.start_soon(budgets.settling)
+            try:
+                yield budgets
+            finally:
+                tasks.cancel_scope.cancel()
+                await budgets.settle()

@@ -1,0 +1,1 @@
+"""Puts calls on record, with a receipt for each."""

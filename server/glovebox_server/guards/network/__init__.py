@@ -1,0 +1,1 @@
+"""Opens the network that a profile grants, with the keys that it injects."""

@@ -1,0 +1,101 @@
+"""Prepares the changes that a call proposes, so that a person can be asked about them; makes them after approval.
+
+Nothing runs in a sandbox but the scan of the files.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.broker.collector import NOTHING
+from glovebox_server.calls import CallResult
+from glovebox_server.core.call import Call, CallDeniedError, Ran
+from glovebox_server.core.chain import Next
+from glovebox_server.errors import Refused
+from glovebox_server.guards.budgets.spending import LOOKING
+from glovebox_server.guards.proposal import propose
+from glovebox_server.guards.scanning.guard import FileScanner
+from glovebox_server.promotion.scanning import Known
+
+if TYPE_CHECKING:
+    from glovebox_server.guards.budgets.budgets import Budgets
+    from glovebox_server.promotion.proposing import Proposals, Proposed
+
+_NOBODY = Refusal(
+    rule="approval.nobody",
+    reason="Somebody has to say yes to changes, and nobody can be asked here; nothing was changed.",
+    hint="Tell the operator: `glovebox artifact promote` puts artifacts into a folder.",
+)
+_NOTHING_HERE = "can change nothing here."
+
+
+async def refuse_unasked(_call: Call, _next: Next[CallResult]) -> CallResult:
+    """Refuse changes where nobody can be asked about them."""
+    raise CallDeniedError(_NOBODY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposer:
+    """Prepares and makes changes for calls."""
+
+    proposals: "Callable[[], Proposals] | None"
+    """None where none can be made."""
+    scanner: FileScanner
+    known: Known
+    """What was found in artifacts that calls propose."""
+    budgets: "Budgets | None"
+
+    async def prepare(self, call: Call, call_next: Next[CallResult]) -> CallResult:
+        """Work out the changes and have the files scanned, before anybody is asked."""
+        now = call.now
+        if now.inputs.unreadable is not None:
+            raise now.inputs.unreadable
+        try:
+            proposals = self._proposals(call)
+            proposed = await proposals.proposed(call.request, sum(item.bytes for item in now.inputs.listed))
+            call.listener.progress("Looking into files")
+            async with self._charged(call):
+                scans = await self.scanner.of(call).scans(now.inputs.listed, self.known)
+            proposed = await proposals.scanned(proposed, scans, call.request)
+        except Refused as refusal:
+            raise CallDeniedError(refusal.refusal) from refusal
+        now.changes, now.folder = proposed.shown, proposed.folder
+
+        async def put(call: Call) -> Ran:
+            return await self._put(proposals, proposed, call)
+
+        now.perform = put
+        return await call_next(call)
+
+    def _proposals(self, call: Call) -> "Proposals":
+        if self.proposals is None:
+            raise Refused("promotion.folder", f"{call.request.tool} {_NOTHING_HERE}", "Ask the operator.")
+        return self.proposals()
+
+    @asynccontextmanager
+    async def _charged(self, call: Call) -> AsyncIterator[None]:
+        """Charge the caller for the scan. Nobody can lift that: what they would say yes to is not known yet."""
+        if self.budgets is None:
+            yield
+            return
+        async with self.budgets.reserved(propose(call), LOOKING) as reservation:
+            if isinstance(reservation, Refusal):
+                raise Refused(reservation.rule, reservation.reason, reservation.hint)
+            try:
+                yield
+            finally:
+                reservation.looked()
+
+    async def _put(self, proposals: "Proposals", proposed: "Proposed", call: Call) -> Ran:
+        """Make the changes that somebody said yes to."""
+        if call.now.decision.approval is None:  # whatever profile and policy say
+            raise AssertionError(call.request.id)
+        call.listener.progress("Changing files")
+        for hook in call.now.on_started:
+            hook()
+        outcome = await proposals.put(proposed, call.request)
+        answer = call.tool.answer(outcome)
+        promotion = answer.fields.get("promotion") or None
+        return Ran(outcome=outcome, delivered=NOTHING, answer=answer, recorded={"promotion": promotion})

@@ -1,0 +1,1 @@
+"""Masks secrets in what a call gives back."""

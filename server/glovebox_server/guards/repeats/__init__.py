@@ -1,0 +1,1 @@
+"""Slows, then refuses, calls that keep failing."""

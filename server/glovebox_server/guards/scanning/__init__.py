@@ -1,0 +1,1 @@
+"""Scans the files that come out of a sandbox."""

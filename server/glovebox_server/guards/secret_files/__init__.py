@@ -1,0 +1,1 @@
+"""Hides secret files of the workspace from programs."""

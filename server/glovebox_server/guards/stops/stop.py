@@ -1,0 +1,121 @@
+"""A stop: what it names, why, and as a file in ``governance/stops/``. A file that is not a stop stops everything."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.calls import ToolCall, new_call_id
+from glovebox_server.governance.files import FOLDER, MAX_BYTES, Files
+from glovebox_server.secret_files import SecretUnusable
+
+Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
+"""What a stop can name."""
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+MAX_STOPS = 1024
+"""In force at one time: each call is held against each, and one that names a principal does the work of many."""
+SPARE_STOPS = 64
+"""Of these, left to the operator: watch rules make no more when they have used up the others."""
+MAX_BECAUSE = 500
+"""Characters of a reason: every caller that is stopped reads it."""
+_MAX_NAME = 640
+"""Characters of a name: principals of OAuth issuers are the longest."""
+
+HINT = "Ask the operator: nothing you can change lifts it."
+"""What callers read beside the reason."""
+BY_RULES = "Stopped by the operator's rules."
+"""All that callers read of a stop by a watch rule: which one it was would teach a program to get around it."""
+DAMAGED = Refusal(
+    rule="store",
+    reason="What is stopped cannot be read, so everything is.",
+    hint="The operator finds the fix with `glovebox stops list`.",
+)
+"""What callers read where a stop is not known whole: it may name them."""
+
+_ID = re.compile(r"s_[0-9a-z]{26}", re.ASCII)
+
+
+class StopsUnusable(SecretUnusable):
+    """What is stopped cannot be read or changed safely; while that is so, everything is stopped."""
+
+    kind: ClassVar[str] = "stop"
+
+
+class Stop(BaseModel):
+    """One stop, in force until it is resumed."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    version: Literal[1] = 1
+    id: str = Field(pattern=r"^s_[0-9a-z]{26}$")
+    """``s_`` and 26 lower-case characters, made as call ids are."""
+    scope: Scope
+    """What ``name`` is the name of."""
+    name: str = Field(max_length=_MAX_NAME)
+    """Exactly what is stopped; empty for everything."""
+    because: str = Field(min_length=1, max_length=MAX_BECAUSE)
+    """Why, for the operator, and for the callers that read it."""
+    by: str = Field(min_length=1, max_length=_MAX_NAME)
+    """Who made it: a principal, or ``watch:`` and the rule."""
+    made: AwareDatetime
+    """When."""
+
+    def names(self, call: ToolCall) -> bool:
+        """Whether it stops this call."""
+        whose = {
+            "call": call.id,
+            "run": call.run,
+            "principal": call.principal.id,
+            "workflow": call.principal.workflow,
+            "tool": call.tool,
+        }
+        return self.scope == "all" or whose[self.scope] == self.name
+
+    @property
+    def refusal(self) -> Refusal:
+        """What the callers it stops read."""
+        if self.by.startswith("watch:"):
+            return Refusal(rule="stop", reason=BY_RULES, hint=HINT)
+        words = "Everything is stopped" if self.scope == "all" else f"This {self.scope} is stopped"
+        return Refusal(rule="stop", reason=f"{words}: {self.because.rstrip('.')}.", hint=HINT)
+
+    def encoded(self) -> bytes:
+        """As its file has it."""
+        return self.model_dump_json().encode()
+
+
+def new_stop(scope: Scope, name: str, *, because: str, by: str, made: datetime) -> Stop:
+    """Make a stop with an id of its own.
+
+    Raises:
+        ValidationError: the reason or the name is empty or too long.
+    """
+    return Stop(id=f"s_{new_call_id()[2:]}", scope=scope, name=name, because=because, by=by, made=made)
+
+
+def is_id(name: str) -> bool:
+    """Whether this can be a stop's id."""
+    return _ID.fullmatch(name) is not None
+
+
+def stops_of(state_dir: Path) -> Files[Stop]:
+    """The stops of a state directory."""
+
+    def fix(path: Path) -> str:
+        return f"Run `glovebox resume {path.name}`, which lifts it." if is_id(path.name) else f"Remove {path}."
+
+    return Files(state_dir / FOLDER / "stops", decode=_decoded, fix=fix, failure=StopsUnusable, most=MAX_STOPS)
+
+
+def _decoded(name: str, content: bytes) -> Stop | None:
+    if len(content) > MAX_BYTES or not is_id(name):
+        return None
+    try:
+        stop = Stop.model_validate_json(content)
+    except ValidationError:
+        return None
+    return stop if stop.id == name else None

@@ -1,0 +1,208 @@
+"""The stops of a state directory as one server process sees them: refuses calls, and ends those that run.
+
+Every process looks for itself: before a call one ``stat``, and ten a second while calls are under way. So nobody has to
+be told, and a process that was suspended (SIGSTOP) obeys when it goes on.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.audit.events import Event, StopMade
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.calls import ToolCall
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance.files import Files, Found
+from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
+from glovebox_server.secret_files import SecretUnusable
+
+LOOK_SECONDS = 0.1
+"""Between two looks while calls are under way: a tenth of what a running call may outlive its stop."""
+RECORD_SECONDS = 2.0
+"""How long a stop waits for its record: a disk that hangs, or a log that is held, must not keep calls running."""
+
+_log = logging.getLogger(__name__)
+
+
+def made(stop: Stop) -> StopMade:
+    """The record of a stop."""
+    return StopMade(stop=stop.id, scope=stop.scope, name=stop.name, because=stop.because, by=stop.by)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stopped:
+    """A call under way, and what stopped it if anything did."""
+
+    call: ToolCall
+    scope: anyio.CancelScope
+    refusal: Refusal | None = None
+    """What its caller reads, once it is stopped."""
+    stop: str | None = None
+    """Id of the stop, where there is one: what is damaged has none."""
+
+
+class Stops:
+    """What is stopped, for one server process. Make it with ``opened``."""
+
+    def __init__(self, files: Files[Stop], audit: AuditLog, tasks: TaskGroup) -> None:
+        """Take what is in force, and the log for what watch rules stop; ``opened`` is the public way."""
+        self._files = files
+        self._tasks = tasks
+        self._overdue: set[anyio.Event] = set()
+        self._making: dict[tuple[Scope, str], anyio.Event] = {}
+        self._here: list[Stop] = []
+        self._audit = audit
+        self._running: set[Stopped] = set()
+        self._busy = anyio.Event()
+        self._told: tuple[str, ...] = ()
+        self._found: Found[Stop] = Found()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, state_dir: Path, audit: AuditLog) -> AsyncIterator[Self]:
+        """Obey the stops of a state directory for the length of the block.
+
+        Raises:
+            StopsUnusable: their directory cannot be made, or others could write to it.
+        """
+        files = stops_of(state_dir)
+        await anyio.to_thread.run_sync(files.prepare)
+        async with anyio.create_task_group() as tasks:
+            stops = cls(files, audit, tasks)
+            tasks.start_soon(stops._watch)
+            try:
+                yield stops
+            finally:
+                tasks.cancel_scope.cancel()
+
+    def refusal(self, call: ToolCall) -> Refusal | None:
+        """Why this call may not start; None where nothing that is in force names it."""
+        self._look()
+        return self._objection(call)[0]
+
+    @contextmanager
+    def ending(self, call: ToolCall, scope: anyio.CancelScope) -> Iterator[Stopped]:
+        """Cancel ``scope`` once a stop names the call, for as long as the block runs; at once if one does."""
+        running = Stopped(call=call, scope=scope)
+        self._running.add(running)
+        self._busy.set()
+        try:
+            self._look()
+            self._end(running)
+            yield running
+        finally:
+            self._running.discard(running)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether half of the places are taken."""
+        return len(self._found.items) + len(self._here) >= MAX_STOPS // 2
+
+    async def record(self, event: Event) -> None:
+        """Append what acts in any case: once it is in the log, or after ``RECORD_SECONDS`` while it gets there.
+
+        A log that has kept one waiting for so long keeps no other, until it has written that one.
+        """
+        done = anyio.Event()
+        self._tasks.start_soon(self._append, event, done)
+        with anyio.move_on_after(0 if self._overdue else RECORD_SECONDS, shield=True):
+            await done.wait()
+        if not done.is_set():
+            self._overdue.add(done)
+            _log.warning("the log does not answer: %s is not waited for", event.kind)
+
+    async def make(self, scope: Scope, name: str, *, because: str, by: str) -> Stop:
+        """Have a watch rule stop something: recorded first, where it can be; and calls of this process end at once.
+
+        Args:
+            scope: what is named.
+            name: its name.
+            because: why, for the callers that read it.
+            by: who stops it: ``watch:`` and the rule.
+
+        Returns:
+            The stop, which may be one that was in force already. Where no file of it could be made, it is in force in
+            this process, for as long as that lives; the last of ``MAX_STOPS`` such stops everything there.
+        """
+        new = new_stop(scope, name, because=because, by=by, made=datetime.now(UTC))
+        with anyio.CancelScope(shield=True):
+            while making := self._making.get((scope, name)):
+                await making.wait()
+            self._look()
+            known = (each for each in (*self._found.items, *self._here) if (each.scope, each.name) == (scope, name))
+            stop = next(known, new)
+            if stop is new:
+                self._making[scope, name] = anyio.Event()
+                try:
+                    await self._make(new)
+                finally:
+                    self._making.pop((scope, name)).set()
+        return stop
+
+    async def _make(self, stop: Stop) -> None:
+        await self.record(made(stop))
+        add = partial(self._files.add, stop.id, stop.encoded(), instead=b"", spare=SPARE_STOPS)
+        try:
+            await anyio.to_thread.run_sync(add)
+        except SecretUnusable as problem:
+            _log.error("a stop is in force in this process alone: %s", problem)
+            if len(self._here) == MAX_STOPS - 1:  # the last place is for all that would have none
+                _log.error("everything is stopped, by this process: it has %d stops of its own", MAX_STOPS)
+                stop = stop.model_copy(update={"scope": "all", "name": ""})
+            if len(self._here) < MAX_STOPS:
+                self._here.append(stop)
+            self._end_all()
+        self._look()
+
+    async def _append(self, event: Event, done: anyio.Event) -> None:
+        try:
+            await self._audit.append(event)
+        except AuditUnavailable as problem:
+            _log.warning("%s is not recorded: %s", event.kind, problem)
+        finally:
+            done.set()
+            self._overdue.discard(done)
+
+    def _look(self) -> None:
+        found = self._files.look()
+        if found is self._found:
+            return
+        told, self._told = self._told, tuple(str(each) for each in found.damaged)
+        for words in set(self._told) - set(told):
+            _log.error("everything is stopped: %s", words)
+        self._found = found
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for running in self._running:
+            self._end(running)
+
+    def _end(self, running: Stopped) -> None:
+        if running.refusal is None:
+            running.refusal, running.stop = self._objection(running.call)
+            if running.refusal is not None:
+                running.scope.cancel()
+
+    def _objection(self, call: ToolCall) -> tuple[Refusal | None, str | None]:
+        for stop in (*self._found.items, *self._here):
+            if stop.names(call):
+                return stop.refusal, stop.id
+        return (DAMAGED, None) if self._found.damaged else (None, None)
+
+    async def _watch(self) -> None:
+        while True:
+            if not self._running:
+                self._busy = anyio.Event()
+                await self._busy.wait()
+            await anyio.sleep(LOOK_SECONDS)
+            self._look()

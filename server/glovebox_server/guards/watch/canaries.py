@@ -1,0 +1,146 @@
+"""Canaries: files with a marker that nobody has a reason to read, and where the server knows their markers from.
+
+A marker is forty letters and digits of randomness. It is kept in ``STATE_DIR/governance/canaries/`` as a key would be:
+who knows it can leave it out.
+"""
+
+import os
+import secrets
+import stat
+import string
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_server.calls import new_call_id
+from glovebox_server.governance.files import FOLDER, MAX_BYTES, Files
+from glovebox_server.guards.watch.markers import MARKER_LENGTH
+from glovebox_server.secret_files import SecretUnusable
+
+MAX_CANARIES = 16
+"""At one time: beyond a few more of them say nothing more."""
+NAME = "deploy-credentials.env"
+"""What a canary is called unless somebody says otherwise: it is to be looked into."""
+
+_MARKS = string.ascii_lowercase + string.digits
+_TEXT = "# Deployment\nDEPLOY_HOST=release.internal\nDEPLOY_TOKEN={}\n"
+
+
+class CanariesUnusable(SecretUnusable):
+    """What the canaries are cannot be read or changed safely."""
+
+    kind: ClassVar[str] = "canary"
+
+
+class CanaryProblem(Diagnosed):
+    """A canary's file cannot be made or removed."""
+
+
+class Canary(BaseModel):
+    """One canary."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    version: Literal[1] = 1
+    id: str = Field(pattern=r"^y_[0-9a-z]{26}$")
+    """``y_`` and 26 lower-case characters, made as call ids are."""
+    workspace: str = Field(max_length=4096)
+    """Directory that it lies in."""
+    path: str = Field(min_length=1, max_length=1024)
+    """Below the workspace, as its tools name it."""
+    marker: str = Field(pattern=rf"^[a-z0-9]{{{MARKER_LENGTH}}}$")
+    """What is looked for."""
+    made: AwareDatetime
+    """When."""
+
+    @property
+    def text(self) -> str:
+        """What its file holds."""
+        return _TEXT.format(self.marker)
+
+    @property
+    def file(self) -> Path:
+        """Where it lies on the host."""
+        return Path(self.workspace) / self.path
+
+    @property
+    def stands(self) -> bool:
+        """Whether its file is there, as it was made."""
+        try:
+            # Whoever may write there may have put a link or a FIFO in its place.
+            with os.fdopen(
+                os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
+            ) as file:
+                whole = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                return whole and file.read(MAX_BYTES + 1) == self.text.encode()
+        except OSError:
+            return False
+
+
+def canaries_of(state_dir: Path) -> Files[Canary]:
+    """The canaries of a state directory."""
+    return Files(
+        state_dir / FOLDER / "canaries",
+        decode=_decoded,
+        fix=lambda path: f"Remove {path}, and plant another.",
+        failure=CanariesUnusable,
+        most=MAX_CANARIES,
+    )
+
+
+def new_canary(workspace: Path, path: str) -> Canary:
+    """Make a canary with a marker of its own; nothing is written."""
+    marker = "".join(secrets.choice(_MARKS) for _ in range(MARKER_LENGTH))
+    return Canary(
+        id=f"y_{new_call_id()[2:]}", workspace=str(workspace), path=path, marker=marker, made=datetime.now(UTC)
+    )
+
+
+def plant(state_dir: Path, workspace: Path, path: str) -> Canary:
+    """Put a new canary into a workspace. The server knows it before its file is there.
+
+    Raises:
+        CanaryProblem: there is something of that name, or it cannot be made.
+        CanariesUnusable: it cannot be remembered, or there are too many.
+    """
+    canary = new_canary(workspace, path)
+    files = canaries_of(state_dir)
+    files.add(canary.id, canary.model_dump_json().encode())
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(canary.file, flags, 0o644)
+    except OSError as problem:
+        files.remove(canary.id)
+        raise CanaryProblem(f"plant {canary.file}", str(problem.strerror), "Name another with --name.") from problem
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o644)  # sandboxes read as another user
+        file.write(canary.text)
+    return canary
+
+
+def remove(state_dir: Path, canary: Canary) -> None:
+    """Take a canary out of its workspace, if it is still what was planted, and forget it.
+
+    Raises:
+        CanaryProblem: its file cannot be removed.
+        CanariesUnusable: it cannot be forgotten.
+    """
+    if canary.stands and stat.S_ISREG(canary.file.lstat().st_mode):
+        try:
+            canary.file.unlink()
+        except OSError as problem:
+            raise CanaryProblem(f"remove {canary.file}", str(problem.strerror), "Remove it by hand.") from problem
+    canaries_of(state_dir).remove(canary.id)
+
+
+def _decoded(name: str, content: bytes) -> Canary | None:
+    if len(content) > MAX_BYTES:
+        return None
+    try:
+        canary = Canary.model_validate_json(content)
+    except ValidationError:
+        return None
+    return canary if canary.id == name else None

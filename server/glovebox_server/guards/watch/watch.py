@@ -1,0 +1,291 @@
+"""Watch rules at work: look at what calls do after it is recorded, raise alarms, and act on them. No model in the loop.
+
+What is counted is counted in this process, and forgotten when it ends; what is stopped stays stopped. No marker and no
+secret that rules find is repeated: not in an alarm, a reason or a log. Hosts that were asked for are recorded as every
+connection is.
+"""
+
+import logging
+import posixpath
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import anyio
+import anyio.to_thread
+
+from glovebox_profiles.policy.model import WatchAction
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_server.audit.events import WatchAlarm
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.calls import Decision, ToolCall
+from glovebox_server.egress.events import EgressAttempt
+from glovebox_server.errors import AuditUnavailable
+from glovebox_server.governance.files import Files, Found
+from glovebox_server.guards.repeats.repeats import make_room
+from glovebox_server.guards.stops.stop import Scope
+from glovebox_server.guards.stops.stops import Stops
+from glovebox_server.guards.watch import rules
+from glovebox_server.guards.watch.canaries import Canary, canaries_of
+from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
+from glovebox_server.guards.watch.markers import Needles
+
+SLOW_SECONDS = 2.0
+"""How long each call of a run that is slowed waits first, holding nothing."""
+FLAGGED_SECONDS = 600.0
+"""How long a run is slowed, or asked about."""
+MAX_KEPT = 4096
+"""Runs, and principals, of which something is counted; then the one not heard of for longest is forgotten, of runs
+one of the principal that has most."""
+MAX_HOSTS = 256
+"""Hosts of one principal that are remembered: one that reaches more reaches anything, and nothing is new to it."""
+LOOP_BYTES = 16 * 1024
+"""What is looked through on the event loop, in a quarter of a millisecond; more is in a thread."""
+_READS = "read_workspace_file"
+_SELF = frozenset({"stop", "store"})
+"""Rules whose denials are no sign of anything: they come of ourselves."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """What is counted of one run."""
+
+    principal: str
+    denied: int = 0
+    """Calls in a row."""
+    slow_until: float = 0.0
+    ask_until: float = 0.0
+    asks: str = ""
+    """The rule that has it ask."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Caller:
+    """What is counted of one principal."""
+
+    connections: int = 0
+    hosts: set[str] = field(default_factory=set)
+    questions: deque[float] = field(default_factory=deque)
+    """When somebody was asked because of it."""
+
+
+class Watch:
+    """The watch rules of one server process."""
+
+    def __init__(
+        self, audit: AuditLog, stops: Stops, canaries: Files[Canary], actions: Mapping[str, WatchAction]
+    ) -> None:
+        """Take the log, what stops runs, the canaries, and what rules do; ``opened`` is the public way."""
+        self._audit = audit
+        self._stops = stops
+        self._canaries = canaries
+        self._actions = rules.actions(actions)
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+        self._found: Found[Canary] | None = None
+        self._told: set[str] = set()
+        self._needles = Needles.of({})
+        self._paths: Mapping[str, str] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, state_dir: Path, audit: AuditLog, stops: Stops, actions: Mapping[str, WatchAction]
+    ) -> AsyncIterator[Self]:
+        """Watch for the length of the block.
+
+        Args:
+            state_dir: where canaries are remembered.
+            audit: where alarms are recorded.
+            stops: stops runs.
+            actions: what a policy says that rules do.
+
+        Raises:
+            CanariesUnusable: others could change what canaries there are.
+        """
+        canaries = canaries_of(state_dir)
+        await anyio.to_thread.run_sync(canaries.prepare)
+        yield cls(audit, stops, canaries, actions)
+
+    def act(self, actions: Mapping[str, WatchAction]) -> None:
+        """Have rules do from now on what another policy says."""
+        self._actions = rules.actions(actions)
+        if self._actions["canary"] == "off":
+            self._found, self._needles, self._paths = None, Needles.of({}), {}
+
+    def pause(self, call: ToolCall) -> float:
+        """Seconds that the call waits before anything, holding nothing."""
+        run = self._runs.get(_key(call))
+        return SLOW_SECONDS if run is not None and run.slow_until > anyio.current_time() else 0.0
+
+    def asks(self, call: ToolCall) -> Refusal | None:
+        """Why a person is to be asked about the call because of what its run did; None where nobody is."""
+        run = self._runs.get(_key(call))
+        if run is None or run.ask_until <= anyio.current_time():
+            return None
+        reason = f"A watch rule ({run.asks}) wants a person to approve each call of this run for now."
+        return Refusal(rule=f"watch.{run.asks}", reason=reason, hint="Ask the operator.")
+
+    def look(self, placeholders: Mapping[str, str] = MappingProxyType({})) -> Look:
+        """What looks through what a call gives back, for its placeholders too, by their credential's name."""
+        secrets, needles = self._actions["secrets"], self._needles
+        if placeholders and self._actions["placeholder"] != "off":
+            needles = needles.with_these(Needles.of({PLACEHOLDER + name: each for name, each in placeholders.items()}))
+        # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
+        return Look(needles, secrets=secrets != "off", live=secrets != "stop")
+
+    async def planted(self, workspace: Path) -> tuple[str, ...]:
+        """Paths of the canaries in a workspace, of those that are looked for and lie there as they were planted."""
+        if self._found is None or not self._needles:
+            return ()
+        there = [each for each in self._found.items if each.workspace == str(workspace)]
+        if not there:
+            return ()
+        return await anyio.to_thread.run_sync(lambda: tuple(each.path for each in there if each.stands))
+
+    async def decided(self, call: ToolCall, decision: Decision, workspace: Path | None) -> None:
+        """Look at a decision that is recorded, of a call that reads this workspace."""
+        if decision.rule in _SELF:
+            return
+        await self._asked(call, workspace if decision.effect == "allow" else None)
+        if self._actions["denials"] != "off":
+            key = _key(call)
+            if decision.effect == "deny":
+                run = self._run(call)
+                run.denied += 1
+                if run.denied % rules.DENIALS_IN_A_ROW == 0:
+                    await self._alarm(call, Finding(rule="denials", where="calls", what=f"{run.denied} in a row"))
+            elif key in self._runs:
+                self._runs[key].denied = 0
+
+    async def questioned(self, call: ToolCall) -> None:
+        """Count that a person is asked because of a call."""
+        if self._actions["questions"] == "off":
+            return
+        caller, now = self._caller(call), anyio.current_time()
+        caller.questions.append(now)
+        while caller.questions[0] < now - rules.QUESTIONS_SECONDS:
+            caller.questions.popleft()
+        if len(caller.questions) >= rules.QUESTIONS:
+            caller.questions.clear()
+            await self._alarm(call, Finding(rule="questions", where="calls", what=f"{rules.QUESTIONS} questions"))
+
+    async def connecting(self, call: ToolCall, attempt: EgressAttempt) -> None:
+        """Look at an attempt to connect that is recorded, before anything is dialled."""
+        self._know_canaries()
+        if self._needles:
+            await self._search(call, Look(self._needles, secrets=False), of_url(attempt.asked))
+        if attempt.strayed is not None:
+            await self._alarm(call, Finding(rule="placeholder", where="request", what=attempt.strayed))
+        if attempt.target is None or attempt.decision.effect != "allow" or self._actions["new-reach"] == "off":
+            return
+        caller, host = self._caller(call), attempt.target.host
+        caller.connections += 1
+        if host in caller.hosts or len(caller.hosts) >= MAX_HOSTS:
+            return
+        caller.hosts.add(host)
+        if caller.connections > rules.CONNECTIONS_KNOWN:
+            await self._alarm(call, Finding(rule="new-reach", where="url", what=host))
+
+    async def ended(self, call: ToolCall, outcome: Outcome, look: Look) -> None:
+        """Look at what came of a call, before its caller gets it. Where that stops the call, this does not return."""
+        await self._search(call, look, look.pieces(outcome))
+
+    async def _asked(self, call: ToolCall, workspace: Path | None) -> None:
+        self._know_canaries()
+        if not self._needles:
+            return
+        if workspace is not None and call.tool == _READS:
+            canary = self._paths.get(_file(workspace, str(call.arguments.get("path"))))
+            if canary is not None:
+                await self._alarm(call, Finding(rule="canary", where="arguments", what=canary))
+                return
+        pieces: list[Piece] = [("arguments", of_value(dict(call.arguments)))]
+        if isinstance(url := call.arguments.get("url"), str):
+            pieces += of_url(url)
+        await self._search(call, Look(self._needles, secrets=False), pieces)
+
+    def _know_canaries(self) -> None:
+        if self._actions["canary"] == "off":
+            return
+        found = self._canaries.look()
+        if found is not self._found:
+            told = {str(each) for each in found.damaged}
+            for words in told - self._told:
+                _log.error("a canary is not looked for: %s", words)
+            self._found, self._told = found, told
+            self._needles = Needles.of({each.id: each.marker for each in found.items})
+            self._paths = {_file(each.workspace, each.path): each.id for each in found.items}
+
+    async def _search(self, call: ToolCall, look: Look, pieces: Sequence[Piece]) -> None:
+        if sum(len(data) for _, data in pieces) > LOOP_BYTES:
+            await anyio.to_thread.run_sync(look.search, pieces)
+        else:
+            look.search(pieces)
+        told: set[str] = set()
+        for finding in look.findings:
+            if finding.rule not in told:  # what is found in ten places is one alarm
+                told.add(finding.rule)
+                await self._alarm(call, finding)
+
+    async def _alarm(self, call: ToolCall, finding: Finding) -> None:
+        action = self._actions[finding.rule]
+        if action == "off":
+            return
+        whose: dict[str, Any] = {
+            "call": call.id, "tool": call.tool, "principal": call.principal.id, "client": call.principal.client,
+            "run": call.run, "workflow": call.principal.workflow,
+        }  # fmt: skip
+        alarm = WatchAlarm(rule=finding.rule, action=action, where=finding.where, what=finding.what, **whose)
+        try:
+            await (self._stops.record(alarm) if action == "stop" else self._audit.append(alarm))
+        except AuditUnavailable as problem:
+            _log.error("an alarm of the watch rule %s is not recorded: %s", finding.rule, problem)
+        run = self._run(call)
+        if action == "slow":
+            run.slow_until = anyio.current_time() + FLAGGED_SECONDS
+        elif action == "ask":
+            run.ask_until, run.asks = anyio.current_time() + FLAGGED_SECONDS, finding.rule
+        elif action == "stop":
+            because = f"A watch rule ({finding.rule}) found what it looks for."
+            await self._stops.make(*self._whom(call), because=because, by=f"watch:{finding.rule}")
+            await anyio.lowlevel.checkpoint()  # where the call itself is what is stopped, it ends here
+
+    def _run(self, call: ToolCall) -> _Run:
+        """What is counted of the call's run."""
+        key = _key(call)
+        run = self._runs.setdefault(key, _Run(principal=call.principal.id))
+        self._runs.move_to_end(key)
+        if len(self._runs) > MAX_KEPT:
+            make_room(self._runs, lambda _, each: each.principal)
+        return run
+
+    def _caller(self, call: ToolCall) -> _Caller:
+        """What is counted of the call's principal."""
+        caller = self._callers.setdefault(call.principal.id, _Caller())
+        self._callers.move_to_end(call.principal.id)
+        if len(self._callers) > MAX_KEPT:
+            self._callers.popitem(last=False)
+        return caller
+
+    def _whom(self, call: ToolCall) -> tuple[Scope, str]:
+        if self._stops.crowded:  # a caller that begins one run after the other must not use up all places
+            return "principal", call.principal.id
+        return ("run", call.run) if call.run else ("call", call.id)
+
+
+def _key(call: ToolCall) -> str:
+    return call.run or call.principal.id
+
+
+def _file(workspace: Path | str, path: str) -> str:
+    """What a path that a tool was given means on the host; links are not followed, since content is looked at too."""
+    inside = posixpath.normpath("/" + posixpath.join("/workspace", path).lstrip("/"))
+    return f"{workspace}/{inside.removeprefix('/workspace/')}"

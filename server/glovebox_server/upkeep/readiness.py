@@ -1,0 +1,93 @@
+"""Looks whether calls can be served: for ``/ready``, the image's health check, and ``glovebox doctor``."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from glovebox_sandboxes.runtime import runtime
+from glovebox_server.audit.log import AuditLog
+from glovebox_server.governance.in_force import InForce
+
+#: Seconds for which an answer of the disk holds: anybody may ask, and one look takes a flush of the disk.
+KEPT_SECONDS: Final = 5.0
+
+#: Seconds in which the disk has to answer.
+WAIT_SECONDS: Final = 2.0
+
+_PAGE: Final = bytes(4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Tells what calls need besides a driver."""
+
+    runtime: bool = False
+    """``glovebox setup`` of this version was run."""
+    log: bool = False
+    """Records can be written."""
+    policy: bool = False
+    """The policy's file, where there is one, is valid."""
+
+    @property
+    def ready(self) -> bool:
+        """Return whether nothing is missing."""
+        return self.runtime and self.log and self.policy
+
+
+class ReadinessProbe:
+    """Looks whether a server is ready, however often it is asked. One per server."""
+
+    def __init__(
+        self, data_dir: Path, audit_dir: Path, audit: AuditLog, policy: InForce, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """Take what is looked at, and the clock, in seconds."""
+        self._data_dir, self._audit_dir = data_dir, audit_dir
+        self._audit, self._policy, self._clock = audit, policy, clock
+        self._turn = anyio.Lock()
+        self._looking = False
+        self._found, self._until = Readiness(), clock()
+
+    async def look(self) -> Readiness:
+        """Return what is so now; of the disk, what was so at most ``KEPT_SECONDS`` ago."""
+        async with self._turn:
+            if self._clock() >= self._until:
+                self._found = Readiness()
+                # A disk that does not answer keeps one thread, not one each time.
+                with anyio.move_on_after(0 if self._looking else WAIT_SECONDS):
+                    self._found = await anyio.to_thread.run_sync(self._look_at_disk, abandon_on_cancel=True)
+                self._until = self._clock() + KEPT_SECONDS
+        return replace(self._found, log=self._found.log and self._audit.usable, policy=self._policy.problem is None)
+
+    def _look_at_disk(self) -> Readiness:
+        self._looking = True
+        try:
+            return Readiness(runtime=is_built(self._data_dir), log=can_write(self._audit_dir))
+        finally:
+            self._looking = False
+
+
+def is_built(data_dir: Path) -> bool:
+    """Return whether the runtime of this version is there."""
+    try:
+        return runtime.find(data_dir.resolve()) is not None
+    except OSError:
+        return False
+
+
+def can_write(audit_dir: Path) -> bool:
+    """Return whether the log can be written: a file without a name is, and flushed."""
+    log = audit_dir / "audit.jsonl"
+    try:
+        with tempfile.TemporaryFile(dir=audit_dir, buffering=0) as file:
+            file.write(_PAGE)
+            os.fdatasync(file.fileno())
+        return not log.exists() or os.access(log, os.W_OK)
+    except OSError:
+        return False
