@@ -27,20 +27,14 @@ from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.policy import decide
-from glovebox_server.broker.prewarm import check_preloads, prepare_sandboxes
 from glovebox_server.calls import Principal
+from glovebox_server.core.accept import decide, validated
+from glovebox_server.core.active_policy import ActivePolicy, Governed
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
-from glovebox_server.governance import server_key
-from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.policy import Governed, governed, policy_file
-from glovebox_server.governance.refusals import Refusals
-from glovebox_server.governance.runs import Runs
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.journal.journal import CallJournal
@@ -50,7 +44,12 @@ from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch.watch import Watch
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
+from glovebox_server.requests import server_key
+from glovebox_server.requests.refusals import Refusals
+from glovebox_server.requests.runs import Runs
 from glovebox_server.settings import Settings
+from glovebox_server.startup.policy import governed, policy_file
+from glovebox_server.startup.prewarm import check_preloads, prepare_sandboxes
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep.environments import required
@@ -93,7 +92,7 @@ class App:
     """Requests that never became a call."""
     states_key: bytes = field(repr=False)
     """Binds what clients carry between asking and answering."""
-    in_force: InForce
+    in_force: ActivePolicy
     """The operator's policy, where there is one."""
     version: str = VERSION
     ended: list[str]
@@ -208,7 +207,7 @@ async def opened(
     path = policy_file(settings)  # settled here: one that is gone later is not taken for none
     place = settings if path is None else settings.model_copy(update={"policy": path})
     lock = _lock(settings)
-    in_force = InForce(path, partial(_governed, place, profiles, served, lock))
+    in_force = ActivePolicy(path, partial(_governed, place, profiles, served, lock))
     if lock is not None:
         lock.require(effective(profiles, environments, in_force.policy, path))
     # Over stdio and on the command line there is one principal, and nobody to keep anything for.
@@ -298,7 +297,7 @@ async def opened(
             guards.hiding.close()
 
 
-def _proposals(settings: Settings, audit: AuditLog, in_force: InForce) -> "Proposals":
+def _proposals(settings: Settings, audit: AuditLog, in_force: ActivePolicy) -> "Proposals":
     from glovebox_server.promotion.proposing import Proposals  # noqa: PLC0415 - only for calls that propose changes
 
     return Proposals(
@@ -376,7 +375,7 @@ def _recover_promotions(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _budgets(settings: Settings, in_force: InForce) -> AsyncIterator["Budgets | None"]:
+async def _budgets(settings: Settings, in_force: ActivePolicy) -> AsyncIterator["Budgets | None"]:
     """The budgets, where any role has some."""
     if not in_force.now.budgeted:
         yield None
@@ -412,7 +411,7 @@ def _packages(environments: Mapping[str, Environment], tool: str) -> str:
         return environments[tool].fits
 
 
-async def prepare_in_force(in_force: InForce, guards: GuardSet) -> None:
+async def prepare_in_force(in_force: ActivePolicy, guards: GuardSet) -> None:
     """Prepare sandboxes for what is in force, now and after each change."""
     while True:
         changed = in_force.changed
@@ -420,7 +419,7 @@ async def prepare_in_force(in_force: InForce, guards: GuardSet) -> None:
         await changed.wait()
 
 
-async def prepare_masked(in_force: InForce, guards: GuardSet) -> None:
+async def prepare_masked(in_force: ActivePolicy, guards: GuardSet) -> None:
     """Prepare sandboxes anew when other files are hidden from programs, as long as any are called."""
     hiding = guards.hiding
     while True:

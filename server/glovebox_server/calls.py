@@ -3,9 +3,11 @@
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from glovebox_sandboxes.contract.outcome import SkippedFile
 
 if TYPE_CHECKING:  # it names a principal
     from glovebox_server.guards.approvals.question import Answer, Question
@@ -156,6 +158,26 @@ class CallResult:
     """Call id, profile digest, isolation reached, head of the audit chain. No secrets: it may reach the model."""
     beside: int = 0
     """Bytes of output that are in artifacts instead of here. They are charged as if they were here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """What a call's caller gets beside the program's own words."""
+
+    artifacts: tuple[Link, ...]
+    figures: tuple[Link, ...]
+    """Pictures the job returned, which are artifacts too."""
+    shown: tuple[Image, ...]
+    """What clients are shown of them, and of pictures among the files."""
+    notes: tuple[str, ...] = ()
+    """Where that is not the picture itself: what it is, and where the picture is."""
+    skipped: tuple[SkippedFile, ...]
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of output that is cut in the result, by name. They are among ``artifacts``, first."""
+
+
+NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
+"""Of a call of which nothing is given back."""
 
 
 class Listener(Protocol):

@@ -9,8 +9,8 @@ import pytest
 from tests.fixtures.brokered import submitted
 
 from glovebox_server import app as apps
-from glovebox_server.broker.inputs import MAX_BYTES
 from glovebox_server.calls import CallResult, Principal
+from glovebox_server.core.inputs import MAX_BYTES
 from glovebox_server.settings import Settings
 
 CALLS = 6

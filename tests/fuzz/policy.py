@@ -9,8 +9,8 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.load import Known, checked
 from glovebox_profiles.policy.model import Policy, digest
-from glovebox_server.governance.policy import checker
 from glovebox_server.guards.watch.rules import RULES, actions
+from glovebox_server.startup.policy import checker
 from glovebox_server.tools import TOOLS
 
 _PATH = Path("fuzz.toml")

@@ -19,17 +19,16 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinished
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.broker.arguments import tool_named, validated
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
+from glovebox_server.core.accept import tool_named, validated
+from glovebox_server.core.active_policy import ActivePolicy, Governed
 from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.policy import Governed
-from glovebox_server.governance.refusals import Refusals
-from glovebox_server.governance.runs import Runs
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
+from glovebox_server.requests.refusals import Refusals
+from glovebox_server.requests.runs import Runs
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
 from glovebox_server.transport import tokens
 
@@ -213,9 +212,9 @@ class FakeApp:
     version: str = "0.0.0"
 
     @property
-    def in_force(self) -> InForce:
+    def in_force(self) -> ActivePolicy:
         """There is no policy."""
-        return InForce(None, lambda: Governed(rights_of=self.rights_of))
+        return ActivePolicy(None, lambda: Governed(rights_of=self.rights_of))
 
     def rights_of(self, _principal: Principal) -> Rights:
         """Everybody may do the same."""

@@ -14,7 +14,7 @@ from tests.perf.clients import Caller, Listening, Setup, succeeded
 from tests.perf.series import Series, one
 
 CALLERS = 16
-"""As many as a server has at work at one time (server/glovebox_server/broker/admission.py)."""
+"""As many as a server has at work at one time (server/glovebox_server/guards/admission/admission.py)."""
 SECONDS = 60.0
 """Of one rate; the bare interpreter has half of it before and half of it after, for what the machine does meanwhile."""
 QUICK_SECONDS = 10.0

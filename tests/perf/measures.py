@@ -74,11 +74,11 @@ MEASURES = (
 #: Optional features that a default setting leaves off: why ``print(1)`` needs none of their files, and parts of the
 #: paths of these files. A folder ``guards/<name>`` belongs to a feature too.
 OFF = {
-    "approvals": ('approval = "none", no policy', ("/governance/approvals/", "/mcp/asking.py")),
-    "policy": ("no policy file", ("/governance/policy.py", "/glovebox_profiles/policy/")),
-    "budgets": ("no role with a budget", ("/governance/budgets/",)),
-    "watch": ("no canary token, no watch rule", ("/governance/watch/",)),
-    "network": ('network.mode = "none"', ("/egress/", "/broker/network.py")),
+    "approvals": ('approval = "none", no policy', ("/mcp/asking.py",)),
+    "policy": ("no policy file", ("/startup/policy.py", "/glovebox_profiles/policy/")),
+    "budgets": ("no role with a budget", ()),
+    "watch": ("no canary token, no watch rule", ()),
+    "network": ('network.mode = "none"', ("/egress/",)),
     "credentials": ("no network.credential", ("/egress/credentials/",)),
     "proposals": ("the tool runs a program", ("/promotion/proposing.py", "/promotion/plan.py")),
     "scanning": ("files.scan = false", ("/promotion/scanning.py", "/promotion/scanner/")),
@@ -88,11 +88,11 @@ OFF = {
 }
 #: The same of features that are on by default, and have nothing to do in ``print(1)``.
 IDLE = {
-    "stops": ("no stop", ("/governance/stops/", "/governance/files.py")),
-    "repeats": ("no failure before", ("/governance/repeats.py",)),
-    "secret_files": ("no secret in the workspace", ("/broker/hiding.py", "/glovebox_sandboxes/hidden/")),
-    "inputs": ("no artifact is named", ("/broker/inputs.py",)),
-    "artifacts": ("no file comes out", ("/glovebox_server/artifacts/", "/broker/collector.py")),
+    "stops": ("no stop", ("/stores/files.py",)),
+    "repeats": ("no failure before", ()),
+    "secret_files": ("no secret in the workspace", ("/glovebox_sandboxes/hidden/",)),
+    "inputs": ("no artifact is named", ("/core/inputs.py",)),
+    "artifacts": ("no file comes out", ("/glovebox_server/artifacts/",)),
     "preload": ("the program imports nothing", ("/pool/preload.py",)),
 }
 

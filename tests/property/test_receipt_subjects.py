@@ -16,11 +16,12 @@ from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, sai
 
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts import disk
+from glovebox_server.artifacts.collector import Collector
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit import read
-from glovebox_server.broker.collector import Collector, Delivered
+from glovebox_server.calls import Delivered
 from glovebox_server.errors import Refused
 
 Failure = Literal["", "full", "rename", "sync", "cancelled before", "cancelled after", "failed after"]

@@ -14,9 +14,8 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.audit.chain import Head
-from glovebox_server.broker.answers import answered, refused
-from glovebox_server.broker.collector import Delivered
-from glovebox_server.calls import CallResult, Decision, Image, Link, Principal, Text, ToolCall
+from glovebox_server.calls import CallResult, Decision, Delivered, Image, Link, Principal, Text, ToolCall
+from glovebox_server.core.result import answered, refused
 from glovebox_server.printable import MAX_COUNTED, invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS

@@ -13,8 +13,8 @@ from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
 from glovebox_profiles.model import Files, Limits
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.audit.events import Input
-from glovebox_server.broker.arguments import validated
 from glovebox_server.calls import Decision
+from glovebox_server.core.accept import validated
 from glovebox_server.errors import InvalidArguments, Refused
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import Escalation

@@ -16,13 +16,13 @@ from glovebox_server.audit.events import Input
 from glovebox_server.audit.verify import verify
 from glovebox_server.calls import Decision
 from glovebox_server.errors import Refused
-from glovebox_server.governance.database import Database
 from glovebox_server.guards.admission.admission import WAIT_SECONDS
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.proposal import Proposal
+from glovebox_server.stores.database import Database
 from glovebox_server.tools import TOOLS
 
 

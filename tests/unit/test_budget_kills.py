@@ -12,10 +12,10 @@ from pathlib import Path
 from tests.unit.test_budget_store import ME, budget
 
 from glovebox_sandboxes.host.owner import is_orphan
-from glovebox_server.governance import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import lines_of
 from glovebox_server.guards.budgets.windows import read_clocks
+from glovebox_server.stores import database
 
 KILLS = 200
 # Forked, since starting an interpreter for each would be most of the test. A connection must not cross a fork: each
@@ -23,7 +23,7 @@ KILLS = 200
 SPENDER = """
 import os, pathlib, signal, sys
 from glovebox_sandboxes.host.owner import new_owner
-from glovebox_server.governance import database
+from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import lines_of
 from glovebox_server.guards.budgets.store import Asked

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from glovebox_profiles.policy.model import SPENDING, Budget
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreUnusable
-from glovebox_server.governance import database
-from glovebox_server.governance.database import Database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import Amounts, Granted, Spender, lines_of, little
 from glovebox_server.guards.budgets.store import Asked
 from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks
+from glovebox_server.stores import database
+from glovebox_server.stores.database import Database
 
 T = TypeVar("T")
 HOUR = LENGTH_MS["hour"]
@@ -337,7 +337,7 @@ def test_old_usage_is_kept_by_the_day_and_then_not_at_all(kept: Kept) -> None:
 
 RACE = """
 import json, pathlib, sys
-from glovebox_server.governance import database
+from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.windows import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget, lines_of

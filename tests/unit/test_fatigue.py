@@ -11,15 +11,14 @@ from tests.fixtures.fatigue import Seeded
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_server.app import check_example
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.inputs import Inputs
-from glovebox_server.broker.policy import decide
 from glovebox_server.calls import Decision, Principal, ToolCall, new_call_id
+from glovebox_server.core.accept import decide, validated
+from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights, Roles
-from glovebox_server.governance.policy import load
 from glovebox_server.guards.approvals.lifting import considered
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.proposal import Proposal
+from glovebox_server.startup.policy import load
 from glovebox_server.tools import TOOLS
 
 POLICY = Path(__file__).parents[2] / "examples" / "policy.toml"

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures.audit_logs import log_lines
-from tests.unit.test_in_force import TEXT as POLICY
+from tests.unit.test_active_policy import TEXT as POLICY
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED

@@ -13,12 +13,11 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.pool.state import IDLE_SECONDS
 from glovebox_server.app import check_example, prepare_in_force, prepare_masked
-from glovebox_server.broker import prewarm
+from glovebox_server.core.active_policy import ActivePolicy, Governed
 from glovebox_server.core.rights import Rights
-from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.policy import Governed
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.secret_files.hiding import Hiding
+from glovebox_server.startup import prewarm
 
 
 class Host:
@@ -97,7 +96,7 @@ async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.
     def sources() -> list[str]:
         return [each.mounts[0].source for each in host.prepared if each.preload]
 
-    in_force = InForce(None, lambda: leaves("one"))
+    in_force = ActivePolicy(None, lambda: leaves("one"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(prepare_in_force, in_force, guards(provider))
         while len(sources()) < 1:  # noqa: ASYNC110 - a thread looks at the workspace meanwhile
@@ -117,7 +116,7 @@ async def test_what_is_hidden_by_now_is_prepared_too(monkeypatch: pytest.MonkeyP
     host = Host(usable=True)
     parts = guards(SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host)))
     rights = Rights(profiles=profiles, workspace=tmp_path)
-    in_force = InForce(None, lambda: Governed(rights_of=lambda _: rights, every=(rights,)))
+    in_force = ActivePolicy(None, lambda: Governed(rights_of=lambda _: rights, every=(rights,)))
 
     async def prepared(*masks: str) -> None:
         while not host.prepared or host.prepared[-1].masks != masks:  # noqa: ASYNC110 - a thread looks meanwhile

@@ -12,8 +12,8 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Network, Profile
 from glovebox_server.app import check_example
 from glovebox_server.audit.events import CallDecided, CallEvent, draft
-from glovebox_server.broker.policy import decide
 from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.core.accept import decide
 from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.events import RequestEvent, TunnelEvent
 from glovebox_server.egress.exchange import request

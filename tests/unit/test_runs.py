@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from glovebox_sandboxes.contract.errors import Refused
 from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
-from glovebox_server.governance import server_key
-from glovebox_server.governance.runs import Runs
+from glovebox_server.requests import server_key
+from glovebox_server.requests.runs import Runs
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 from glovebox_server.transport.serve import by_token
 

@@ -17,8 +17,8 @@ from tests.unit.test_stops import a_stop, full
 from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
-from glovebox_server.governance import server_key
 from glovebox_server.guards.stops.stop import stops_of
+from glovebox_server.requests import server_key
 from glovebox_server.secret_files import SecretUnusable
 
 
@@ -210,7 +210,7 @@ def test_there_are_never_more_stops_than_are_looked_at(state: Path, monkeypatch:
 
 KILLED = """
 import os, signal, sys
-from glovebox_server.governance.files import Files
+from glovebox_server.stores.files import Files
 Files.add = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 from glovebox_server.cli.entry import run
 sys.argv = ["glovebox", "stop", "--all", "--because", "now", "--state-dir", sys.argv[1]]

@@ -21,9 +21,9 @@ from glovebox_profiles.order import within
 from glovebox_server.audit import chain
 from glovebox_server.audit.events import ArtifactCollected, CallDecided, EgressDecided, Event, draft
 from glovebox_server.audit.file import LogFile
-from glovebox_server.broker.policy import decide
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
+from glovebox_server.core.accept import decide
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE, USAGE
 from glovebox_server.proof import sealed
 from glovebox_server.proof.sealed import Sealer

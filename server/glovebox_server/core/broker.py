@@ -19,16 +19,15 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
 from glovebox_sandboxes.session.run import Hooks, run
+from glovebox_server.artifacts.collector import Collector
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.chain import Head
-from glovebox_server.broker.answers import answered, refused
-from glovebox_server.broker.arguments import tool_named, validated
-from glovebox_server.broker.collector import NOTHING, Collector
-from glovebox_server.broker.inputs import open_inputs
-from glovebox_server.broker.policy import decide
-from glovebox_server.calls import CallResult, Decision, Listener, Principal, ToolCall, Trace, new_call_id
+from glovebox_server.calls import NOTHING, CallResult, Decision, Listener, Principal, ToolCall, Trace, new_call_id
+from glovebox_server.core.accept import decide, tool_named, validated
 from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, Ran, Show
 from glovebox_server.core.chain import GuardLink, enter
+from glovebox_server.core.inputs import open_inputs
+from glovebox_server.core.result import answered, refused
 from glovebox_server.core.rights import Rights, RightsOf
 from glovebox_server.errors import Refused
 from glovebox_server.receipts.recorder import CallRecorder, Receipt

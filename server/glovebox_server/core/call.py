@@ -16,9 +16,8 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.session.connection import Serve
 from glovebox_server.audit.events import CallFinished
-from glovebox_server.broker.collector import Delivered
-from glovebox_server.broker.inputs import Inputs
-from glovebox_server.calls import Decision, Listener, ToolCall
+from glovebox_server.calls import Decision, Delivered, Listener, ToolCall
+from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import Answer, Tool

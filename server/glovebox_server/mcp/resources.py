@@ -34,10 +34,10 @@ from glovebox_server.audit.events import CallDecided, ReceiptSigned
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal, time_of
+from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.core.rights import MAX_KEYS, Rights
 from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
-from glovebox_server.governance.in_force import InForce
 from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
@@ -155,7 +155,7 @@ class Stores(Protocol):
         """Where things lie."""
 
     @property
-    def in_force(self) -> InForce:
+    def in_force(self) -> ActivePolicy:
         """The operator's policy, where there is one."""
 
     @property

@@ -24,13 +24,10 @@ from pydantic import ValidationError
 
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
+from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.core.rights import MAX_KEYS
 from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
 from glovebox_server.failures import failure_of, with_own_command
-from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.refusals import Refusals
-from glovebox_server.governance.runs import Runs
-from glovebox_server.governance.trace import trace_of
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
 from glovebox_server.mcp.claims import ClaimingServer
 from glovebox_server.mcp.delivery import Context, Identify
@@ -43,6 +40,9 @@ from glovebox_server.mcp.resources import (
     Stores,
     Watches,
 )
+from glovebox_server.requests.refusals import Refusals
+from glovebox_server.requests.runs import Runs
+from glovebox_server.requests.trace import trace_of
 from glovebox_server.tools.base import Tool
 
 #: Told to a model once per connection; longer texts are cut by clients.
@@ -113,7 +113,7 @@ class App(Stores, Protocol):
         """Names the pieces of work that calls belong to."""
 
     @property
-    def in_force(self) -> InForce:
+    def in_force(self) -> ActivePolicy:
         """The operator's policy, where there is one."""
 
     @property

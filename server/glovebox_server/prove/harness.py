@@ -37,12 +37,12 @@ from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.errors import Refused
 from glovebox_server.failures import failure_of
-from glovebox_server.governance import policy as policies
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.prove.governed import CaseGovernance
 from glovebox_server.prove.seen import Seen, incomplete, of_all, order, promoted, refused_requests
 from glovebox_server.settings import Settings
+from glovebox_server.startup import policy as policies
 
 if TYPE_CHECKING:
     from glovebox_server.prove.promoting import CaseFolder

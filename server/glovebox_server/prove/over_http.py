@@ -18,9 +18,9 @@ from glovebox_server.audit.events import Event, RequestsRefused
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.broker import Broker
-from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.server import RUN_META_KEY, build
 from glovebox_server.prove.seen import Seen
+from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import tokens
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.callers import Callers

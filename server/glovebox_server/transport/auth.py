@@ -30,8 +30,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glovebox_server.calls import Principal
-from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
+from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import messages
 from glovebox_server.transport.callers import Callers, Grant, Shares
 from glovebox_server.transport.oauth.authority import METADATA_PATH, Authority, TokenRefused

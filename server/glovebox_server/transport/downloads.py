@@ -22,7 +22,7 @@ from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, uri
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.errors import Refused
-from glovebox_server.governance.refusals import Refusals
+from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 
 PATH: Final = "/artifacts/{identifier}"

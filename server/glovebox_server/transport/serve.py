@@ -42,12 +42,12 @@ from starlette.types import ASGIApp
 from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
+from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.failures import with_own_command
-from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.refusals import Refusals
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, App, McpServer, build, client_of
+from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import downloads, logs, messages, stdio, tokens
 from glovebox_server.transport.addresses import BACKLOG, bracketed, host_names, open_listener, proxy_networks
 from glovebox_server.transport.auth import (
@@ -130,7 +130,7 @@ async def serve_http(
     port: int = 0,
     allowed_hosts: Collection[str] = (),
     trusted_proxies: Collection[str] = (),
-    policy: InForce | None = None,
+    policy: ActivePolicy | None = None,
     oauth: OAuth | None = None,
     scopes: Scopes | None = None,
     workflow: str | None = None,
@@ -259,7 +259,7 @@ def http_application(
     artifacts: ArtifactStore,
     callers: Callers,
     refusals: Refusals,
-    policy: InForce | None = None,
+    policy: ActivePolicy | None = None,
     *,
     look: Look | None = None,
     subjects: bool = False,
@@ -315,12 +315,12 @@ def http_application(
     return Starlette(routes=routes, lifespan=lifespan), manager
 
 
-def _roles(policy: InForce | None) -> Collection[str]:
+def _roles(policy: ActivePolicy | None) -> Collection[str]:
     return () if policy is None or policy.policy is None else policy.policy.roles
 
 
 async def _follow_tokens(
-    files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions, policy: InForce | None
+    files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions, policy: ActivePolicy | None
 ) -> None:
     """Have tokens in force as their files are; what was begun with one that no longer is ends, calls first."""
 

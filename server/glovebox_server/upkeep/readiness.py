@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server.audit.log import AuditLog
-from glovebox_server.governance.in_force import InForce
+from glovebox_server.core.active_policy import ActivePolicy
 
 #: Seconds for which an answer of the disk holds: anybody may ask, and one look takes a flush of the disk.
 KEPT_SECONDS: Final = 5.0
@@ -45,7 +45,12 @@ class ReadinessProbe:
     """Looks whether a server is ready, however often it is asked. One per server."""
 
     def __init__(
-        self, data_dir: Path, audit_dir: Path, audit: AuditLog, policy: InForce, clock: Callable[[], float] = monotonic
+        self,
+        data_dir: Path,
+        audit_dir: Path,
+        audit: AuditLog,
+        policy: ActivePolicy,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Take what is looked at, and the clock, in seconds."""
         self._data_dir, self._audit_dir = data_dir, audit_dir

@@ -13,9 +13,9 @@ from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
-from glovebox_server.governance.policy import governed
 from glovebox_server.mcp.manifest import Manifest, manifest
 from glovebox_server.settings import Settings
+from glovebox_server.startup.policy import governed
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep import environments
 

@@ -24,9 +24,9 @@ from glovebox_server import workspace
 from glovebox_server.cli import state
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.governance.policy import governed, policy_file
 from glovebox_server.secret_files import StateUnusable
 from glovebox_server.settings import Settings
+from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
 from glovebox_server.upkeep.environments import required

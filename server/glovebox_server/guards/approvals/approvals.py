@@ -28,7 +28,6 @@ from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.core.broker import denied
 from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
-from glovebox_server.governance.database import Database
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
 from glovebox_server.guards.approvals.lifting import Escalation, reaching
@@ -37,6 +36,7 @@ from glovebox_server.guards.approvals.rules import Asking, with_lift
 from glovebox_server.guards.approvals.states import State
 from glovebox_server.guards.approvals.store import Moment, Standing
 from glovebox_server.guards.proposal import Proposal
+from glovebox_server.stores.database import Database
 from glovebox_server.tools.base import Tool
 
 WAIT_SECONDS: Final = 45.0

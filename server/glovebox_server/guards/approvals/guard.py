@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import anyio
 
-from glovebox_server.broker.answers import told
 from glovebox_server.calls import CallResult, Decision
 from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedError
 from glovebox_server.core.chain import Next
+from glovebox_server.core.result import told
 from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable, StoreUnusable
 from glovebox_server.guards.approvals.approvals import Approvals

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from glovebox_profiles.policy.model import CALLER_MINUTES
 from glovebox_server.errors import Refused, StoreUnusable
-from glovebox_server.governance import database
-from glovebox_server.governance.database import Database
 from glovebox_server.guards.approvals.question import Answer, Asked, Question, Reach, Subject
 from glovebox_server.guards.approvals.states import State, Step, after
+from glovebox_server.stores import database
+from glovebox_server.stores.database import Database
 
 NAME: Final = "approvals.sqlite"
 

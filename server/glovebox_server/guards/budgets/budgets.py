@@ -23,8 +23,6 @@ from glovebox_server.calls import CallResult, Image, Link, Principal, Text, Tool
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress.traffic import Traffic
 from glovebox_server.errors import StoreUnusable
-from glovebox_server.governance import database
-from glovebox_server.governance.database import Database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
@@ -42,6 +40,8 @@ from glovebox_server.guards.budgets.spending import (
 from glovebox_server.guards.budgets.store import Asked
 from glovebox_server.guards.budgets.windows import Clocks, read_clocks
 from glovebox_server.guards.proposal import Proposal
+from glovebox_server.stores import database
+from glovebox_server.stores.database import Database
 
 _log = logging.getLogger(__name__)
 

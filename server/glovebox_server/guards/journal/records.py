@@ -21,8 +21,8 @@ from glovebox_server.audit.events import (
     SandboxStarted,
     draft,
 )
-from glovebox_server.broker.inputs import Inputs
 from glovebox_server.calls import Decision, ToolCall, elapsed_ms
+from glovebox_server.core.inputs import Inputs
 from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.secret_scan.redact import value_redacted
 

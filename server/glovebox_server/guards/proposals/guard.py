@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.broker.collector import NOTHING
-from glovebox_server.calls import CallResult
+from glovebox_server.calls import NOTHING, CallResult
 from glovebox_server.core.call import Call, CallDeniedError, Ran
 from glovebox_server.core.chain import Next
 from glovebox_server.errors import Refused

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.broker.answers import withholding
 from glovebox_server.core.call import Call, Ran, Show
 from glovebox_server.core.chain import Next
+from glovebox_server.core.result import withholding
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.secret_scan.redact import finish_live, redacted, shown_live, text_redacted

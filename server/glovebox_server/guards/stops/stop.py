@@ -9,8 +9,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall, new_call_id
-from glovebox_server.governance.files import FOLDER, MAX_BYTES, Files
 from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
 
 Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
 """What a stop can name."""

@@ -22,9 +22,9 @@ from glovebox_server.audit.events import Event, StopMade
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.files import Files, Found
 from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.stores.files import Files, Found
 
 LOOK_SECONDS = 0.1
 """Between two looks while calls are under way: a tenth of what a running call may outlive its stop."""

@@ -16,9 +16,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from glovebox_sandboxes.contract.errors import Diagnosed
 from glovebox_server.calls import new_call_id
-from glovebox_server.governance.files import FOLDER, MAX_BYTES, Files
 from glovebox_server.guards.watch.markers import MARKER_LENGTH
 from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
 
 MAX_CANARIES = 16
 """At one time: beyond a few more of them say nothing more."""

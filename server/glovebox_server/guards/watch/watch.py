@@ -26,7 +26,6 @@ from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.files import Files, Found
 from glovebox_server.guards.repeats.repeats import make_room
 from glovebox_server.guards.stops.stop import Scope
 from glovebox_server.guards.stops.stops import Stops
@@ -34,6 +33,7 @@ from glovebox_server.guards.watch import rules
 from glovebox_server.guards.watch.canaries import Canary, canaries_of
 from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
 from glovebox_server.guards.watch.markers import Needles
+from glovebox_server.stores.files import Files, Found
 
 SLOW_SECONDS = 2.0
 """How long each call of a run that is slowed waits first, holding nothing."""

@@ -20,7 +20,6 @@ from glovebox_server.cli.state import OPERATOR
 from glovebox_server.cli.terminal import new_table, print_json, print_question, print_table
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK
-from glovebox_server.governance.database import Database
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals import stats as counting
 from glovebox_server.guards.approvals.question import MAX_REASON, Answer, Reach
@@ -29,6 +28,7 @@ from glovebox_server.guards.approvals.store import Standing
 from glovebox_server.printable import printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
+from glovebox_server.stores.database import Database
 from glovebox_server.upkeep.log import audit_log
 
 _OPEN: Final[tuple[State, ...]] = ("pending", "allowed")

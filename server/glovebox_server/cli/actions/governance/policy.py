@@ -19,9 +19,9 @@ from glovebox_server.app import load_profiles
 from glovebox_server.cli.actions.profiles import described, say, say_change
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.governance.policy import load, policy_file, workspaces
 from glovebox_server.guards.watch.rules import actions
 from glovebox_server.settings import Settings
+from glovebox_server.startup.policy import load, policy_file, workspaces
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 

@@ -17,7 +17,6 @@ from glovebox_server.cli.actions.governance import scans
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import Refused
 from glovebox_server.exits import OK, REFUSED
-from glovebox_server.governance import policy as policies
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
 from glovebox_server.printable import printable
 from glovebox_server.promotion import journal as journals
@@ -27,6 +26,7 @@ from glovebox_server.promotion.journal import Journal, Promotion
 from glovebox_server.promotion.plan import Planned, Target
 from glovebox_server.promotion.transaction import Record, Recovered
 from glovebox_server.settings import Settings
+from glovebox_server.startup import policy as policies
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import audit_log
 

@@ -25,10 +25,10 @@ from glovebox_server.cli.actions.query import telling
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
-from glovebox_server.governance import server_key
 from glovebox_server.guards.stops.stop import MAX_BECAUSE, Scope, Stop, StopsUnusable, new_stop, stops_of
 from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
 from glovebox_server.printable import printable
+from glovebox_server.requests import server_key
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.transport import tokens

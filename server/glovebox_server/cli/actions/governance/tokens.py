@@ -13,8 +13,8 @@ from glovebox_server.audit.events import TokenCreated, TokenRevoked, draft
 from glovebox_server.cli.state import OPERATOR
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
-from glovebox_server.governance import policy as policies
 from glovebox_server.settings import Settings
+from glovebox_server.startup import policy as policies
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 from glovebox_server.transport.tokens import Token

@@ -13,11 +13,11 @@ from rich.text import Text as Plain
 from glovebox_profiles.policy.model import SPENDING
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
-from glovebox_server.governance import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.usage import Used, used
 from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
+from glovebox_server.stores import database
 
 _FORMULA = ("=", "+", "-", "@")
 

@@ -76,8 +76,8 @@ def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes 
 def _texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     """Profiles in force, of each role too, and the policy, by digest; nothing where they do not load."""
     from glovebox_server import app, workspace  # noqa: PLC0415 - brings every part
-    from glovebox_server.governance.policy import governed  # noqa: PLC0415 - as above
     from glovebox_server.proof.lock import policy_keys  # noqa: PLC0415 - as above
+    from glovebox_server.startup.policy import governed  # noqa: PLC0415 - as above
     from glovebox_server.tools import TOOLS  # noqa: PLC0415 - as above
 
     try:

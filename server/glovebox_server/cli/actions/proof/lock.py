@@ -10,11 +10,11 @@ from glovebox_server.cli.actions.profiles import described, say
 from glovebox_server.cli.actions.saving import replace_file
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, USAGE
-from glovebox_server.governance.policy import governed, policy_file
 from glovebox_server.proof import signature
 from glovebox_server.proof.lock import Effective, Lock, written
 from glovebox_server.receipts import dsse, keys
 from glovebox_server.settings import Settings
+from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.environments import required
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from glovebox_server.errors import StoreUnusable
-from glovebox_server.governance.worker import Worker
+from glovebox_server.stores.worker import Worker
 
 DIRECTORY: Final = "governance"
 """Below the state directory; one file for each store."""

@@ -1,8 +1,7 @@
 """From what a sandbox put out to artifacts: every file checked and recorded, or recorded as refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -14,33 +13,13 @@ from glovebox_server.artifacts.collect import Sink as FileSink
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
-from glovebox_server.calls import Image, Link, ToolCall
+from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.errors import Refused
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.excerpts import cut_output
 
 MAX_REFUSED = 128
 """Refused files that get a record and a note of their own; the rest are counted, so that no flood fills the log."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
-    """What a call's caller gets beside the program's own words."""
-
-    artifacts: tuple[Link, ...]
-    figures: tuple[Link, ...]
-    """Pictures the job returned, which are artifacts too."""
-    shown: tuple[Image, ...]
-    """What clients are shown of them, and of pictures among the files."""
-    notes: tuple[str, ...] = ()
-    """Where that is not the picture itself: what it is, and where the picture is."""
-    skipped: tuple[SkippedFile, ...]
-    whole: Mapping[str, str] = field(default_factory=dict)
-    """Addresses of output that is cut in the result, by name. They are among ``artifacts``, first."""
-
-
-NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
-"""Of a call of which nothing is given back."""
 
 
 class Collector:

@@ -15,8 +15,8 @@ import anyio
 import pytest
 
 from glovebox_server.errors import StoreUnusable
-from glovebox_server.governance import database
-from glovebox_server.governance.database import opened
+from glovebox_server.stores import database
+from glovebox_server.stores.database import opened
 
 SCHEMA = ("CREATE TABLE counted (name TEXT PRIMARY KEY, n INTEGER NOT NULL); INSERT INTO counted VALUES ('a', 0)",)
 
@@ -105,8 +105,8 @@ async def test_a_cancelled_caller_leaves_whole_transactions(path: Path) -> None:
 
 PROGRAM = """
 import sys, pathlib
-from glovebox_server.governance.database import opened
-from tests.unit.test_governance_database import SCHEMA, count
+from glovebox_server.stores.database import opened
+from tests.unit.test_store_database import SCHEMA, count
 with opened(pathlib.Path(sys.argv[1]), SCHEMA, lock_wait=60) as store:
     for _ in range(int(sys.argv[2])):
         print(store.transact_now(count), flush=True)
@@ -287,8 +287,8 @@ async def test_a_full_store_refuses_and_forgets_nothing(path: Path) -> None:
 FULL_DISK = """
 import os, pathlib, sqlite3, sys
 from glovebox_server.errors import StoreUnusable
-from glovebox_server.governance.database import opened
-from tests.unit.test_governance_database import SCHEMA, count, counted
+from glovebox_server.stores.database import opened
+from tests.unit.test_store_database import SCHEMA, count, counted
 place = pathlib.Path(sys.argv[1])
 with opened(place / "governance" / "counted.sqlite", SCHEMA) as store:
     store.transact_now(count)

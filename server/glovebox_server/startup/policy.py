@@ -2,22 +2,21 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from glovebox_profiles.errors import ProfileError, nearest
+from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy import load as loading
 from glovebox_profiles.policy.load import PAGE, Known
 from glovebox_profiles.policy.model import Example, Policy, digest
 from glovebox_server import workspace
-from glovebox_server.broker.arguments import validated
-from glovebox_server.broker.inputs import Inputs
-from glovebox_server.broker.policy import decide
 from glovebox_server.calls import Decision, Principal, ToolCall
-from glovebox_server.core.rights import Rights, RightsOf, Roles
+from glovebox_server.core.accept import decide, validated
+from glovebox_server.core.active_policy import Governed
+from glovebox_server.core.inputs import Inputs
+from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.guards.approvals.facts import asked_about
 from glovebox_server.guards.approvals.lifting import considered
@@ -32,22 +31,6 @@ from glovebox_server.workspace import Workspace
 
 _NEVER = datetime.fromtimestamp(0, UTC)
 """When an example is called."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Governed:
-    """What is in force: the policy, if there is one, and what it leaves each caller."""
-
-    rights_of: RightsOf
-    policy: Policy | None = None
-    digest: str | None = None
-    every: tuple[Rights, ...] = ()
-    """What each role leaves; without a policy, what everybody has."""
-
-    @property
-    def budgeted(self) -> bool:
-        """Whether anybody has a budget or a rate."""
-        return any(each.budgets or each.rates for each in self.every)
 
 
 def policy_file(settings: Settings) -> Path | None:
@@ -88,18 +71,6 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
 
 def _require_apart(sources: Sequence[tuple[Path, Profile]], rights: Sequence[Rights]) -> None:
     require_apart(sources, [each.workspace for each in rights if each.workspace is not None])
-
-
-def require_workflow(policy: Policy | None, workflow: str | None) -> None:
-    """Refuse a workflow that the policy, where there is one, does not know: every call of it would be.
-
-    Raises:
-        ProfileError: it does not.
-    """
-    if policy is None or workflow is None or workflow in policy.workflows:
-        return
-    fix = f"{nearest(workflow, policy.workflows)} Or add it to [workflows]."
-    raise ProfileError("--workflow", None, "", f'the policy has no workflow "{workflow}"', fix)
 
 
 def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:

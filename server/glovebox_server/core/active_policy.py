@@ -10,22 +10,21 @@ Rule 4  A call goes on with the rights it was decided with; the next one has wha
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.to_thread
 
-from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.policy.model import Policy, WatchAction
 from glovebox_profiles.policy.rights import order_conflicts
 from glovebox_server.audit.events import PolicyChanged, PolicyRefused
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Principal
-from glovebox_server.core.rights import Rights
+from glovebox_server.core.rights import Rights, RightsOf
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.policy import Governed, require_workflow
 from glovebox_server.workspace import WorkspaceRefused
 
 SECONDS: Final = 1.0
@@ -36,7 +35,23 @@ _Stamp = tuple[int, ...]
 _log = logging.getLogger(__name__)
 
 
-class InForce:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Governed:
+    """What is in force: the policy, if there is one, and what it leaves each caller."""
+
+    rights_of: RightsOf
+    policy: Policy | None = None
+    digest: str | None = None
+    every: tuple[Rights, ...] = ()
+    """What each role leaves; without a policy, what everybody has."""
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether anybody has a budget or a rate."""
+        return any(each.budgets or each.rates for each in self.every)
+
+
+class ActivePolicy:
     """What is in force now. One per server."""
 
     def __init__(self, path: Path | None, read: Callable[[], Governed]) -> None:
@@ -151,3 +166,15 @@ def _stamp(path: Path | None) -> _Stamp:
     except OSError:
         return ()
     return found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def require_workflow(policy: Policy | None, workflow: str | None) -> None:
+    """Refuse a workflow that the policy, where there is one, does not know: every call of it would be.
+
+    Raises:
+        ProfileError: it does not.
+    """
+    if policy is None or workflow is None or workflow in policy.workflows:
+        return
+    fix = f"{nearest(workflow, policy.workflows)} Or add it to [workflows]."
+    raise ProfileError("--workflow", None, "", f'the policy has no workflow "{workflow}"', fix)

@@ -16,10 +16,10 @@ from glovebox_sandboxes.runtime import environments
 from glovebox_server.audit.events import Event, PolicyChanged, PolicyRefused
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Principal
+from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.governance.in_force import InForce
-from glovebox_server.governance.policy import governed
 from glovebox_server.settings import Settings
+from glovebox_server.startup.policy import governed
 from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import Workspace
 
@@ -53,7 +53,7 @@ class Scene:
             policy=self.path, profiles_dir=place / "profiles", state_dir=place / "state", data_dir=place / "data"
         )
         profiles = load([SHIPPED], check_example=None)
-        self.in_force = InForce(self.path, partial(governed, settings, profiles, Workspace(path=place), TOOLS))
+        self.in_force = ActivePolicy(self.path, partial(governed, settings, profiles, Workspace(path=place), TOOLS))
         self.events: list[Event] = []
         self.watched: list[Mapping[str, WatchAction]] = []
         self.fails = False
@@ -88,7 +88,7 @@ class Scene:
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     """A server with a policy, whose environment counts as built."""
     found = environments.load("default", environments.SHIPPED)
-    required = "glovebox_server.governance.policy.required"
+    required = "glovebox_server.startup.policy.required"
     monkeypatch.setattr(required, lambda _, profiles: dict.fromkeys(profiles, found))
     tmp_path.chmod(0o700)
     return Scene(tmp_path)

@@ -8,8 +8,7 @@ from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.audit.chain import Head
-from glovebox_server.broker.collector import Delivered
-from glovebox_server.calls import CallResult, Content, Decision, Link, Text, ToolCall, whose
+from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall, whose
 from glovebox_server.printable import invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Answer, Isolation, Tool

@@ -1,1 +1,0 @@
-"""One call from its raw arguments to its answer."""

@@ -1,1 +1,0 @@
-"""What is asked about a call beside its tool's profile: who may, how much, who said yes, and whether it was stopped."""
