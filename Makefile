@@ -20,11 +20,10 @@ test: ## Run every test this machine can run (PYTEST='-k word' runs some)
 	@scripts/bootstrap test
 	@scripts/test $(PYTEST)
 
-test-quick: ## Run what shows most, soonest: units, properties, rules, bubblewrap's conformance (PYTEST='-x')
+test-quick: ## Run what shows most, soonest: units, properties, rules of this repository (PYTEST='-x')
 	@scripts/bootstrap demo
 	@.venv/bin/glovebox setup
-	@.venv/bin/python -m pytest --driver bubblewrap -n 3 --dist worksteal tests/unit tests/property tests/repo \
-		tests/conformance/test_conformance.py $(PYTEST)
+	@.venv/bin/python -m pytest --driver bubblewrap -n 3 --dist worksteal tests/unit tests/property tests/repo $(PYTEST)
 
 check: ## Lint, formatting, types, and the rules of this repository
 	@scripts/bootstrap check
