@@ -7,6 +7,7 @@ fixture: a skip that is raised inside of an event loop's portal would end the po
 
 import functools
 import gc
+import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import structlog
 from tests.must_run import ALL, GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
 
 from glovebox_sandboxes.drivers import registry
@@ -74,6 +76,18 @@ def left_open() -> Iterator[None]:
     _collect()
 
 
+@pytest.fixture(autouse=True)
+def same_logging() -> Iterator[None]:
+    """Undo what a test configured of logging, which a server in the same process would keep to."""
+    configured, before, root = structlog.is_configured(), structlog.get_config(), logging.getLogger()
+    handlers = [*root.handlers]
+    yield
+    root.handlers = handlers
+    structlog.reset_defaults()
+    if configured:
+        structlog.configure(**before)
+
+
 def _collect() -> None:
     gc.collect()
     gc.freeze()  # what is in use is not walked again: some milliseconds for each module, not a hundred
@@ -103,11 +117,8 @@ def why_unusable(name: str) -> str:
         else:
             async with registry.opened(data, f"tests{os.getpid()}") as available:
                 found = (await available.get(name)).capabilities
-        return (
-            ""
-            if found.usable
-            else "; ".join(f"{each.what} ({each.fix})" for each in found.missing) or "no reason given"
-        )
+        missing = "; ".join(f"{need.what} ({need.fix})" for need in found.missing)
+        return "" if found.usable else missing or "no reason given"
 
     return anyio.run(probe)
 

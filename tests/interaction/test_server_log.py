@@ -29,11 +29,9 @@ FORGED = "x\n2026-11-23T09:59:59Z [info     ] listening url=http://evil\r\x1b[2J
 @contextmanager
 def own_process(form: Literal["text", "json"] = "text") -> Iterator[None]:
     """Leave logging to the server, as in a process of its own: pytest has handlers on the root logger, too."""
-    before = structlog.get_config()
     with patch.object(logging.getLogger(), "handlers", []):
         logs.to_stderr(form=form)
         yield
-    structlog.configure(**before)
 
 
 async def test_no_peer_forges_a_line_after_an_sse_client_has_left(

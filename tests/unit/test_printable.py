@@ -4,7 +4,7 @@ import io
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import structlog
@@ -219,22 +219,13 @@ async def test_an_artifact_is_exact_in_a_pipe_and_harmless_on_a_terminal(
 FORGED = "x\n2026-11-23T09:59:59Z [info     ] listening url=http://evil\r\x1b[2J\x9b2J\u202e"
 
 
-@pytest.fixture
-def logging_to_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Logs as a server has them, for one test."""
-    before = structlog.get_config()
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    logs.to_stderr()
-    yield
-    structlog.configure(**before)
-
-
-@pytest.mark.usefixtures("logging_to_stderr")
-def test_a_log_line_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_line_cannot_be_forged(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A session id in a library's entry, a value of ours, the story of an exception: one line each, the rest indented.
 
     The control is the standard library's own handler, which wrote the forged line as it is.
     """
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logs.to_stderr()
     foreign = logging.makeLogRecord({"name": "mcp.server.sse", "levelno": 30, "msg": "bad id: %s", "args": (FORGED,)})
     assert "\n2026-11-23T09:59:59Z" in logging.Formatter().format(foreign)
     logging.getLogger().handlers[0].handle(foreign)
