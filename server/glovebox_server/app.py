@@ -32,13 +32,13 @@ from glovebox_server.core.accept import decide, validated
 from glovebox_server.core.active_policy import ActivePolicy, Governed
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights
-from glovebox_server.egress.credentials.held import Held
-from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
+from glovebox_server.guards.credentials.cache import CredentialCache
 from glovebox_server.guards.journal.journal import CallJournal
 from glovebox_server.guards.journal.records import sandbox_started
+from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch.watch import Watch
@@ -265,8 +265,8 @@ async def opened(
         tasks.start_soon(_sweep, store)
         guards = GuardSet(
             rights_of=in_force.rights_of, admission=Admission(pool.call, shared=shared), sandboxes=sandboxes,
-            artifacts=store, stops=stops, approvals=approvals, budgets=budgets, watch=watch, credentials=Held(tasks),
-            proposals=partial(_proposals, settings, audit, in_force),
+            artifacts=store, stops=stops, approvals=approvals, budgets=budgets, watch=watch,
+            credentials=CredentialCache(tasks), proposals=partial(_proposals, settings, audit, in_force),
         )  # fmt: skip
         receipts = ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id)
         journal = CallJournal(receipts=receipts, forms_of=guards.forms_of, sealer=sealer)

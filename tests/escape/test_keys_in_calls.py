@@ -15,7 +15,7 @@ from tests.fixtures.brokered import DRIVERS, Called, glovebox, profile
 from tests.fixtures.environments import clients
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, read_head, redirect, wires
 
-from glovebox_server.egress.credentials.redact import forms
+from glovebox_server.guards.redaction.detector import forms
 from glovebox_server.guards.watch.markers import squeezed
 
 __all__ = ["clients", "wires"]

@@ -25,12 +25,12 @@ from tests.fixtures.internet import (
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.credentials.lent import Lender
-from glovebox_server.egress.credentials.redact import Redactor
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value
 from glovebox_server.egress.events import Denied, End, Failed
 from glovebox_server.egress.exchange import LOOKED_AT
 from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.guards.credentials.injector import CredentialInjector
+from glovebox_server.guards.credentials.sources import CredentialError, Value
+from glovebox_server.guards.redaction.detector import KeyMasker
 
 __all__ = ["wires"]
 
@@ -68,13 +68,13 @@ async def asked(
         yield await fetch(gate, url, **request), requests, net
 
 
-def lends(*credentials: Credential, key: str = KEY) -> Lender:
+def lends(*credentials: Credential, key: str = KEY) -> CredentialInjector:
     """A lender whose every source gives the same value."""
 
     async def read(_source: str) -> Value:
         return Value(text=key)
 
-    return Lender(credentials=credentials, read=read)
+    return CredentialInjector(credentials=credentials, read=read)
 
 
 def _hexadecimal(text: str) -> bytes:
@@ -124,7 +124,7 @@ async def test_a_key_never_crosses_plain_http(wires: Cable) -> None:
         async def read(_source: str) -> Value:
             raise AssertionError("nobody needs it")
 
-        gate = net.gate(*RULES, lender=Lender(credentials=(credential(),), read=read))
+        gate = net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read))
         assert (await fetch(gate, f"http://{API}/v1/me")).body == b"open"
         assert b"authorization" not in requests[0].lower()
 
@@ -148,7 +148,7 @@ async def test_a_key_does_not_follow_a_redirect_elsewhere_nor_come_back_from_the
         await net.serve(SITE, 443, serve, name=API)
         await net.serve(OTHER, 443, answering(redirect(f"https://{API}/v1/back"), second), name=ELSEWHERE)
         fetched = await fetch(
-            net.gate(*RULES, lender=Lender(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
+            net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
         )
         assert fetched.body == b"end"
         assert [KEY.encode() in each for each in (*first, *second)] == [True, False, False]
@@ -208,7 +208,7 @@ async def test_a_key_in_pieces_is_not_handed_back(wires: Cable) -> None:
         net.zone[API] = [[SITE]]
         await net.serve(SITE, 443, dribble, name=API)
         fetched = await fetch(
-            net.gate(*RULES, lender=Lender(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
+            net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
         )
     assert fetched.body == b"before [credential tracker] after"
     assert fetched.last == End(truncated=None)
@@ -306,7 +306,7 @@ async def test_of_several_keys_for_a_host_the_first_that_fits_is_added_and_all_a
     async def read(source: str) -> Value:
         return Value(text=values[source])
 
-    lender = Lender(
+    lender = CredentialInjector(
         credentials=[
             credential(name="first", source="env:FIRST"),
             credential(name="second", source="env:SECOND", paths=("/*",)),
@@ -362,13 +362,13 @@ async def test_a_key_that_is_lent_while_another_answer_comes_is_replaced_in_that
 async def test_an_answer_is_looked_through_in_turns(wires: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much of it comes at once, others have a turn of the event loop after each small piece."""
     turns, looked = [0], list[tuple[int, int]]()
-    feed = Redactor.feed
+    feed = KeyMasker.feed
 
-    def noted(self: Redactor, data: bytes) -> bytes:
+    def noted(self: KeyMasker, data: bytes) -> bytes:
         looked.append((len(data), turns[0]))
         return feed(self, data)
 
-    monkeypatch.setattr(Redactor, "feed", noted)
+    monkeypatch.setattr(KeyMasker, "feed", noted)
     body = bytes(range(256)) * 4096
 
     async def others() -> None:
@@ -438,12 +438,12 @@ async def test_a_source_that_fails_refuses_the_request_by_name(wires: Cable) -> 
     """Nothing is dialled, and the refusal is recorded; no path of the host is in it."""
 
     async def read(_source: str) -> Value:
-        raise CredentialUnavailable("its file cannot be read: Permission denied", "Make /etc/keys/tracker readable.")
+        raise CredentialError("its file cannot be read: Permission denied", "Make /etc/keys/tracker readable.")
 
     async with internet(wires) as net:
         net.zone[API] = [[SITE]]
         fetched = await fetch(
-            net.gate(*RULES, lender=Lender(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
+            net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
         )
     assert isinstance(fetched.last, Denied)
     assert fetched.last.decision.rule == "egress.credential"

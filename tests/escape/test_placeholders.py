@@ -14,10 +14,10 @@ from tests.fixtures.internet import OTHER, SITE, Cable, answering, fetch, intern
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.credentials.lent import Lender
-from glovebox_server.egress.credentials.shapes import placeholder
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value
 from glovebox_server.egress.events import Denied
+from glovebox_server.guards.credentials.injector import CredentialInjector
+from glovebox_server.guards.credentials.shapes import placeholder
+from glovebox_server.guards.credentials.sources import CredentialError, Value
 
 __all__ = ["wires"]
 
@@ -33,13 +33,13 @@ def credential(**changed: Any) -> Credential:
     return Credential.model_validate(given | changed)
 
 
-async def lender(*credentials: Credential) -> tuple[Lender, str]:
+async def lender(*credentials: Credential) -> tuple[CredentialInjector, str]:
     """A lender with its placeholders made, and the first of them."""
 
     async def read(_source: str) -> Value:
         return Value(text=KEY)
 
-    lent = Lender(credentials=credentials or (credential(),), read=read)
+    lent = CredentialInjector(credentials=credentials or (credential(),), read=read)
     return lent, (await lent.environment())["TRACKER_TOKEN"]
 
 
@@ -135,7 +135,7 @@ async def test_of_two_keys_for_a_host_the_one_is_added_whose_placeholder_was_sen
     async def read(source: str) -> Value:
         return Value(text=values[source])
 
-    lent = Lender(
+    lent = CredentialInjector(
         credentials=[credential(name=name.lower(), source=f"env:{name}", env=f"KEY_{name}") for name in "AB"], read=read
     )
     given = await lent.environment()
@@ -153,9 +153,9 @@ async def test_a_key_that_cannot_be_had_refuses_the_request_and_not_the_program(
     """Its placeholder is made all the same."""
 
     async def read(_source: str) -> Value:
-        raise CredentialUnavailable("the variable is not set", "Set it.")
+        raise CredentialError("the variable is not set", "Set it.")
 
-    assert len((await Lender(credentials=(credential(),), read=read).environment())["TRACKER_TOKEN"]) == 40
+    assert len((await CredentialInjector(credentials=(credential(),), read=read).environment())["TRACKER_TOKEN"]) == 40
 
 
 def test_a_placeholder_looks_like_its_key_and_holds_nothing_of_it() -> None:

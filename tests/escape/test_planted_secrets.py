@@ -22,10 +22,10 @@ from tests.unit.test_secret_corpus import POSITIVES
 from glovebox_server.app import App
 from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
+from glovebox_server.guards.redaction.patterns import found
 from glovebox_server.mcp.completion import complete
 from glovebox_server.mcp.rendering import tool_result
 from glovebox_server.mcp.resources import Resources
-from glovebox_server.secret_scan.patterns import found
 
 __all__ = ["wires"]
 

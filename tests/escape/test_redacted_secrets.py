@@ -18,7 +18,7 @@ from glovebox_server import app as apps
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import digest
 from glovebox_server.calls import CallResult, Principal
-from glovebox_server.egress.credentials.redact import forms
+from glovebox_server.guards.redaction.detector import forms
 from glovebox_server.proof import sealed
 from glovebox_server.settings import Settings
 

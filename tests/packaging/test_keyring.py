@@ -16,11 +16,11 @@ PACKAGES = (
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 ASK = """
 import asyncio, keyring, sys
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
+from glovebox_server.guards.credentials.sources import CredentialError, read
 async def main():
     try:
         print((await read("keyring:tracker/" + sys.argv[1])).text)
-    except CredentialUnavailable as failed:
+    except CredentialError as failed:
         print(failed.reason, "|", failed.fix)
 asyncio.run(main())
 """

@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from glovebox_server.egress.credentials.redact import Redactor, forms
 from glovebox_server.egress.exchange import LOOKED_AT
+from glovebox_server.guards.redaction.detector import KeyMasker, forms
 from glovebox_server.guards.watch.markers import squeezed
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ def main() -> int:
     for name, value in keys(chosen):
         for what, text in texts(value, chosen):
             data = (text * (MIB // len(text) + 1))[:MIB]
-            redactor, took = Redactor(forms("key", value)), list[float]()
+            redactor, took = KeyMasker(forms("key", value)), list[float]()
             for at in range(0, MIB, LOOKED_AT):
                 begun = time.process_time()
                 redactor.feed(data[at : at + LOOKED_AT])

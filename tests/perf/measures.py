@@ -79,7 +79,7 @@ OFF = {
     "budgets": ("no role with a budget", ()),
     "watch": ("no canary token, no watch rule", ()),
     "network": ('network.mode = "none"', ("/egress/",)),
-    "credentials": ("no network.credential", ("/egress/credentials/",)),
+    "credentials": ("no network.credential", ()),
     "proposals": ("the tool runs a program", ("/promotion/proposing.py", "/promotion/plan.py")),
     "scanning": ("files.scan = false", ("/promotion/scanning.py", "/promotion/scanner/")),
     "sealing": ("no audit_arguments_key, no audit_anchor", ("/proof/", "/audit/anchors.py")),

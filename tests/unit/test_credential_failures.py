@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from glovebox_server.egress.credentials import sources
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
+from glovebox_server.guards.credentials import sources
+from glovebox_server.guards.credentials.sources import CredentialError, read
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 
@@ -127,7 +127,7 @@ async def test_what_is_wrong_with_a_program_is_said(
 
 async def said(source: str, reason: str, fix: str, place: Path) -> None:
     """A source fails with this reason and this fix, in which neither a value nor a path of the host is."""
-    with pytest.raises(CredentialUnavailable) as failed:
+    with pytest.raises(CredentialError) as failed:
         await read(source)
     assert reason in failed.value.reason
     assert fix in failed.value.fix

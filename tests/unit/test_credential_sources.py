@@ -21,12 +21,12 @@ from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network
-from glovebox_server.egress.credentials import held, sources
-from glovebox_server.egress.credentials.held import Held
-from glovebox_server.egress.credentials.lent import Lender
-from glovebox_server.egress.credentials.redact import forms
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
+from glovebox_server.guards.credentials import cache, sources
+from glovebox_server.guards.credentials.cache import CredentialCache
+from glovebox_server.guards.credentials.injector import CredentialInjector
+from glovebox_server.guards.credentials.sources import CredentialError, read
 from glovebox_server.guards.network.gate import gate_for
+from glovebox_server.guards.redaction.detector import forms
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 Program = Callable[[str], str]
@@ -47,7 +47,7 @@ def program(tmp_path: Path) -> Program:
 
 async def test_a_variable_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unset it is refused, without its name: a key may have been put where the name belongs."""
-    with pytest.raises(CredentialUnavailable, match="its variable is not set or empty") as refusal:
+    with pytest.raises(CredentialError, match="its variable is not set or empty") as refusal:
         await read("env:TRACKER_TOKEN")
     assert "TRACKER_TOKEN" not in f"{refusal.value} {refusal.value.fix}"
     monkeypatch.setenv("TRACKER_TOKEN", KEY)
@@ -59,15 +59,15 @@ async def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     file.chmod(0o644)
-    with pytest.raises(CredentialUnavailable, match="others may read"):
+    with pytest.raises(CredentialError, match="others may read"):
         await read(f"file:{file}")
     file.chmod(0o600)
     assert (await read(f"file:{file}")).text == KEY
     file.unlink()
-    with pytest.raises(CredentialUnavailable, match="cannot be read: No such file"):
+    with pytest.raises(CredentialError, match="cannot be read: No such file"):
         await read(f"file:{file}")
     os.mkfifo(file)
-    with pytest.raises(CredentialUnavailable, match="no plain file"):
+    with pytest.raises(CredentialError, match="no plain file"):
         await read(f"file:{file}")
 
 
@@ -107,7 +107,7 @@ async def test_what_a_program_does_wrong_is_said_without_what_it_printed(
 ) -> None:
     """The name of the fault and what to do, and neither a value nor a path."""
     source = program(lines)
-    with pytest.raises(CredentialUnavailable, match=reason) as failed:
+    with pytest.raises(CredentialError, match=reason) as failed:
         await read(source)
     said = f"{failed.value.reason} {failed.value.fix}"
     assert KEY not in said
@@ -119,7 +119,7 @@ async def test_a_program_that_hangs_is_ended_with_what_it_started(
 ) -> None:
     """After its time; its child is gone too."""
     monkeypatch.setattr(sources, "SECONDS", 0.3)
-    with pytest.raises(CredentialUnavailable, match=r"within 0\.3 seconds"):
+    with pytest.raises(CredentialError, match=r"within 0\.3 seconds"):
         await read(program(f"sleep 60 & echo $! > {tmp_path}/child\nwait"))
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 5
@@ -142,7 +142,7 @@ async def test_nobody_waits_for_a_program_that_cannot_be_ended(
         patched.setattr(os, "killpg", refused)
         patched.setattr(os, "kill", refused)
         with anyio.fail_after(10):
-            with pytest.raises(CredentialUnavailable, match=r"within 0\.3 seconds"):
+            with pytest.raises(CredentialError, match=r"within 0\.3 seconds"):
                 await read(source)
     itself = int((tmp_path / "itself").read_text())
     os.kill(itself, signal.SIGKILL)
@@ -157,14 +157,14 @@ async def test_nobody_waits_for_a_program_that_cannot_be_ended(
 
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     """With the reason of the system."""
-    with pytest.raises(CredentialUnavailable, match="cannot be started: No such file"):
+    with pytest.raises(CredentialError, match="cannot be started: No such file"):
         await read(f"exec:{tmp_path}/none")
 
 
 async def test_a_keyring_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install. Real ones: ``tests/packaging/test_keyring.py``."""
     monkeypatch.setitem(sys.modules, "keyring", None)
-    with pytest.raises(CredentialUnavailable, match="the Python package keyring is not installed") as failed:
+    with pytest.raises(CredentialError, match="the Python package keyring is not installed") as failed:
         await read("keyring:tracker/me")
     assert failed.value.fix.startswith("Install the Python package keyring beside the server")
 
@@ -181,7 +181,7 @@ async def test_of_two_who_ask_a_keyring_at_once_one_does(monkeypatch: pytest.Mon
     async def reading() -> None:
         try:
             assert (await read("keyring:tracker/both")).text == KEY
-        except CredentialUnavailable as failed:
+        except CredentialError as failed:
             failures.append(failed.reason)
             go.set()
 
@@ -198,7 +198,7 @@ async def test_a_keyring_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=lambda *_: answered.wait(30) and None))
     monkeypatch.setattr(sources, "SECONDS", 0.1)
     try:
-        with pytest.raises(CredentialUnavailable, match=r"did not answer within 0\.1 seconds"):
+        with pytest.raises(CredentialError, match=r"did not answer within 0\.1 seconds"):
             await read("keyring:tracker/me")
     finally:
         answered.set()
@@ -217,7 +217,7 @@ async def test_a_keyring_that_hangs_has_one_thread(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sources, "SECONDS", 0.1)
     try:
         for _ in range(5):
-            with pytest.raises(CredentialUnavailable, match="answer"):
+            with pytest.raises(CredentialError, match="answer"):
                 await read("keyring:tracker/hangs")
         assert asked == ["once"]
     finally:
@@ -237,8 +237,8 @@ async def test_one_reading_at_a_time_and_none_while_the_value_is_good(monkeypatc
         await anyio.sleep(0.01)
         return sources.Value(text=KEY, expires=now[0] + timedelta(minutes=10))
 
-    monkeypatch.setattr(held, "read", reading)
-    keys = Held(clock=lambda: now[0])
+    monkeypatch.setattr(cache, "read", reading)
+    keys = CredentialCache(clock=lambda: now[0])
     async with anyio.create_task_group() as tasks:
         for _ in range(16):
             tasks.start_soon(keys.value, "exec:/helper")
@@ -259,16 +259,16 @@ async def test_a_value_that_expires_is_read_ahead_and_nobody_waits(monkeypatch: 
     async def reading(source: str) -> sources.Value:
         readings.append(source)
         if len(readings) == 2:
-            raise CredentialUnavailable("its program ended with status 1", "Run it by hand.")
+            raise CredentialError("its program ended with status 1", "Run it by hand.")
         if len(readings) == 3:
             await go.wait()
         return sources.Value(text=f"{KEY}{len(readings)}", expires=now[0] + lives)
 
-    monkeypatch.setattr(held, "read", reading)
+    monkeypatch.setattr(cache, "read", reading)
     async with anyio.create_task_group() as tasks:
-        keys = Held(tasks, clock=lambda: now[0])
+        keys = CredentialCache(tasks, clock=lambda: now[0])
         assert (await keys.value("exec:/helper")).text == f"{KEY}1"
-        for later, then in ((timedelta(minutes=8, seconds=20), 1), (timedelta(seconds=10), 2), (held.AGAIN, 3)):
+        for later, then in ((timedelta(minutes=8, seconds=20), 1), (timedelta(seconds=10), 2), (cache.AGAIN, 3)):
             now[0] += later
             for _ in range(10):
                 assert (await keys.value("exec:/helper")).text == f"{KEY}1"
@@ -295,9 +295,9 @@ async def test_requests_that_are_given_up_start_one_reading(monkeypatch: pytest.
         await go.wait()
         return sources.Value(text=KEY)
 
-    monkeypatch.setattr(held, "read", reading)
+    monkeypatch.setattr(cache, "read", reading)
     async with anyio.create_task_group() as tasks:
-        keys = Held(tasks)
+        keys = CredentialCache(tasks)
         for _ in range(10):
             with anyio.move_on_after(0.01) as given_up:
                 await keys.value("exec:/helper")
@@ -314,13 +314,13 @@ async def test_who_waits_while_the_server_ends_is_told(monkeypatch: pytest.Monke
         await anyio.sleep_forever()
         raise AssertionError
 
-    monkeypatch.setattr(held, "read", reading)
-    failures = list[CredentialUnavailable]()
+    monkeypatch.setattr(cache, "read", reading)
+    failures = list[CredentialError]()
     async with anyio.create_task_group() as tasks:
-        keys = Held(tasks)
+        keys = CredentialCache(tasks)
 
         async def wait() -> None:
-            with pytest.raises(CredentialUnavailable) as failure:
+            with pytest.raises(CredentialError) as failure:
                 await keys.value("exec:/helper")
             failures.append(failure.value)
 
@@ -338,24 +338,24 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
 
     async def failing(source: str) -> sources.Value:
         readings.append(source)
-        raise CredentialUnavailable("its program ended with status 1", "Run it by hand.")
+        raise CredentialError("its program ended with status 1", "Run it by hand.")
 
-    monkeypatch.setattr(held, "read", failing)
-    keys = Held(clock=lambda: now[0])
+    monkeypatch.setattr(cache, "read", failing)
+    keys = CredentialCache(clock=lambda: now[0])
     for _ in range(10):
-        with pytest.raises(CredentialUnavailable):
+        with pytest.raises(CredentialError):
             await keys.value("exec:/helper")
     assert len(readings) == 1
-    now[0] += held.AGAIN
-    with pytest.raises(CredentialUnavailable):
+    now[0] += cache.AGAIN
+    with pytest.raises(CredentialError):
         await keys.value("exec:/helper")
     assert len(readings) == 2
 
 
 async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last few of each source: an old one may still be valid, in results and in what servers answer."""
-    values = [f"{KEY}{n}" for n in range(held.KEPT + 1)]
-    keys = Held()
+    values = [f"{KEY}{n}" for n in range(cache.KEPT + 1)]
+    keys = CredentialCache()
     lent = [
         Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source="env:TRACKER_TOKEN"),
         Credential(name="unused", host="b.example.org", paths=("/*",), header="Key", source="env:OTHER_TOKEN"),
@@ -403,8 +403,8 @@ async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.Monke
     async def cancelled(*_: object) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(held, "read", reading)
-    keys = Held()
+    monkeypatch.setattr(cache, "read", reading)
+    keys = CredentialCache()
     with monkeypatch.context() as patch:
         patch.setattr(anyio.to_thread, "run_sync", cancelled)
         with pytest.raises(TimeoutError):
@@ -463,14 +463,14 @@ async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(
     monkeypatch.setattr(sources, "SECONDS", 0.3)
     lent = Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source=program(lines))
     with pytest.raises(InvalidTarget) as refused:
-        await Lender(credentials=(lent,), read=Held().value).value(lent)
+        await CredentialInjector(credentials=(lent,), read=CredentialCache().value).value(lent)
     assert refused.value.rule == "egress.credential"
     assert refused.value.reason == f"The credential tracker cannot be used: {reason}."
     assert refused.value.hint.startswith("The operator must act. ")
     assert KEY not in f"{refused.value}{refused.value.hint}"
     monkeypatch.setattr(sources, "SECONDS", 10.0)
     program(f"echo '{json.dumps({'value': KEY})}'")
-    assert await Lender(credentials=(lent,), read=Held().value).value(lent) == KEY
+    assert await CredentialInjector(credentials=(lent,), read=CredentialCache().value).value(lent) == KEY
 
 
 def test_explain_says_what_a_tool_can_do_with_a_key_and_where_it_can_send_it() -> None:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from glovebox_server.egress.credentials import redact
-from glovebox_server.egress.credentials.redact import MAX_HELD, Forms, Redactor, find_all, forms
+from glovebox_server.guards.redaction import detector
+from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, find_all, forms
+from glovebox_server.guards.redaction.masking import mask_content, mask_live, mask_text
 from glovebox_server.guards.watch.markers import squeezed
-from glovebox_server.secret_scan.redact import content_redacted, shown_live, text_redacted
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 GITHUB = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
@@ -31,7 +31,7 @@ ALL = (*forms("t", KEY), *forms("t", GITHUB))
 def passed(pieces: Sequence[bytes], *values: str) -> bytes:
     """What comes of a text in pieces."""
     wanted = {form: name for value in values for form, name in forms("tracker", value).items()}
-    redactor = Redactor(wanted)
+    redactor = KeyMasker(wanted)
     return b"".join([*(redactor.feed(piece) for piece in pieces), redactor.finish()])
 
 
@@ -92,13 +92,13 @@ WRITINGS: dict[str, Callable[[str], bytes]] = {
 
 def observed(wanted: Forms, pieces: Sequence[bytes]) -> object:
     """All that shows of a text in pieces: what each piece releases, what is shown live, a result and its counts."""
-    redactor, live, counts = Redactor(wanted), list[str](), Counter[str]()
+    redactor, live, counts = KeyMasker(wanted), list[str](), Counter[str]()
     released = [redactor.feed(piece) for piece in pieces]
-    show = shown_live(live.append, "mask", lambda: wanted)
+    show = mask_live(live.append, "mask", lambda: wanted)
     texts = [piece.decode("latin-1") for piece in pieces]
     for text in texts:
         show(text)
-    return released, redactor.finish(), live, text_redacted("".join(texts), wanted, counts), counts
+    return released, redactor.finish(), live, mask_text("".join(texts), wanted, counts), counts
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
@@ -107,7 +107,7 @@ def test_no_part_of_a_key_shows_in_anything(pair: tuple[str, str], monkeypatch: 
 
     The control: what contains one of them is not.
     """
-    monkeypatch.setattr(redact, "MAX_HELD", 2000)
+    monkeypatch.setattr(detector, "MAX_HELD", 2000)
     chosen, tables = random.Random(21), [forms("tracker", key) for key in pair]  # noqa: S311 - the same each time
     every = [form for table in tables for form in table]
     tried = 0
@@ -163,7 +163,7 @@ def test_a_program_that_guesses_on_from_what_is_public_finds_nothing(
     """However it writes its guess; the control of a plain one, against the former rule, comes on."""
     for key in pair:
         known = key[: len(key) - 9]
-        assert guessed(key, known, write, Redactor) == known
+        assert guessed(key, known, write, KeyMasker) == known
     if write is str.encode:
         assert len(guessed(pair[0].lower(), pair[0].lower()[:-9], write, Beginnings)) > len(pair[0]) - 9
 
@@ -174,7 +174,7 @@ def test_how_much_is_withheld_depends_on_a_key_s_length_alone(value: str) -> Non
     assume(sum(map(str.isalnum, value)) >= 16 and len(set(squeezed(value.encode()))) > 2)
     assert max(map(len, forms("tracker", value))) == 9 * len(value)
     letters = 1 << (9 * len(value) - 1).bit_length()
-    redactor = Redactor(forms("tracker", value))
+    redactor = KeyMasker(forms("tracker", value))
     assert redactor.feed(b"!" * letters) == b"!" * letters
     assert redactor.feed(b"~" + b"07" * (letters // 2)) == b"~"
     assert redactor.feed(b"07. ") == b"07"
@@ -220,7 +220,7 @@ def test_a_stream_withholds_no_more_than_it_may() -> None:
     half = len(KEY) // 2
     first, second = KEY[:half].encode(), KEY[half:].encode()
     assert passed([first, b" " * 60_000, second], KEY) == b"[credential tracker]"
-    redactor = Redactor(forms("tracker", KEY))
+    redactor = KeyMasker(forms("tracker", KEY))
     assert redactor.feed(first) == b""
     assert redactor.feed(b" " * MAX_HELD) == first
     assert redactor.feed(second) + redactor.finish() == b" " * MAX_HELD + second
@@ -228,7 +228,7 @@ def test_a_stream_withholds_no_more_than_it_may() -> None:
 
 def test_a_complete_text_is_searched_however_far_a_key_is_spread() -> None:
     """No bound as of a stream, and any text after it is one of its own."""
-    redactor = Redactor(forms("tracker", KEY))
+    redactor = KeyMasker(forms("tracker", KEY))
     spread = KEY[:9] + "é" * MAX_HELD + KEY[9:]
     assert redactor.whole(f"<{spread}>") == "<[credential tracker]>"
     assert redactor.whole(KEY[:-1]) + redactor.whole(KEY[-1] * 20) == KEY[:-1] + KEY[-1] * 20
@@ -237,7 +237,7 @@ def test_a_complete_text_is_searched_however_far_a_key_is_spread() -> None:
 async def test_a_key_within_its_own_replacement_is_counted() -> None:
     """A count of none would have the text shown as it was, and kept from a profile that refuses such results."""
     text = f"[credential {KEY[:3]}]{KEY[3:]}"
-    assert await content_redacted(text.encode(), forms("tracker", KEY)) == (
+    assert await mask_content(text.encode(), forms("tracker", KEY)) == (
         b"[credential [credential tracker]",
         {"credential of the server": 1},
     )
@@ -262,7 +262,7 @@ def test_a_text_that_only_looks_like_a_value_comes_as_it_is() -> None:
 
 def test_a_server_that_sends_single_bytes_has_each_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: while 60,000 bytes are withheld, a letter more has one letter searched."""
-    redactor, searched = Redactor(forms("tracker", KEY)), list[int]()
+    redactor, searched = KeyMasker(forms("tracker", KEY)), list[int]()
     redactor.feed(b"x" * 512 + b" " * 60_000)
 
     def spans(letters: int) -> list[tuple[int, int, str]]:

@@ -11,7 +11,7 @@ import pytest
 
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
 from glovebox_server.audit.anchors import _give
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, read
+from glovebox_server.guards.credentials.sources import CredentialError, read
 
 
 async def _probe() -> None:
@@ -19,7 +19,7 @@ async def _probe() -> None:
 
 
 async def _lend() -> None:
-    with suppress(CredentialUnavailable):
+    with suppress(CredentialError):
         await read("exec:/bin/true")
 
 

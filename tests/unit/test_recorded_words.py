@@ -14,10 +14,10 @@ from glovebox_server.app import check_example
 from glovebox_server.audit.events import CallDecided, CallEvent, draft
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.core.accept import decide
-from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.events import RequestEvent, TunnelEvent
 from glovebox_server.egress.exchange import request
 from glovebox_server.egress.tunnel import connect
+from glovebox_server.guards.credentials.cache import CredentialCache
 from glovebox_server.guards.network.gate import gate_for
 from glovebox_server.tools import TOOLS
 
@@ -104,7 +104,7 @@ async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     async def look(_attempt: object) -> None:
         """Nobody watches."""
 
-    gate = gate_for(call, look, credentials=Held())
+    gate = gate_for(call, look, credentials=CredentialCache())
 
     async def ended(_: RequestEvent | TunnelEvent) -> None:
         """What the program hears is not recorded."""

@@ -20,7 +20,7 @@ from tests.unit.test_secret_corpus import POSITIVES
 from glovebox_server.artifacts import store as artifact_store
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.egress.credentials.redact import Forms
+from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.mcp.parts import MAX_BYTES, PART_META_KEY
 from glovebox_server.mcp.rendering import REDACTED_META_KEY, SHA256_META_KEY
 from glovebox_server.mcp.resources import Resources

@@ -18,10 +18,10 @@ from tests.fixtures.secret_formats import forms as documented
 from tests.fixtures.secret_formats import rows as measured
 
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
-from glovebox_server.egress.credentials.redact import MAX_HELD, Forms, Redactor, forms
-from glovebox_server.secret_scan import redact
-from glovebox_server.secret_scan.patterns import MAX_PLACES, PATTERNS, found
-from glovebox_server.secret_scan.redact import LOOP_BYTES, redacted, shown_live, text_redacted, value_redacted
+from glovebox_server.guards.redaction import masking as redact
+from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, forms
+from glovebox_server.guards.redaction.masking import LOOP_BYTES, mask_live, mask_text, mask_value, redacted
+from glovebox_server.guards.redaction.patterns import MAX_PLACES, PATTERNS, found
 
 ROOT = Path(__file__).parents[2]
 _CORPUS = tomllib.loads((ROOT / "tests" / "fixtures" / "secret_corpus.toml").read_text(encoding="utf-8"))
@@ -41,7 +41,7 @@ WRITTEN: Mapping[str, Callable[[str], str]] = {
 
 def _finds(text: str) -> bool:
     count: Counter[str] = Counter()
-    text_redacted(f"first line\n{text}\nlast line\n", {}, count)
+    mask_text(f"first line\n{text}\nlast line\n", {}, count)
     return bool(count)
 
 
@@ -95,25 +95,25 @@ def test_a_token_behind_a_colour_or_an_escape_is_replaced(before: str) -> None:
     """In a result, and live where the output comes in two at any place; a letter before it makes it another word."""
     token = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
     text = f"{before}{token}\x1b[0m\n"
-    assert text_redacted(text, {}, Counter()) == f"{before}[secret: GitHub token]\x1b[0m\n"
+    assert mask_text(text, {}, Counter()) == f"{before}[secret: GitHub token]\x1b[0m\n"
     for at in range(len(text)):
         seen: list[str] = []
-        show = shown_live(seen.append, "mask", dict)
+        show = mask_live(seen.append, "mask", dict)
         show(text[:at])
         show(text[at:])
         assert token not in "".join(seen), at
-    assert text_redacted(f"x{token}", {}, Counter()) == f"x{token}"
+    assert mask_text(f"x{token}", {}, Counter()) == f"x{token}"
 
 
 def test_no_near_miss_is_touched() -> None:
     """Each comes out as it went in."""
-    assert [text for text in NEGATIVES if text_redacted(text, {}, Counter()) != text] == []
+    assert [text for text in NEGATIVES if mask_text(text, {}, Counter()) != text] == []
 
 
 def test_nothing_of_a_secret_is_left() -> None:
     """The made-up letters of what is found are gone, all lines of a private key too; what stands around stays."""
     for text in filter(_finds, POSITIVES):
-        clean = text_redacted(f"first line\n{text}\nlast line\n", {}, Counter())
+        clean = mask_text(f"first line\n{text}\nlast line\n", {}, Counter())
         assert clean.startswith("first line\n")
         assert clean.endswith("\nlast line\n")
         assert "[secret: " in clean
@@ -125,9 +125,9 @@ def test_nothing_of_a_secret_is_left() -> None:
 def test_a_private_key_that_is_cut_off_is_replaced_as_far_as_it_goes(cut: int) -> None:
     """Without its last line; the prose after it stays."""
     key = next(text for text in POSITIVES if "RSA PRIV" in text)
-    clean = text_redacted(f"{key[: 32 + cut]}\n", {}, Counter())
+    clean = mask_text(f"{key[: 32 + cut]}\n", {}, Counter())
     assert cut == 40 or clean.startswith("[secret: private key]")
-    assert text_redacted(f"{key[:170]}\nAnd so on.", {}, Counter()).endswith("\nAnd so on.") or cut < 200
+    assert mask_text(f"{key[:170]}\nAnd so on.", {}, Counter()).endswith("\nAnd so on.") or cut < 200
 
 
 def _outcome(stdout: str, value: object = None) -> Outcome:
@@ -179,12 +179,12 @@ def test_a_flood_of_words_is_bounded_and_hides_nothing() -> None:
     flood = "PRIVATE KEY " * (MAX_PLACES + 10) + POSITIVES[20]
     began = time.process_time()
     count: Counter[str] = Counter()
-    clean = text_redacted(flood, {}, count)
+    clean = mask_text(flood, {}, count)
     assert time.process_time() - began < 2
     assert count
     assert POSITIVES[20][40:80] not in clean
     many = "\n".join([POSITIVES[0]] * 10_000)
-    assert POSITIVES[0][-20:] not in text_redacted(many, {}, Counter())
+    assert POSITIVES[0][-20:] not in mask_text(many, {}, Counter())
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 10_000])
@@ -192,7 +192,7 @@ def test_what_is_shown_live_holds_no_secret_wherever_writes_are_cut(size: int) -
     """Each of the corpus that is found, in pieces; the control is that ordinary lines are shown."""
     for text in filter(_finds, POSITIVES):
         shown: list[str] = []
-        show = shown_live(shown.append, "mask", dict)
+        show = mask_live(shown.append, "mask", dict)
         whole = f"begin\n{text}\nend\n"
         for at in range(0, len(whole), size):
             show(whole[at : at + size])
@@ -202,20 +202,20 @@ def test_what_is_shown_live_holds_no_secret_wherever_writes_are_cut(size: int) -
         assert live.startswith("begin\n") or size == 10_000
     for form in filter(None, map(lengthened, documented().values())) if size == 7 else ():
         token, parts = filled(form), list[str]()
-        show = shown_live(parts.append, "mask", dict)
+        show = mask_live(parts.append, "mask", dict)
         for at in range(0, len(token) + 1, size):
             show(f"{token}\n"[at : at + size])
         assert token[-12:] not in "".join(parts) or not _finds(token), token
     plain: list[str] = []
-    show = shown_live(plain.append, "mask", dict)
+    show = mask_live(plain.append, "mask", dict)
     for piece in ("step 1", " of 2\n", "50%\r"):
         show(piece)
     assert "".join(plain) == "step 1 of 2\n50%\r"
     nothing: list[str] = []
-    shown_live(nothing.append, "refuse", dict)("text\n")
+    mask_live(nothing.append, "refuse", dict)("text\n")
     assert nothing == []
     everything: list[str] = []
-    shown_live(everything.append, "none", dict)(POSITIVES[0])
+    mask_live(everything.append, "none", dict)(POSITIVES[0])
     assert everything == [POSITIVES[0]]
 
 
@@ -226,7 +226,7 @@ def test_live_output_ends_at_a_key_and_says_so_and_not_at_words_like_it(size: in
     key = next(text for text in POSITIVES if "RSA PRIV" in text)
     for ending, secret in (("", "\0"), (key, key.split("\n")[1]), (filled("id AK{}IA{C16}\n"), " AKIA")):
         shown: list[str] = []
-        show = shown_live(shown.append, "mask", dict)
+        show = mask_live(shown.append, "mask", dict)
         for at in range(0, len(harmless), size):
             show(harmless[at : at + size])
         for at in range(0, len(ending), size):
@@ -242,7 +242,7 @@ def test_a_value_that_is_lent_while_a_program_runs_is_shown_by_it_no_more() -> N
     value, lent = "q7Zk2mX9vB4tR8wLp3Ns", list[str]()
     known = [forms("of the server", value)]
     shown: list[str] = []
-    show = shown_live(shown.append, "mask", lambda: known[0] if lent else {})
+    show = mask_live(shown.append, "mask", lambda: known[0] if lent else {})
     show(f"{value} \n{value}")
     lent.append(value)
     show(f" \n{value} naïve\n" + "é b\n" * 256)
@@ -259,7 +259,7 @@ def test_a_normal_end_of_live_output_releases_its_rest() -> None:
     }
     for text, rest in texts.items():
         shown: list[str] = []
-        show = shown_live(shown.append, "mask", lambda: forms("of the server", value))
+        show = mask_live(shown.append, "mask", lambda: forms("of the server", value))
         show(text)
         assert shown == []
         redact.finish_live(show, normal=False)
@@ -292,7 +292,7 @@ async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: 
     """Many empty texts, numbers, keys: told without going through them all; and the table is made once."""
     known, made, threads = forms("of the server", "q7Zk2mX9vB4tR8wLp3Ns"), list[object](), list[object]()
 
-    class Counted(Redactor):
+    class Counted(KeyMasker):
         def __init__(self, wanted: Forms) -> None:
             made.append(wanted)
             super().__init__(wanted)
@@ -301,16 +301,16 @@ async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: 
         threads.append(work)
         return work(*given)
 
-    monkeypatch.setattr(redact, "Redactor", Counted)
+    monkeypatch.setattr(redact, "KeyMasker", Counted)
     monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
     large: list[object] = [[""] * 32_000, [0] * 32_000, [[]] * 32_000, {str(n): 0 for n in range(32_000)}]
     for value in large:
         plain = _outcome("", value)
         assert (await redacted(plain, known))[0] is plain
-        assert (await value_redacted(value, known))[1] == {}
+        assert (await mask_value(value, known))[1] == {}
     assert len(threads) == len(made) == 2 * len(large)
     assert not redact._takes_long(iter(["", "", *redact._strings(["text"] * 100)]), known)
-    assert (await value_redacted({"text": "q7Zk2mX9vB4tR8wLp3Ns"}, known))[1] == {"credential of the server": 1}
+    assert (await mask_value({"text": "q7Zk2mX9vB4tR8wLp3Ns"}, known))[1] == {"credential of the server": 1}
     assert len(threads) == 2 * len(large)
     assert len(made) == 2 * len(large) + 1
 
@@ -319,12 +319,12 @@ def test_each_kind_has_a_positive() -> None:
     """Of the patterns none is without one."""
     count: Counter[str] = Counter()
     for text in (*POSITIVES, *map(filled, documented().values())):
-        text_redacted(text, {}, count)
+        mask_text(text, {}, count)
     assert {each.kind for each in PATTERNS} == set(count)
 
 
 async def test_keys_that_are_replaced_alike_stay_as_many() -> None:
     """Of a JSON object; what stands under each is kept."""
     token = POSITIVES[0].partition("=")[2]
-    value, _ = await value_redacted({token: 1, token[:-1] + "x": 2, "other": 3}, {})
+    value, _ = await mask_value({token: 1, token[:-1] + "x": 2, "other": 3}, {})
     assert value == {"[secret: GitHub token]": 1, "[secret: GitHub token] (2)": 2, "other": 3}

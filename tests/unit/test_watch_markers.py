@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from tests.repo.files import ROOT, committed
 
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Changes, Outcome, Shown, SkippedFile, Usage
+from glovebox_server.guards.redaction.patterns import MAX_WORDS, PATTERNS, find_secret_kind
 from glovebox_server.guards.watch.look import LIVE_BYTES, Look, of_url, of_value
 from glovebox_server.guards.watch.markers import Needles, Scanner
-from glovebox_server.secret_scan.patterns import MAX_WORDS, PATTERNS, kind_of_secret
 
 MARKER = "q7v2m9x4k1z8c5b3n6w0d7f2h9j4l1p8s5t3r6y0"
 OTHER = MARKER[::-1].replace("q", "e").replace("7", "g")
@@ -254,9 +254,9 @@ def test_what_only_a_secret_looks_like_is_found(name: str) -> None:
     """Each kind amid other text; the control is the same, a little shorter or marked as an example."""
     secret = SECRETS[name]
     text = f"found: {secret} in the file\n".encode()
-    assert kind_of_secret(text) == name.partition(",")[0]
-    assert kind_of_secret(text.replace(b"Ab3", b"xxxx")) is None or "Ab3" not in secret
-    assert kind_of_secret(secret[: len(secret) // 2].encode()) is None
+    assert find_secret_kind(text) == name.partition(",")[0]
+    assert find_secret_kind(text.replace(b"Ab3", b"xxxx")) is None or "Ab3" not in secret
+    assert find_secret_kind(secret[: len(secret) // 2].encode()) is None
 
 
 _UNNAMED = SECRETS["AWS access key with its secret"].replace("secret_access_key", "other").encode()
@@ -265,10 +265,10 @@ _UNNAMED = SECRETS["AWS access key with its secret"].replace("secret_access_key"
 def test_words_that_are_no_secrets_cost_little() -> None:
     """A program that prints nothing but the words is looked at in so many places only."""
     flood = b"AKIA " * 200_000
-    assert kind_of_secret(flood) is None
+    assert find_secret_kind(flood) is None
     hidden = b"AKIA " * (MAX_WORDS + 1) + b". " * 500 + _UNNAMED
-    assert kind_of_secret(hidden) is None  # said in the docs: no claim against who hides one
-    assert kind_of_secret(_UNNAMED) is not None
+    assert find_secret_kind(hidden) is None  # said in the docs: no claim against who hides one
+    assert find_secret_kind(_UNNAMED) is not None
 
 
 _KEY = "-----BEGIN PRIV" + "ATE KEY-----"
@@ -289,7 +289,7 @@ def test_no_text_takes_long_to_look_through(case: str) -> None:
     for times in (*range(10, 40, 2), 64, 400):
         for text in (HOSTILE[case](times), json.dumps(HOSTILE[case](times))):
             began = time.process_time()
-            kind_of_secret(text.encode())
+            find_secret_kind(text.encode())
             assert time.process_time() - began < 0.5, times
 
 
@@ -300,4 +300,4 @@ def test_the_texts_of_this_repository_hold_neither() -> None:
     for path in files:
         data = path.read_bytes()
         assert path == Path(__file__) or Scanner(NEEDLES).feed(data) is None
-        assert kind_of_secret(data) is None, path
+        assert find_secret_kind(data) is None, path

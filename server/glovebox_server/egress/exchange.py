@@ -15,8 +15,6 @@ from anyio.lowlevel import checkpoint
 from glovebox_profiles.egress import EgressTarget, parse_url
 from glovebox_profiles.egress.errors import InvalidTarget, quoted
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.credentials.lent import added, require_usable
-from glovebox_server.egress.credentials.redact import Redactor
 from glovebox_server.egress.dial import Unreachable, secure, within
 from glovebox_server.egress.events import (
     Body,
@@ -32,6 +30,8 @@ from glovebox_server.egress.events import (
 from glovebox_server.egress.gate import DeniedError, EgressGate
 from glovebox_server.egress.headers import media_type, request_headers, returned_headers
 from glovebox_server.egress.http1 import REDIRECTS, Clock, Exchange, PeerFailed
+from glovebox_server.guards.credentials.injector import added, require_usable
+from glovebox_server.guards.redaction.detector import KeyMasker
 
 LOOKED_AT: Final = 16 * 1024
 """Bytes that are looked through for lent values at once: 0.2 ms of the event loop, and 2 ms where a hostile server
@@ -73,7 +73,7 @@ async def request(
         await send(Denied(decision=refused.decision, hops=tuple(asked.hops)))
     except (PeerFailed, Unreachable) as failed:
         # It may quote the server, which knows what it was lent.
-        reason = Redactor(gate.lender.used).whole(str(failed)) if gate.lender else str(failed)
+        reason = KeyMasker(gate.lender.used).whole(str(failed)) if gate.lender else str(failed)
         reason = reason[:MAX_REASON]  # cut only now: a key that is cut is none any more
         if asked.answered:
             await send(End(truncated=reason))
@@ -136,7 +136,7 @@ class _Request:
                 stream = await secure(socket, target.host, gate.tls, left)
             exchange = Exchange(stream, self.clock, gate.limits)
             await exchange.send(sent, headers, self.body)
-            redactor = Redactor(gate.lender.used) if gate.lender else None
+            redactor = KeyMasker(gate.lender.used) if gate.lender else None
             status, received = await self._head(exchange, redactor)
             answer = EgressAnswer(attempt=attempt, status=status, type=media_type(received))
             location = [value for name, value in received if name == "location"]
@@ -164,7 +164,7 @@ class _Request:
         lender = self.gate.lender
         return lender.chosen(target, self.headers) if lender is not None and self.home is not None else None
 
-    async def _head(self, exchange: Exchange, redactor: Redactor | None) -> tuple[int, list[tuple[str, str]]]:
+    async def _head(self, exchange: Exchange, redactor: KeyMasker | None) -> tuple[int, list[tuple[str, str]]]:
         status, received = await exchange.head()
         if redactor is None:
             return status, received
@@ -172,7 +172,7 @@ class _Request:
         return status, [(name, redactor.whole(value)) for name, value in received if redactor.whole(name) == name]
 
     async def _answer(
-        self, head: ResponseHead, exchange: Exchange, redactor: Redactor | None, answer: EgressAnswer
+        self, head: ResponseHead, exchange: Exchange, redactor: KeyMasker | None, answer: EgressAnswer
     ) -> None:
         self.answered, complete = True, False
         try:
@@ -211,7 +211,7 @@ class _Request:
         raise InvalidTarget("egress.redirect", why, "Ask for the final URL directly.")
 
 
-async def _without(redactor: Redactor, piece: bytes) -> bytes:
+async def _without(redactor: KeyMasker, piece: bytes) -> bytes:
     """Look for lent values in a piece, with turns for everybody else between."""
     passed = list[bytes]()
     for at in range(0, len(piece), LOOKED_AT):

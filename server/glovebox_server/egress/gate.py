@@ -18,12 +18,12 @@ from anyio.abc import ByteStream, SocketStream
 from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide, decide_inspected
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.egress.rules import denial
-from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.dial import Dial, Resolver, Unreachable, check, dial, resolve, system_resolver, within
 from glovebox_server.egress.events import EgressAttempt, OnAnswer, OnConnection, OnDecision
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.tls.authority import Authority
 from glovebox_server.egress.traffic import Counted, Traffic
+from glovebox_server.guards.credentials.injector import CredentialInjector
 
 Decide = Callable[[EgressTarget, Sequence[EgressRule]], EgressDecision]
 MAX_UNNAMED = 4
@@ -54,7 +54,7 @@ class EgressGate:
         tls: ssl.SSLContext | None = None,
         dial: Dial = dial,
         limits: EgressLimits | None = None,
-        lender: Lender | None = None,
+        lender: CredentialInjector | None = None,
         authority: Authority | None = None,
     ) -> None:
         """Allow what ``rules`` allow, and nothing else.

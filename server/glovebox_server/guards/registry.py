@@ -15,17 +15,17 @@ from glovebox_server.calls import CallResult
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import GuardLink
 from glovebox_server.core.rights import Rights, RightsOf
-from glovebox_server.egress.credentials.held import Held
-from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.guards.admission import guard as admission_guard
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals import guard as approval_guard
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets import guard as budget_guard
+from glovebox_server.guards.credentials.cache import CredentialCache
 from glovebox_server.guards.network.guard import NetworkOpener
 from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked
 from glovebox_server.guards.redaction import guard as redaction_guard
+from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.repeats import guard as repeat_guard
 from glovebox_server.guards.repeats.repeats import Repeats
 from glovebox_server.guards.scanning import guard as scan_guard
@@ -57,7 +57,7 @@ class GuardSet:
     approvals: Approvals | None = None
     budgets: "Budgets | None" = None
     hiding: Hiding = field(default_factory=Hiding)
-    credentials: Held = field(default_factory=Held)
+    credentials: CredentialCache = field(default_factory=CredentialCache)
     gates: Callable[..., EgressGate] | None = None
     known: Known = field(default_factory=Known)
     proposals: "Callable[[], Proposals] | None" = None

@@ -36,14 +36,14 @@ from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal, time_of
 from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.core.rights import MAX_KEYS, Rights
-from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
 from glovebox_server.guards.budgets.spending import Left
+from glovebox_server.guards.redaction.detector import Forms
+from glovebox_server.guards.redaction.masking import mask_content
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.manifest import Manifest
-from glovebox_server.secret_scan.redact import content_redacted
 
 #: Most records of one call in one answer; a call makes about ten, one per connection besides.
 MAX_RECORDS = 500
@@ -282,7 +282,7 @@ class Resources:
         async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
             if redact == "none":
                 return content, {}
-            content, secrets = await content_redacted(content, values)
+            content, secrets = await mask_content(content, values)
             if secrets and redact == "refuse":
                 raise Refused("result.redact", *_WITHHELD)
             return content, secrets

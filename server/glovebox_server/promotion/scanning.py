@@ -21,13 +21,13 @@ from glovebox_sandboxes.session.run import AttestedSandbox, Hooks, run
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import ToolCall
-from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.guards.budgets.spending import MAX_SCAN_SECONDS
+from glovebox_server.guards.redaction.detector import Forms
+from glovebox_server.guards.redaction.masking import mask_value
 from glovebox_server.promotion import scanner
 from glovebox_server.promotion.scanner import Found
 from glovebox_server.redaction import without_paths
-from glovebox_server.secret_scan.redact import value_redacted
 
 MAX_FILES: Final = 16
 """Of one call. Each takes a sandbox, and its record some kilobytes."""
@@ -157,7 +157,7 @@ class Scanning:
             return replace(scan, not_scanned=visible(without_paths(reason))[:MAX_CHARACTERS])
         findings = found.lines
         if self.profile.result.redact != "none":
-            told, _ = await value_redacted({"findings": list(findings)}, self.forms)
+            told, _ = await mask_value({"findings": list(findings)}, self.forms)
             findings = tuple(str(each) for each in told["findings"])
         return replace(scan, findings=findings, more=found.more)
 

@@ -11,8 +11,8 @@ from glovebox_server.audit.chain import Head
 from glovebox_server.calls import elapsed_ms
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.rights import Rights
-from glovebox_server.egress.credentials.redact import Forms
 from glovebox_server.guards.journal.records import call_decided, call_finished
+from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.receipts.recorder import CallRecorder, Receipt, ReceiptIssuer
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from glovebox_server.audit.events import (
 )
 from glovebox_server.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.core.inputs import Inputs
-from glovebox_server.egress.credentials.redact import Forms
-from glovebox_server.secret_scan.redact import value_redacted
+from glovebox_server.guards.redaction.detector import Forms
+from glovebox_server.guards.redaction.masking import mask_value
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
@@ -57,7 +57,7 @@ async def _decided(
     event = CallDecided.of(call, decision, keep_arguments=keep, inputs=inputs.listed)
     if profile is None or event.arguments is None or profile.result.redact == "none":
         return event
-    arguments, secrets = await value_redacted(event.arguments, values)
+    arguments, secrets = await mask_value(event.arguments, values)
     return replace(event, arguments=arguments, redacted=secrets) if secrets else event
 
 

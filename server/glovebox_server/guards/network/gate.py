@@ -7,20 +7,20 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.session.connection import Duplex, Serve
 from glovebox_server.audit.events import EgressAnswered, EgressDecided
 from glovebox_server.core.call import Call
-from glovebox_server.egress.credentials.held import Held
-from glovebox_server.egress.credentials.lent import Lender
 from glovebox_server.egress.events import EgressAnswer, EgressAttempt, OnDecision
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.serve import serve
 from glovebox_server.egress.tls.authority import Authority
+from glovebox_server.guards.credentials.cache import CredentialCache
+from glovebox_server.guards.credentials.injector import CredentialInjector
 
 
 def gate_for(
     call: Call,
     look: OnDecision,
     *,
-    credentials: Held,
+    credentials: CredentialCache,
     made: Callable[..., EgressGate] | None = None,
 ) -> EgressGate:
     """Return the gate for one call, within what is reserved for it.
@@ -87,7 +87,7 @@ def gate_for(
         principal=request.principal.id,
         limits=limits,
         authority=Authority(profile.network.allow) if profile.network.tls == "inspect" else None,
-        lender=Lender(credentials=lent, read=credentials.value, used=used) if lent or used else None,
+        lender=CredentialInjector(credentials=lent, read=credentials.value, used=used) if lent or used else None,
     )
     for hook in now.on_traffic:
         hook(gate.traffic)

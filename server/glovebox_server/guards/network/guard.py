@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import Next
-from glovebox_server.egress.credentials.held import Held
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.gate import EgressGate
+from glovebox_server.guards.credentials.cache import CredentialCache
 from glovebox_server.guards.network.gate import gate_for, serve_with
 from glovebox_server.guards.watch.watch import Watch
 
@@ -16,7 +16,7 @@ from glovebox_server.guards.watch.watch import Watch
 class NetworkOpener:
     """Opens gates for calls."""
 
-    credentials: Held
+    credentials: CredentialCache
     watch: Watch | None
     gates: Callable[..., EgressGate] | None
     """Makes the gates; None as they are. A proof's have a server of its own behind them."""

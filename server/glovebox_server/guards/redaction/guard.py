@@ -7,8 +7,8 @@ from glovebox_server.core.call import Call, Ran, Show
 from glovebox_server.core.chain import Next
 from glovebox_server.core.result import withholding
 from glovebox_server.core.rights import Rights
-from glovebox_server.egress.credentials.redact import Forms
-from glovebox_server.secret_scan.redact import finish_live, redacted, shown_live, text_redacted
+from glovebox_server.guards.redaction.detector import Forms
+from glovebox_server.guards.redaction.masking import finish_live, mask_live, mask_text, redacted
 
 
 def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) -> Awaitable[Ran]:
@@ -22,7 +22,7 @@ def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) 
 
     def wrap(show: Show) -> Show:
         nonlocal live
-        live = shown_live(show, redact, values)
+        live = mask_live(show, redact, values)
         return live
 
     async def transform(outcome: Outcome, normal: bool) -> Outcome:
@@ -34,7 +34,7 @@ def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) 
             call.now.withheld = withholding(counts)
         return outcome
 
-    now.mask_name = lambda name: text_redacted(name, values(), counts)
+    now.mask_name = lambda name: mask_text(name, values(), counts)
     now.wrap_live.append(wrap)
     now.transforms.append(transform)
     return call_next(call)

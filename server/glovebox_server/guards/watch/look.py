@@ -12,8 +12,8 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_server.guards.redaction.patterns import find_secret_kind
 from glovebox_server.guards.watch.markers import Needles, Scanner
-from glovebox_server.secret_scan.patterns import kind_of_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class Look:
         for where, data in pieces:
             if self._needles and (canary := scanner.feed(data)):
                 self.findings.append(found_of(where, canary))
-            if self._secrets and where in _SECRETS_IN and (kind := kind_of_secret(data)):
+            if self._secrets and where in _SECRETS_IN and (kind := find_secret_kind(data)):
                 self.findings.append(Finding(rule="secrets", where=where, what=kind))
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from glovebox_server.secret_scan import patterns
+from glovebox_server.guards.redaction import patterns
 
 _MODULES: Final = ("left", "markup", "ole", "documents", "mail", "archives", "patches", "pdf", "pictures", "look")
 """Each behind those that it imports."""

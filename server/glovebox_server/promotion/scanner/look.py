@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from glovebox_server.guards.redaction.patterns import found as secrets_in
 from glovebox_server.promotion.scanner import archives, documents, mail, patches, pdf, pictures
 from glovebox_server.promotion.scanner.left import MOST_DEPTH, Found, Left, Part, not_looked_into, shown
 from glovebox_server.promotion.scanner.markup import markup
-from glovebox_server.secret_scan.patterns import found as secrets_in
 
 MOST_BYTES = 32 << 20
 """Of a file; of what lies behind, nothing is said but that."""

@@ -9,10 +9,10 @@ import anyio.to_thread
 from glovebox_profiles.egress import EgressTarget, decide
 from glovebox_profiles.egress.errors import InvalidTarget
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.credentials import placed
-from glovebox_server.egress.credentials.redact import forms
-from glovebox_server.egress.credentials.shapes import placeholder
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value
+from glovebox_server.guards.credentials import placed
+from glovebox_server.guards.credentials.shapes import placeholder
+from glovebox_server.guards.credentials.sources import CredentialError, Value
+from glovebox_server.guards.redaction.detector import forms
 from glovebox_server.guards.watch.markers import Needles, Scanner
 
 ReadValue = Callable[[str], Awaitable[Value]]
@@ -22,7 +22,7 @@ Said = tuple[str, Sequence[tuple[str, str]]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Lender:
+class CredentialInjector:
     """The credentials of one call, and what its requests have had of them."""
 
     credentials: Sequence[Credential]
@@ -41,7 +41,7 @@ class Lender:
                 continue
             try:
                 like = (await self.read(each.source)).text
-            except CredentialUnavailable:
+            except CredentialError:
                 like = ""  # the request that needs it is refused with the reason, if there is one
             given[each.env] = self.placeholders[each.name] = placeholder(like)
         return given
@@ -82,7 +82,7 @@ class Lender:
         """
         try:
             found = await self.read(credential.source)
-        except CredentialUnavailable as failed:
+        except CredentialError as failed:
             reason = f"The credential {credential.name} cannot be used: {failed.reason}."
             raise InvalidTarget("egress.credential", reason, f"The operator must act. {failed.fix}") from None
         if found.text not in self._known:

@@ -1,7 +1,7 @@
 """Puts a word in the place of each secret in what a call gives back. Pure but for a thread for what takes long.
 
 ``patterns`` says what a secret looks like; of the values that the server itself holds every way of writing them is
-looked for (``egress.credentials.redact``).
+looked for (``detector``).
 """
 
 import codecs
@@ -15,8 +15,8 @@ from typing import Any, Final
 import anyio.to_thread
 
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.egress.credentials.redact import Forms, Redactor
-from glovebox_server.secret_scan.patterns import PATTERNS, found
+from glovebox_server.guards.redaction.detector import Forms, KeyMasker
+from glovebox_server.guards.redaction.patterns import PATTERNS, found
 
 LOOP_BYTES: Final = 16 * 1024
 """What is looked through on the event loop; more is in a thread."""
@@ -49,20 +49,20 @@ async def redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, 
     return _redacted(outcome, values)
 
 
-async def value_redacted(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
+async def mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
     """Return a JSON value without secrets in its texts, and how many of each kind there were."""
     if _takes_long(_strings(value), values):
         return await anyio.to_thread.run_sync(_value_redacted, value, values)
     return _value_redacted(value, values)
 
 
-async def content_redacted(content: bytes, values: Forms) -> tuple[bytes, dict[str, int]]:
+async def mask_content(content: bytes, values: Forms) -> tuple[bytes, dict[str, int]]:
     """Return a file's bytes without secrets, and how many of each kind there were; what is not UTF-8 stays as it is."""
-    text, secrets = await value_redacted(content.decode("utf-8", "surrogateescape"), values)
+    text, secrets = await mask_value(content.decode("utf-8", "surrogateescape"), values)
     return (text.encode("utf-8", "surrogateescape"), secrets) if secrets else (content, secrets)
 
 
-def text_redacted(text: str, values: Forms, count: Counter[str]) -> str:
+def mask_text(text: str, values: Forms, count: Counter[str]) -> str:
     """Return a text with ``[secret: …]`` in the place of each secret, which are counted by kind."""
     return _Mask(values, count).text(text)
 
@@ -71,7 +71,7 @@ class _Mask:
     """Puts a word in the place of each secret in the texts of one answer; what it compares is made once for all."""
 
     def __init__(self, values: Forms, count: Counter[str]) -> None:
-        self._redactor = Redactor(values) if values else None
+        self._redactor = KeyMasker(values) if values else None
         self._shortest = min(map(len, values), default=0)
         self._count = count
 
@@ -102,14 +102,14 @@ class _Mask:
         self._count["private key"] += 1
         return "[secret: private key]"
 
-    def _without(self, redactor: Redactor, text: str) -> str:
+    def _without(self, redactor: KeyMasker, text: str) -> str:
         before, text = redactor.replaced, redactor.whole(text)
         if more := redactor.replaced - before:  # a count of 0 would have the text as it was be shown
             self._count["credential of the server"] += more
         return text
 
 
-def shown_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
+def mask_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
     """Stands before whoever shows what a program prints while it runs; what it withholds is in the result too.
 
     Args:
@@ -123,7 +123,7 @@ def shown_live(show: Callable[[str], None], redact: str, values: Callable[[], Fo
 
 
 def finish_live(show: Callable[[str], None], *, normal: bool) -> None:
-    """Release what ``shown_live`` withholds at a normal end of the program; any other end drops it."""
+    """Release what ``mask_live`` withholds at a normal end of the program; any other end drops it."""
     if normal and isinstance(show, LiveOutput):
         show.finish()
 
@@ -135,7 +135,7 @@ class LiveOutput:
         self._show, self._values = show, values
         self._known: Forms = {}
         self._wanted: dict[bytes, str] = {}  # only grows: a key that was replaced by another may still be valid
-        self._redactor = Redactor(self._wanted)
+        self._redactor = KeyMasker(self._wanted)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._held = self._last = ""
         self._over = False
@@ -148,7 +148,7 @@ class LiveOutput:
             self._known = values
             self._wanted.update(values)
             # Values alone: of a token that goes on, the rest would be shown.
-            self._held = Redactor(values).whole(self._held) if values else self._held
+            self._held = KeyMasker(values).whole(self._held) if values else self._held
         if self._wanted:
             text = self._decode(self._redactor.feed(text.encode("utf-8", "replace")))
         self._pass(text, len((self._held + text).rstrip(_OF_TOKENS)))
@@ -167,7 +167,7 @@ class LiveOutput:
         shown, self._held = held[:cut], held[cut:]
         self._last = (self._last + shown)[-_SHOWN:]
         if shown:
-            self._show(text_redacted(shown, {}, Counter()))
+            self._show(mask_text(shown, {}, Counter()))
 
     def _end(self) -> None:
         self._over = True

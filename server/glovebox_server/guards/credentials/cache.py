@@ -11,8 +11,8 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.credentials.redact import Forms, forms
-from glovebox_server.egress.credentials.sources import CredentialUnavailable, Value, read
+from glovebox_server.guards.credentials.sources import CredentialError, Value, read
+from glovebox_server.guards.redaction.detector import Forms, forms
 
 EARLY: Final = timedelta(seconds=30)
 """A value is read again so long before it expires: a request with it may take that long to arrive."""
@@ -37,11 +37,11 @@ class _Reading:
     async def result(self) -> Value:
         await self.over.wait()
         if self.value is None:
-            raise self.failure or CredentialUnavailable("the server was ending", "Start it again.")
+            raise self.failure or CredentialError("the server was ending", "Start it again.")
         return self.value
 
 
-class Held:
+class CredentialCache:
     """The values that one server holds, by their source; kept in memory alone."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Held:
         self._readings: dict[str, _Reading] = {}
         self._soon: dict[str, datetime] = {}
         self._values: dict[str, tuple[Value, datetime]] = {}
-        self._failures: dict[str, tuple[CredentialUnavailable, datetime]] = {}
+        self._failures: dict[str, tuple[CredentialError, datetime]] = {}
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._seen: defaultdict[str, dict[str, Forms]] = defaultdict(dict)  # by source and value, the newest last
         self._forms: dict[frozenset[str], Forms] = {}  # of several sources together; few, as profiles have few keys
@@ -68,7 +68,7 @@ class Held:
         """Return the value that a source names, read anew where the one that is held is too old.
 
         Raises:
-            CredentialUnavailable: it cannot be had.
+            CredentialError: it cannot be had.
         """
         if source.startswith(("env:", "file:")):
             return await self._known(source, await read(source))  # as cheap as looking whether it has changed
@@ -104,7 +104,7 @@ class Held:
             raise failed[0]
         try:
             value = await read(source)
-        except CredentialUnavailable as failure:
+        except CredentialError as failure:
             self._failures[source] = failure, self._clock() + AGAIN
             raise
         now = self._clock()

@@ -199,7 +199,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
 _SPACED: Final = tuple(pattern for pattern in PATTERNS if not pattern.unbroken)
 
 
-def kind_of_secret(data: bytes) -> str | None:
+def find_secret_kind(data: bytes) -> str | None:
     """The kind of a secret in it; None where there is none. Of each word only the first ``MAX_WORDS`` are looked at."""
     if len(data) < _SHORTEST:
         return None

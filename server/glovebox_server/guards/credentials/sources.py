@@ -53,7 +53,7 @@ _OF_PROGRAMS: Final = {
 """What to do, by what the system says."""
 
 
-class CredentialUnavailable(Exception):  # noqa: N818 - as the design's other failures
+class CredentialError(Exception):
     """A credential's value could not be had; ``reason`` and ``fix`` hold nothing of it, and no host path."""
 
     def __init__(self, reason: str, fix: str) -> None:
@@ -77,7 +77,7 @@ async def read(source: str) -> Value:
     """Read the value that ``source`` names: ``env:``, ``file:``, ``keyring:`` or ``exec:``.
 
     Raises:
-        CredentialUnavailable: it is not there, cannot be read, is no credential, or has expired.
+        CredentialError: it is not there, cannot be read, is no credential, or has expired.
     """
     kind, _, where = source.partition(":")
     match kind:
@@ -93,7 +93,7 @@ async def read(source: str) -> Value:
             value = await _of_program(where)
     if value.expires is not None and value.expires <= datetime.now(UTC):
         fix = "Have it print one that is valid: sign in again where it has it from, and compare this host's clock."
-        raise CredentialUnavailable("what its program printed has expired", fix)
+        raise CredentialError("what its program printed has expired", fix)
     return value
 
 
@@ -108,9 +108,9 @@ def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime
         expires: when the value stops working.
     """
     if not text:
-        raise CredentialUnavailable(f"{whence} {none}", fix)
+        raise CredentialError(f"{whence} {none}", fix)
     if problem := _problem(text):
-        raise CredentialUnavailable(f"{whence} does not hold a credential: {problem}", _ALONE)
+        raise CredentialError(f"{whence} does not hold a credential: {problem}", _ALONE)
     return Value(text=text, expires=expires)
 
 
@@ -134,20 +134,20 @@ def _of_file(path: Path) -> Value:
         try:
             found = os.fstat(descriptor)
             if stat.S_ISDIR(found.st_mode):
-                raise CredentialUnavailable("its file is a folder", "Name the file in it that holds the value alone.")
+                raise CredentialError("its file is a folder", "Name the file in it that holds the value alone.")
             if not stat.S_ISREG(found.st_mode):
-                raise CredentialUnavailable("its file is no plain file", "Name the file that holds the value alone.")
+                raise CredentialError("its file is no plain file", "Name the file that holds the value alone.")
             if found.st_mode & stat.S_IRWXO:
-                raise CredentialUnavailable("others may read or change its file", "Run `chmod o= FILE`.")
+                raise CredentialError("others may read or change its file", "Run `chmod o= FILE`.")
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 data = file.read(MAX_BYTES + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
         fix = _OF_FILES.get(error.errno or 0, "Read it by hand, as the server's user.")
-        raise CredentialUnavailable(f"its file cannot be read: {error.strerror}", fix) from None
+        raise CredentialError(f"its file cannot be read: {error.strerror}", fix) from None
     if len(data) > MAX_BYTES:
-        raise CredentialUnavailable(f"its file has more than {MAX_BYTES} bytes", _ALONE)
+        raise CredentialError(f"its file has more than {MAX_BYTES} bytes", _ALONE)
     text = data.decode("ascii", "replace").rstrip("\r\n")
     return _plain(text, "its file", "is empty", "Write the value into it, alone.")
 
@@ -158,7 +158,7 @@ async def _of_keyring(where: str) -> Value:
     def ask() -> str | None:
         mine = object()
         if _ASKING.setdefault(where, mine) is not mine:  # in the thread, so that of two who ask at once one does
-            raise CredentialUnavailable("the keyring still has not answered", _UNLOCK)
+            raise CredentialError("the keyring still has not answered", _UNLOCK)
         try:
             found: str | None = importlib.import_module("keyring").get_password(service, user)
             return found
@@ -168,28 +168,28 @@ async def _of_keyring(where: str) -> Value:
     with anyio.move_on_after(SECONDS):
         try:
             text = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
-        except CredentialUnavailable:
+        except CredentialError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a keyring's backend raises
             raise _of_backend(error) from None
         fix = "Run `keyring set SERVICE USER` as the server's user, with those of source."
         return _plain(text, "its entry in the keyring", "is not there or empty", fix)
-    raise CredentialUnavailable(f"the keyring did not answer within {SECONDS:g} seconds", _UNLOCK)
+    raise CredentialError(f"the keyring did not answer within {SECONDS:g} seconds", _UNLOCK)
 
 
-def _of_backend(error: Exception) -> CredentialUnavailable:
+def _of_backend(error: Exception) -> CredentialError:
     """Say what a keyring raised, by its class's name: its text may hold anything."""
     if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
         fix = "Install the Python package keyring beside the server, and start it again."
-        return CredentialUnavailable("the Python package keyring is not installed", fix)
+        return CredentialError("the Python package keyring is not installed", fix)
     name = type(error).__name__
     if name == "KeyringLocked":
-        return CredentialUnavailable("the keyring is locked", _UNLOCK)
+        return CredentialError("the keyring is locked", _UNLOCK)
     if name == "NoKeyringError":
         fix = "Set one up for the server's user, or name another source: env, file or exec."
-        return CredentialUnavailable("there is no keyring here", fix)
+        return CredentialError("there is no keyring here", fix)
     fix = "Run `keyring get SERVICE USER` as the server's user, with those of source."
-    return CredentialUnavailable(f"the keyring failed: {name}", fix)
+    return CredentialError(f"the keyring failed: {name}", fix)
 
 
 async def _of_program(command: str) -> Value:
@@ -201,20 +201,20 @@ async def _of_program(command: str) -> Value:
     except OSError as error:
         reason = f"its program cannot be started: {error.strerror}"
         fix = _OF_PROGRAMS.get(error.errno or 0, "Start it by hand, as the server's user.")
-        raise CredentialUnavailable(reason, fix) from None
+        raise CredentialError(reason, fix) from None
     fix = "Run it by hand, as the server's user."
     try:
         with anyio.move_on_after(SECONDS):
             data = await _read(process)
             if len(data) > MAX_BYTES:
-                raise CredentialUnavailable(f"its program printed more than {MAX_BYTES} bytes", _JSON)
+                raise CredentialError(f"its program printed more than {MAX_BYTES} bytes", _JSON)
             if (status := await process.wait()) < 0:
-                raise CredentialUnavailable(f"its program was ended by signal {-status}", fix)
+                raise CredentialError(f"its program was ended by signal {-status}", fix)
             if status:
-                raise CredentialUnavailable(f"its program ended with status {status}", fix)
+                raise CredentialError(f"its program ended with status {status}", fix)
             return _of_json(data)
         fix = "Run it by hand, as the server's user, with nothing to read from: it may be asking for something."
-        raise CredentialUnavailable(f"its program did not end within {SECONDS:g} seconds", fix)
+        raise CredentialError(f"its program did not end within {SECONDS:g} seconds", fix)
     finally:
         await _end(process)
 
@@ -249,17 +249,17 @@ def _of_json(data: bytes) -> Value:
     ExecCredential (``status``) and what ``gcloud config config-helper`` prints (``credential``).
     """
     if not data.strip():
-        raise CredentialUnavailable("its program printed nothing", _JSON)
+        raise CredentialError("its program printed nothing", _JSON)
     try:
         said: Any = json.loads(data)
     except (ValueError, RecursionError):
-        raise CredentialUnavailable("its program did not print JSON", _JSON) from None
+        raise CredentialError("its program did not print JSON", _JSON) from None
     for table in ("status", "credential"):
         if isinstance(said, dict) and isinstance(said.get(table), dict):
             said = said[table]
     token = next((said[key] for key in _TOKENS if isinstance(said.get(key), str)), None) if _is(said) else None
     if token is None:
-        raise CredentialUnavailable("its program's JSON holds no token", _JSON)
+        raise CredentialError("its program's JSON holds no token", _JSON)
     return _plain(token, "what its program printed", "is empty", _JSON, _expiry(said))
 
 
@@ -275,4 +275,4 @@ def _expiry(said: Mapping[str, Any]) -> datetime | None:
         when = next((said[key] for key in _EXPIRIES if said.get(key) is not None), None)
         return None if when is None else datetime.fromisoformat(when).astimezone(UTC)
     except (ValueError, TypeError, OverflowError):
-        raise CredentialUnavailable("its program's JSON has an expiry that cannot be read", _JSON) from None
+        raise CredentialError("its program's JSON has an expiry that cannot be read", _JSON) from None

@@ -45,7 +45,7 @@ def forms(name: str, value: str) -> Forms:
     return {squeezed(form): name for form in _written(value)}
 
 
-class Redactor:
+class KeyMasker:
     """Replaces the values of some credentials in one stream of bytes."""
 
     def __init__(self, wanted: Forms) -> None:

@@ -1,0 +1,1 @@
+"""Injects keys into a call's requests. No sandbox ever holds one."""
