@@ -23,10 +23,14 @@ from glovebox_sandboxes.drivers.docker import DockerDriver
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server.settings import Settings
 
+KILLS = 6
+"""By default: a control beside the tests that inject a crash at each step. ``make soak`` kills 200."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--driver NAME``: leave out the tests that are marked for other drivers, and do not count them as skipped."""
     parser.addoption("--driver", action="append", choices=[*registry.NAMES, GVISOR_DOCKER], help="only these drivers")
+    parser.addoption("--kills", type=int, default=KILLS, help="processes that a test kills at random moments")
 
 
 def pytest_configure() -> None:
@@ -121,6 +125,12 @@ def why_unusable(name: str) -> str:
         return "" if found.usable else missing or "no reason given"
 
     return anyio.run(probe)
+
+
+@pytest.fixture
+def kills(pytestconfig: pytest.Config) -> int:
+    """Return how many processes a test kills at random moments."""
+    return int(pytestconfig.getoption("kills"))
 
 
 @pytest.fixture(scope="session")
