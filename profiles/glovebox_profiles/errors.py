@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from pathlib import Path
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 
 #: How much of a key or sentence is repeated: enough to find it in the file, too little to fill a terminal.
 SHOWN_CHARACTERS = 300
@@ -14,7 +14,7 @@ MAX_ERRORS = 20
 """Errors of one file that are reported: a screen of them. Looking for the nearest key takes time for each."""
 
 
-class ProfileError(Diagnosed):
+class ProfileError(DiagnosedError):
     """A profile cannot be used as it is written, so the server does not start with it."""
 
     def __init__(self, path: Path | str, line: int | None, key: str, reason: str, fix: str) -> None:

@@ -22,7 +22,7 @@ from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.pool.state import IDLE_SECONDS
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
@@ -407,7 +407,7 @@ def _packages(environments: Mapping[str, Environment], tool: str) -> str:
         return ""
     try:
         return environments[tool].locked()
-    except EnvironmentProblem:
+    except EnvironmentFileError:
         return environments[tool].fits
 
 

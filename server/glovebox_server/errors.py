@@ -1,11 +1,11 @@
-"""Failures of the server itself. One level deep: ``Refused`` for callers, subclasses of ``Diagnosed`` for the operator.
+"""Failures of the server itself. ``RefusedError`` is for callers, subclasses of ``DiagnosedError`` for the operator.
 
-``contract.errors`` holds UnsupportedSpec and SandboxUnavailable, ``glovebox_profiles.errors`` ProfileError.
+``contract.errors`` holds UnsupportedSpecError and SandboxError, ``glovebox_profiles.errors`` ProfileError.
 """
 
 from pathlib import Path
 
-from glovebox_sandboxes.contract.errors import Diagnosed, Refusal, Refused
+from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal, RefusedError
 from glovebox_server.redaction import without_paths
 
 _MAX_NAME = 64
@@ -15,7 +15,7 @@ __all__ = [
     "AuditUnavailable",
     "InvalidArguments",
     "OutputFailed",
-    "Refused",
+    "RefusedError",
     "StoreUnusable",
     "Unforeseen",
     "UnknownTool",
@@ -33,11 +33,11 @@ class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
         self.fields = fields
 
 
-class AuditUnavailable(Diagnosed):
+class AuditUnavailable(DiagnosedError):  # noqa: N818 - until its area merges it
     """A record could not be made durable, so the effect it announces does not happen."""
 
 
-class StoreUnusable(Diagnosed):
+class StoreUnusable(DiagnosedError):  # noqa: N818 - until its area merges it
     """What governs calls cannot be read or written, so calls that it governs are refused: see ``refusal``."""
 
     @property

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.errors import AuditUnavailable, InvalidArguments, Refused, StoreUnusable, UnknownTool
+from glovebox_server.errors import AuditUnavailable, InvalidArguments, RefusedError, StoreUnusable, UnknownTool
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.redaction import without_paths
 
@@ -55,13 +55,13 @@ FAILURES: dict[type[Exception], Failure] = {
         exit_code=USAGE,
         sentence=lambda error, _: f"Invalid arguments, nothing was started. {error}",
     ),
-    Refused: Failure(
+    RefusedError: Failure(
         classed="refused",
         exit_code=REFUSED,
         sentence=lambda error, _: f"Refused by {getattr(error, 'rule', '')}: {error}",
     ),
-    SandboxUnavailable: _unavailable("Sandbox"),
-    UnsupportedSpec: _unavailable("Sandbox"),
+    SandboxError: _unavailable("Sandbox"),
+    UnsupportedSpecError: _unavailable("Sandbox"),
     AuditUnavailable: _unavailable("Audit"),
     StoreUnusable: _unavailable("Store"),
     ArtifactsUnavailable: _unavailable("Artifacts"),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 
@@ -22,7 +22,7 @@ _LOCK_POLL_SECONDS = 0.005
 _THE_FILE = "Name the file itself."
 
 
-class SecretUnusable(Diagnosed):
+class SecretUnusable(DiagnosedError):  # noqa: N818 - until its area merges it
     """A secret cannot be read safely, so what needs it does not start. Subclasses say what kind of secret."""
 
     kind: ClassVar[str] = "secret"

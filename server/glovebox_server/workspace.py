@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Literal
 
-from glovebox_sandboxes.contract.errors import Diagnosed, Refusal
+from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_server.printable import printable
@@ -38,7 +38,7 @@ NOT_SERVED = Refusal(
 """What callers are told: nothing of where things are on this host."""
 
 
-class WorkspaceRefused(Diagnosed):
+class WorkspaceRefused(DiagnosedError):  # noqa: N818 - until its area merges it
     """The directory that was named would give away what is the server's own, so nothing is served."""
 
 

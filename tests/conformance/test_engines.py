@@ -21,7 +21,7 @@ from tests.must_run import unusable
 from glovebox_sandboxes.conformance import host as hosts
 from glovebox_sandboxes.conformance import prove, trial
 from glovebox_sandboxes.conformance.case import load
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.session import run
@@ -141,7 +141,7 @@ async def test_limits_are_said_to_hold_as_they_do(engine: engines.Engine) -> Non
             assert said == {"no control groups: limits hold per process"}
             assert driver.plan(spec()).rlimits == ("memory_bytes", "pids")
             assert not {"Memory", "PidsLimit", "NanoCpus"} & set(driver.plan(spec()).action["HostConfig"])
-            with pytest.raises(UnsupportedSpec, match=r"limits\.enforce.*no control groups"):
+            with pytest.raises(UnsupportedSpecError, match=r"limits\.enforce.*no control groups"):
                 driver.plan(strict)
 
 
@@ -183,7 +183,7 @@ async def test_a_limit_that_podman_leaves_out_is_refused(
     async with DockerDriver.connect() as driver:
         if driver.capabilities.limits["memory_bytes"] != "rlimit":
             pytest.skip("this host lets it make control groups")
-        with pytest.raises(SandboxUnavailable, match="Podman would not do all of it"):
+        with pytest.raises(SandboxError, match="Podman would not do all of it"):
             await program(driver, "print(1)")
     assert sandboxes(driver) == set()
 

@@ -35,7 +35,7 @@ from glovebox_server.artifacts.collect import FLUSH_BYTES, Worker
 from glovebox_server.artifacts.disk import Disk
 from glovebox_server.artifacts.record import ArtifactsUnavailable, unknown
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 
 async def test_another_principals_artifact_looks_as_if_it_did_not_exist(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ async def test_another_principals_artifact_looks_as_if_it_did_not_exist(tmp_path
         found = await keep(store, "a.txt", b"secret")
         refusals = []
         for uri, principal in [(found.uri, BOB), ("artifact://" + "0" * 32, BOB), ("artifact://../../etc", ALICE)]:
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RefusedError) as refused:
                 await content(store, uri, principal)
             refusals.append((refused.value.rule, str(refused.value)))
         assert set(refusals) == {("artifacts.unknown", str(unknown()))}
@@ -67,7 +67,7 @@ async def test_altered_content_is_never_handed_out(
             monkeypatch.setattr(store_module, "_require", lambda _same: None)
             assert await content(store, found.uri) == change
         else:
-            with pytest.raises(Refused) as gone:
+            with pytest.raises(RefusedError) as gone:
                 await content(store, found.uri)
             assert gone.value.rule == "artifacts.unknown"
 
@@ -92,7 +92,7 @@ async def test_an_item_that_is_not_plain_files_is_unknown_and_swept(tmp_path: Pa
         }
         make[what]()
         with anyio.fail_after(10):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RefusedError) as refused:
                 await content(store, found.uri)
             assert refused.value.rule == "artifacts.unknown"
     async with a_store(tmp_path / "q"):  # a new server has not seen the record before
@@ -388,7 +388,7 @@ async def test_no_secret_of_the_server_gets_into_the_store_or_its_errors(
     async def attempt(store: ArtifactStore, name: str) -> None:
         try:
             await keep(store, name, b"x")
-        except Refused as refused:
+        except RefusedError as refused:
             messages.append(str(refused))
 
     clock = Clock()

@@ -12,7 +12,7 @@ from docker.errors import ImageNotFound
 from tests.fixtures import wheels
 from tests.fixtures.docker_sandboxes import client, program, spec
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.drivers.docker.image.build import build, remove
@@ -106,7 +106,7 @@ async def test_an_image_with_a_volume_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(content, "tag", lambda: hostile)
     async with DockerDriver.connect() as driver:
         assert not driver.capabilities.usable
-        with pytest.raises(SandboxUnavailable, match="declares /data") as refusal:
+        with pytest.raises(SandboxError, match="declares /data") as refusal:
             driver.plan(spec())
     assert "docker rmi" in refusal.value.fix
 
@@ -115,7 +115,7 @@ async def test_a_missing_image_is_told_with_the_command_that_builds_it(monkeypat
     """Also when another version's image is there: tags are content, so an old guest is never met."""
     monkeypatch.setattr(content, "tag", lambda: "glovebox/python:0000000000000000")
     async with DockerDriver.connect() as driver:
-        with pytest.raises(SandboxUnavailable, match="lacks the image") as refusal:
+        with pytest.raises(SandboxError, match="lacks the image") as refusal:
             driver.plan(spec())
     assert refusal.value.fix == "Run `glovebox setup --docker`."
 
@@ -129,7 +129,7 @@ async def test_an_image_that_goes_away_is_told_the_same(monkeypatch: pytest.Monk
         with client() as api:
             api.remove_image(passing, force=True)
         derive("ENV X=2")
-        with pytest.raises(SandboxUnavailable, match="No such image") as refusal:
+        with pytest.raises(SandboxError, match="No such image") as refusal:
             async with driver.open(plan):
                 pytest.fail("opened")
     assert "glovebox setup --docker" in refusal.value.fix
@@ -163,7 +163,7 @@ async def test_a_base_without_python_is_refused_before_anything_is_built(monkeyp
     with client() as api:
         api.import_image_from_data(bytes(10_240), repository="glovebox-test/empty", tag="1")
         try:
-            with pytest.raises(SandboxUnavailable, match=f"{base} cannot run python3") as refusal:
+            with pytest.raises(SandboxError, match=f"{base} cannot run python3") as refusal:
                 await build(base)
             assert api.containers(all=True, filters={"ancestor": base}) == []
         finally:

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.docker_sandboxes import MIB, instead_of_guest, program, python, read_all, spec
 
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import Mount
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
@@ -94,7 +94,7 @@ async def test_a_container_among_the_hosts_processes_does_not_even_start(monkeyp
     async with planned() as (driver, plan):
         weaker = replace(plan, action={**plan.action, "HostConfig": {**plan.action["HostConfig"], "PidMode": "host"}})
         async with driver.open(weaker) as sandbox:
-            with pytest.raises(SandboxUnavailable, match="process 1"):
+            with pytest.raises(SandboxError, match="process 1"):
                 await run.attest(sandbox, weaker)
 
 
@@ -194,7 +194,7 @@ async def test_a_link_into_the_host_is_not_a_workspace(tmp_path: Path) -> None:
     async with DockerDriver.connect() as driver:
         plan = driver.plan(replace(spec(), mounts=(Mount(source=str(link), target="/workspace"),)))
         link.symlink_to("/var/run")
-        with pytest.raises(UnsupportedSpec, match="would show the sandbox the host's /run"):
+        with pytest.raises(UnsupportedSpecError, match="would show the sandbox the host's /run"):
             async with driver.open(plan):
                 pytest.fail("opened")
         link.unlink()

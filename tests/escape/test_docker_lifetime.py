@@ -23,7 +23,7 @@ from tests.fixtures.docker_sandboxes import (
 )
 from tests.fixtures.docker_victim import COUNT
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.docker.engine import CALL_SECONDS, Engine, host_from_environment
@@ -156,7 +156,7 @@ async def test_an_engine_that_goes_away_is_told_with_its_fix(monkeypatch: pytest
         plan = driver.plan(spec())
         link.unlink()
         driver._connection.engine.close()  # type: ignore[union-attr]  # its idle connections would still work
-        with pytest.raises(SandboxUnavailable, match=r"^Creating a container.*systemctl start docker"):
+        with pytest.raises(SandboxError, match=r"^Creating a container.*systemctl start docker"):
             async with driver.open(plan):
                 pytest.fail("there is no Engine")
     assert list(driver.leaked.values()) == ["No such file or directory"]

@@ -15,7 +15,7 @@ from tests.fixtures.specs import SPEC
 from tests.fixtures.zygotes import answer, outcome_of
 
 from glovebox_sandboxes.contract.base import Driver, Plan
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.runtime import environments, locks, runtime
 from glovebox_sandboxes.session import run
@@ -106,5 +106,5 @@ async def test_an_environment_is_read_only(data: Path) -> None:
 async def test_one_that_is_not_built_is_refused(data: Path) -> None:
     """By its name, with the command; nothing else takes its place."""
     async with a_driver(data) as driver:
-        with pytest.raises(UnsupportedSpec, match=r"three is not built here\. Run `glovebox setup --env"):
+        with pytest.raises(UnsupportedSpecError, match=r"three is not built here\. Run `glovebox setup --env"):
             plan_of(driver, "three")

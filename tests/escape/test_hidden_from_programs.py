@@ -14,7 +14,7 @@ from tests.escape.test_hidden_files import MARK, ORDINARY, SECRETS
 from tests.fixtures.brokered import DRIVERS, Heard, submitted
 
 from _glovebox_guest.workspace.hidden import Kind
-from glovebox_sandboxes.contract.errors import Refused, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
 from glovebox_sandboxes.hidden import inotify
 from glovebox_sandboxes.hidden.index import Index
 from glovebox_server import app as apps
@@ -199,7 +199,7 @@ async def test_a_program_that_waits_for_an_atomic_save_is_ended_and_withheld(
         heard.text = ""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(save, ".env")
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 await submitted(app, "run_python", {"code": READER}, heard, call_id)
         assert caught.value.rule == "workspace.secret"
         assert heard.text == "begun\n"
@@ -240,7 +240,7 @@ async def test_whatever_makes_a_secret_of_a_file_ends_a_program(tmp_path: Path, 
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(change)
-            with pytest.raises(Refused):
+            with pytest.raises(RefusedError):
                 await submitted(
                     app, "run_python", {"code": "print('begun', flush=True)\nimport time\ntime.sleep(30)"}, heard
                 )
@@ -271,7 +271,7 @@ async def test_two_hundred_saves_beside_programs_that_read_show_nothing(tmp_path
             code = READER.replace("+ 30", "+ 0.02")
             try:
                 result = await submitted(app, "run_python", {"code": code}, heard)
-            except Refused as refused:
+            except RefusedError as refused:
                 rules.add(refused.rule)
                 ended["refused"] += 1
             else:
@@ -300,7 +300,7 @@ async def test_more_than_a_sandbox_can_cover_is_covered_by_folders_or_refused(tm
             app, "import os; print(os.path.exists('/workspace/certs/a.txt'), os.path.exists('/workspace/b.txt'))"
         ) == ("False True\n")
         write(place, {f"{number}.key": MARK for number in range(400)})
-        with pytest.raises(UnsupportedSpec, match="too much of it is named as secrets are"):
+        with pytest.raises(UnsupportedSpecError, match="too much of it is named as secrets are"):
             await submitted(app, "run_python", {"code": "1"})
 
 
@@ -319,7 +319,7 @@ async def test_what_cannot_be_watched_is_not_shown_to_programs(tmp_path: Path, m
     async with served(tmp_path, "bubblewrap") as app:
         with monkeypatch.context() as broken:
             broken.setattr(inotify.Inotify, "add", full)
-            with pytest.raises(UnsupportedSpec, match=r"sysctl fs\.inotify\.max_user_watches"):
+            with pytest.raises(UnsupportedSpecError, match=r"sysctl fs\.inotify\.max_user_watches"):
                 await submitted(app, "run_python", {"code": "1"})
             assert not (await submitted(app, "list_workspace_files", {})).failed
         assert not (await submitted(app, "run_python", {"code": "1"})).failed
@@ -331,7 +331,7 @@ async def test_a_name_at_the_top_that_no_record_can_hold_is_refused_with_why(tmp
     """Only its folder could be covered, and that is the workspace."""
     write(tmp_path / "workspace", {name: MARK})
     async with served(tmp_path, "bubblewrap") as app:
-        with pytest.raises(UnsupportedSpec, match="characters that cannot be printed"):
+        with pytest.raises(UnsupportedSpecError, match="characters that cannot be printed"):
             await submitted(app, "run_python", {"code": "1"})
 
 

@@ -16,7 +16,7 @@ from tests.escape.test_hidden_files import MARK
 from tests.escape.test_hidden_from_programs import SWEEP, begun, exchange, ran, served, write
 from tests.fixtures.brokered import DRIVERS, Heard, submitted
 
-from glovebox_sandboxes.contract.errors import Refused, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
 from glovebox_sandboxes.hidden import index as indexes
 from glovebox_sandboxes.hidden.index import Index
 
@@ -144,7 +144,7 @@ async def test_a_program_that_waits_for_a_link_to_lead_elsewhere_is_ended_and_wi
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(turn)
             code = "print(open('/workspace/two').read(), flush=True)\nimport time\ntime.sleep(30)"
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 await submitted(app, "run_python", {"code": code}, heard)
         assert caught.value.rule == "workspace.secret"
         assert await ran(app, "print(open('/workspace/one').read().strip())") == f"{MARK}\n"
@@ -161,7 +161,7 @@ async def test_a_link_that_leads_to_all_of_it_is_named(tmp_path: Path, leads: st
     async with served(tmp_path, "bubblewrap") as app:
         assert await ran(app, "print(open('/workspace/a/a.txt').read().strip())") == f"{MARK}\n"
         links(place, {"a/.env": f"../{leads}" if not leads.startswith("/") else leads})
-        with pytest.raises(UnsupportedSpec, match=r"the link a/\.env is named as a secret"):
+        with pytest.raises(UnsupportedSpecError, match=r"the link a/\.env is named as a secret"):
             await submitted(app, "run_python", {"code": "1"})
 
 

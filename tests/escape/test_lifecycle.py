@@ -23,7 +23,7 @@ from tests.fixtures import leftovers
 from tests.fixtures.brokered import DRIVERS, profile, submitted
 from tests.fixtures.leftovers import until
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
 from glovebox_sandboxes.host import cgroup
 from glovebox_server import app as apps
@@ -318,7 +318,7 @@ async def test_a_sandbox_that_is_killed_never_looks_like_a_program_that_ended(
         async def make() -> None:
             try:
                 await submitted(app, "run_python", {"code": PROGRAM}, call_id=call_id)
-            except SandboxUnavailable as problem:
+            except SandboxError as problem:
                 raised.append(problem)
 
         async with anyio.create_task_group() as tasks:

@@ -15,7 +15,7 @@ from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.channels import READY
 
 from _glovebox_guest import wire
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver
 from glovebox_sandboxes.host import cgroup, process
@@ -65,13 +65,13 @@ class Home:
     app: App
     state: Path
 
-    async def call(self, code: str = CODE) -> tuple[CallResult | SandboxUnavailable, list[Record]]:
+    async def call(self, code: str = CODE) -> tuple[CallResult | SandboxError, list[Record]]:
         """One call of ``run_python``; what came of it, and its records."""
         call_id = new_call_id()
-        came: CallResult | SandboxUnavailable
+        came: CallResult | SandboxError
         try:
             came = await submitted(self.app, "run_python", {"code": code}, call_id=call_id)
-        except SandboxUnavailable as problem:
+        except SandboxError as problem:
             came = problem
         return came, list(records_of(self.state / "audit", call_id))
 
@@ -151,7 +151,7 @@ async def test_whatever_it_leaves_out_is_found_before_the_code_runs(
     async with server(tmp_path) as home:
         came, records = await home.call()
         signer = Signer.load(home.state)
-    assert isinstance(came, SandboxUnavailable), came
+    assert isinstance(came, SandboxError), came
     assert f"{field}: planned" in str(came)
     assert [each.kind for each in records] == ["call.decided", "sandbox.started", "call.failed", "receipt.signed"]
     assert records[1].data["verified"] is False
@@ -164,7 +164,7 @@ async def test_whatever_it_leaves_out_is_found_before_the_code_runs(
     told = verify(content, signer._key.public_key(), home.state / "audit").statement.predicate
     assert told.isolation is not None
     assert told.isolation.verified is False
-    assert (told.outcome.kind, told.outcome.error) == ("call.failed", "SandboxUnavailable")
+    assert (told.outcome.kind, told.outcome.error) == ("call.failed", "SandboxError")
 
 
 async def test_a_sandbox_among_the_hosts_processes_does_not_even_measure(
@@ -178,7 +178,7 @@ async def test_a_sandbox_among_the_hosts_processes_does_not_even_measure(
     lie(monkeypatch, change)
     async with server(tmp_path) as home:
         came, records = await home.call()
-    assert isinstance(came, SandboxUnavailable)
+    assert isinstance(came, SandboxError)
     assert "process 1 of a pid namespace of its own" in str(came)
     assert [each.kind for each in records] == ["call.decided", "call.failed", "receipt.signed"]
 
@@ -190,7 +190,7 @@ async def test_a_sandbox_outside_of_its_control_group_is_found(tmp_path: Path, m
     monkeypatch.setattr(cgroup.Cgroup, "add", lambda *_: None)
     async with server(tmp_path) as home:
         came, _ = await home.call()
-    assert isinstance(came, SandboxUnavailable)
+    assert isinstance(came, SandboxError)
     assert "in its control group: planned True, found False from outside" in str(came)
 
 
@@ -200,7 +200,7 @@ async def test_what_the_guest_cannot_know_is_seen_from_outside(tmp_path: Path, m
     monkeypatch.setattr(process, "unprivileged", list)
     async with server(tmp_path) as home:
         came, records = await home.call()
-    assert isinstance(came, SandboxUnavailable)
+    assert isinstance(came, SandboxError)
     assert "root on the host: planned False, found True from outside" in str(came)
     assert [each["field"] for each in records[1].data["fields"] if each["verdict"] == "differs"] == ["root on the host"]
 

@@ -18,7 +18,7 @@ from tests.fixtures import leftovers, zygotes
 from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.leftovers import until
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup
 from glovebox_server import app as apps
 from glovebox_server.app import App
@@ -103,10 +103,10 @@ async def test_a_killed_zygote_costs_the_calls_under_way_and_no_other(
         monkeypatch.setattr(cgroup, "detect", lambda _: None)
     async with warm(settings) as app:
         (first,) = zygotes.running(os.getpid())
-        failed: list[SandboxUnavailable] = []
+        failed: list[SandboxError] = []
 
         async def lost() -> None:
-            with pytest.raises(SandboxUnavailable) as caught:
+            with pytest.raises(SandboxError) as caught:
                 await printed(app, FOR_EVER)
             failed.append(caught.value)
 

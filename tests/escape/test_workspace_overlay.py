@@ -19,7 +19,7 @@ from tests.fixtures import brokered
 from tests.fixtures.brokered import Called, Glovebox
 from tests.must_run import GVISOR_DOCKER
 
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers import gvisor
 from glovebox_sandboxes.drivers.docker import DockerDriver
 from glovebox_server import app as apps
@@ -273,7 +273,7 @@ async def test_folders_of_tools_are_seen_and_neither_copied_nor_changed(
         assert any(".git" in note and "link" in note for note in called.fields["notes"])
         assert fingerprint(workspace) == before
         (workspace / "web/node_modules").rename(workspace / "web/modules")
-        with pytest.raises(UnsupportedSpec, match="200 with 4194304 bytes may be"):
+        with pytest.raises(UnsupportedSpecError, match="200 with 4194304 bytes may be"):
             await glovebox.call("run_python", code=FOLDERS_OF_TOOLS)
 
 
@@ -338,11 +338,13 @@ async def test_a_workspace_over_the_limits_is_refused_with_the_numbers_before_th
     async with served(workspace, tmp_path, driver) as glovebox:
         assert (await glovebox.call("run_python", code=code)).stdout == "ran\n"  # the control: 200 exactly
         (workspace / "one-more.txt").touch()
-        with pytest.raises(UnsupportedSpec, match=r"it holds 201 files and folders .* 200 with 4194304 bytes may be"):
+        with pytest.raises(
+            UnsupportedSpecError, match=r"it holds 201 files and folders .* 200 with 4194304 bytes may be"
+        ):
             await glovebox.call("run_python", code=code)
         (workspace / "one-more.txt").unlink()
         (workspace / "0.txt").write_bytes(bytes(4 << 20))
-        with pytest.raises(UnsupportedSpec, match=r"it holds 200 files and folders with 5009408 bytes"):
+        with pytest.raises(UnsupportedSpecError, match=r"it holds 200 files and folders with 5009408 bytes"):
             await glovebox.call("run_python", code=code)
 
 

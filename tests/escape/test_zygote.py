@@ -15,7 +15,7 @@ from tests.fixtures import leftovers, zygotes
 from tests.fixtures.leftovers import until
 from tests.fixtures.zygotes import answer, inside, outcome_of, zygote
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.session import run
 from glovebox_sandboxes.session.run import host_namespaces
@@ -340,7 +340,7 @@ async def test_what_a_zygote_leaves_out_is_found_in_every_fork(workspace: Path, 
         try:
             differences = (await run.attest(sandbox, forks.plan)).attestation.differences
             found = " ".join(str(each) for each in differences)
-        except SandboxUnavailable as problem:
+        except SandboxError as problem:
             found = str(problem)
     assert told in found
     assert bool(found) == bool(told)
@@ -371,7 +371,7 @@ async def test_a_sandbox_that_crashes_takes_nothing_with_it(workspace: Path, lim
             for pid in inside(proved)[:1] if os.geteuid() == 0 else []:
                 os.kill(pid, signal.SIGKILL)
             if os.geteuid() == 0:
-                with pytest.raises(SandboxUnavailable):
+                with pytest.raises(SandboxError):
                     await outcome_of(proved, "print(1)")
         assert await answer(sibling, "print(1)") == 1
         assert await forks.answer("print(2)") == 2
@@ -385,7 +385,7 @@ async def test_a_killed_zygote_ends_what_it_forked_and_forks_no_more(workspace: 
             failed = []
 
             async def call() -> None:
-                with pytest.raises(SandboxUnavailable) as caught:
+                with pytest.raises(SandboxError) as caught:
                     await outcome_of(busy, "import time; time.sleep(600)")
                 failed.append(caught.value)
 
@@ -396,7 +396,7 @@ async def test_a_killed_zygote_ends_what_it_forked_and_forks_no_more(workspace: 
                     os.kill(forks.pid, signal.SIGKILL)
                 await waiting.link.quiet()
             assert failed
-            with pytest.raises(SandboxUnavailable), anyio.fail_after(leftovers.TIMEOUT_SECONDS):
+            with pytest.raises(SandboxError), anyio.fail_after(leftovers.TIMEOUT_SECONDS):
                 await forks.answer("print(1)")
         assert not [each for each in leftovers.alive(everything) if each.pid in (forks.pid, *inside(busy))]
 
@@ -406,7 +406,7 @@ async def test_a_module_that_cannot_be_imported_is_told_by_name(workspace: Path)
     (workspace / "broken.py").write_text("raise ValueError('not\\nthis \\x1b[2J')")
     (workspace / "leaves.py").write_text("import os; os._exit(0)")
     for preload, words in (("used", "broken"), r"broken: ValueError: not"), (("leaves",), "ended without a word"):
-        told = pytest.RaisesExc(SandboxUnavailable, match=words)
+        told = pytest.RaisesExc(SandboxError, match=words)
         with pytest.RaisesGroup(told, allow_unwrapped=True, flatten_subgroups=True):
             async with zygote(workspace, preload=preload):
                 pytest.fail("it is ready")

@@ -7,13 +7,13 @@ import unicodedata
 from tests.fuzz.harness import bounded, text
 
 from glovebox_server.artifacts.names import MAX_DEPTH, MAX_NAME_BYTES, CallNames, check_name, name_risks
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 
 def _accepted(name: str) -> bool:
     try:
         check_name(name)
-    except Refused as refused:
+    except RefusedError as refused:
         said = refused.reason + refused.hint
         assert said.isprintable()
         assert len(said) < 1000
@@ -39,7 +39,7 @@ def check(data: bytes) -> None:
                 continue
             try:
                 names.add(name)
-            except Refused:
+            except RefusedError:
                 continue
             assert name not in taken
             assert name.casefold() not in {each.casefold() for each in taken}

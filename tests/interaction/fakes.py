@@ -12,7 +12,7 @@ import anyio.lowlevel
 from pydantic import Field
 
 from glovebox_profiles.load.loader import ProfileSet
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.runtime.environments import Environment
@@ -144,7 +144,7 @@ class WaitingBroker:
 
     async def _run(self, code: str, call: ToolCall, listener: Listener) -> CallResult:
         if code == "no sandbox":
-            raise SandboxUnavailable("start bubblewrap", "it is not installed", "Run `apt-get install bubblewrap`")
+            raise SandboxError("start bubblewrap", "it is not installed", "Run `apt-get install bubblewrap`")
         if code == "no audit":
             raise AuditUnavailable("record call", "the disk is full", "Free space")
         if code == "bug":

@@ -136,7 +136,7 @@ async def test_our_own_failures_say_what_to_do(transport: Transport, era: Era, t
         assert result.is_error
         assert "Sandbox unavailable" in _plain(result)
         assert "apt-get install bubblewrap" in _plain(result)
-        assert result.structured_content["error"]["kind"] == "SandboxUnavailable"
+        assert result.structured_content["error"]["kind"] == "SandboxError"
         result = await client.call_tool("run_python", {"code": "no audit"})
         assert "Audit unavailable" in _plain(result)
         assert result.structured_content["error"]["kind"] == "AuditUnavailable"

@@ -93,7 +93,7 @@ async def test_without_any_pip_uv_installs_and_checks_every_hash(
     await packages.install(tmp_path / "good", lock, series)
     assert (tmp_path / "good/cycler/__init__.py").exists()
     lock.write_text(re.sub("[0-9a-f]{64}", "0" * 64, pin))
-    with pytest.raises(packages.RuntimeProblem, match=r"[Hh]ash mismatch"):
+    with pytest.raises(packages.RuntimeBuildError, match=r"[Hh]ash mismatch"):
         await packages.install(tmp_path / "bad", lock, series)
 
 

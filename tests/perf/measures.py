@@ -93,7 +93,6 @@ IDLE = {
     "secret_files": ("no secret in the workspace", ("/glovebox_sandboxes/hidden/",)),
     "inputs": ("no artifact is named", ("/core/inputs.py",)),
     "artifacts": ("no file comes out", ("/glovebox_server/artifacts/",)),
-    "preload": ("the program imports nothing", ("/pool/preload.py",)),
 }
 
 

@@ -11,7 +11,7 @@ from tests.fixtures.channels import OUTCOME, READY, Channel
 from tests.fixtures.wire_peers import CREDIT, DATA, MESSAGE, RESET, frame, opening
 
 from _glovebox_guest import wire
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.session.connection import Duplex, GuestConnection
 from glovebox_server import event_loop
 
@@ -89,7 +89,7 @@ async def _listened(first: bytes, said: bytes) -> float:
                 link = GuestConnection(channel)
                 await link.ready()
                 await link.run({"kind": "python"}, (), _accept, _serve)
-            except (SandboxUnavailable, anyio.EndOfStream):
+            except (SandboxError, anyio.EndOfStream):
                 pass
             tasks.cancel_scope.cancel()
     await anyio.lowlevel.checkpoint()

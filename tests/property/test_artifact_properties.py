@@ -14,7 +14,7 @@ from tests.fixtures.artifact_stores import ALICE, a_call, a_store, content, file
 from _glovebox_guest.pictures.header import size as size_of
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 # Pieces that past attacks were made of, between arbitrary characters (lone surrogates included).
 PIECES = st.sampled_from(
@@ -48,10 +48,10 @@ WHOLESOME = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=2
 
 def accepted(name: str) -> bool:
     """Tell whether a name is accepted; any exception but the documented one is a failure of the test."""
-    refused: Refused | None = None
+    refused: RefusedError | None = None
     try:
         check_name(name)
-    except Refused as error:
+    except RefusedError as error:
         refused = error
     if refused is None:
         return True
@@ -97,7 +97,7 @@ def test_no_two_accepted_names_of_a_call_are_equal_without_case(names: Sequence[
         call = CallNames()
         call.add(name)
         for other in {name, name.lower(), name.upper(), name.casefold()}:
-            with pytest.raises(Refused):
+            with pytest.raises(RefusedError):
                 call.add(other)
 
 
@@ -138,13 +138,13 @@ def test_whatever_the_names_the_store_stays_in_its_folder(sent: Sequence[tuple[s
                     try:
                         async with collection.receive(name) as sink:
                             await sink.write(data)
-                    except Refused as refused:
+                    except RefusedError as refused:
                         rules.add(refused.rule)
                 kept = await collection.publish()
             assert rules <= {"artifacts.name"}
             for found in kept:
                 assert (found.name, await content(store, found.uri)) in sent
-            with pytest.raises(Refused) as unknown:
+            with pytest.raises(RefusedError) as unknown:
                 await content(store, f"artifact://{uri}", ALICE)
             assert unknown.value.rule == "artifacts.unknown"
         expected = {f"blobs/{found.sha256}" for found in kept}

@@ -22,7 +22,7 @@ from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit import read
 from glovebox_server.calls import Delivered
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 Failure = Literal["", "full", "rename", "sync", "cancelled before", "cancelled after", "failed after"]
 FAILURES: tuple[Failure, ...] = ("", "full", "rename", "sync", "cancelled before", "cancelled after", "failed after")
@@ -122,7 +122,7 @@ async def can_read(store: ArtifactStore, uri: str) -> bool:
     """Whether the caller gets a file at this address."""
     try:
         await content(store, uri, call_of().principal)
-    except Refused:
+    except RefusedError:
         return False
     return True
 

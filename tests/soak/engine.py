@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from tests.fixtures import leftovers
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Engine
 from glovebox_sandboxes.drivers.docker.image import content
 
@@ -98,7 +98,7 @@ class OwnEngine:
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, f"dockerd ended: {(self.directory / 'log').read_text()[-2000:]}"
-        with suppress(SandboxUnavailable):
+        with suppress(SandboxError):
             Engine(self.host).close()
             return True
         return False

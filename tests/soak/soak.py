@@ -35,7 +35,7 @@ from tests.fixtures.callers import give_token
 from tests.soak.account import Account, accounted
 from tests.soak.engine import OwnEngine, own_engine
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_sandboxes.pool.state import MOST_READY
@@ -226,7 +226,7 @@ class Soak:
     def _kill_in_docker(self, fault: str) -> bool:
         try:
             engine = Engine(host_from_environment())
-        except SandboxUnavailable:  # killed, too
+        except SandboxError:  # killed, too
             return False
         try:
             for name in leftovers.containers(self.process.pid):

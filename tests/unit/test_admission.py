@@ -7,7 +7,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.admission import admission
 from glovebox_server.guards.admission.admission import Admission
 
@@ -61,7 +61,7 @@ class Hall:
                 self.running.append(me)
                 await me[1].wait()
                 self.running.remove(me)
-        except Refused as problem:
+        except RefusedError as problem:
             self.refused[problem.rule] += 1
 
     @property
@@ -192,7 +192,7 @@ async def test_one_principal_cannot_take_all_places() -> None:
     gate = Admission(running=8, per_principal=2)
     async with gate.enter("alice", "t", {"n": 1}):
         async with gate.enter("alice", "t", {"n": 2}):
-            with pytest.raises(Refused, match="2 calls of yours") as raised:
+            with pytest.raises(RefusedError, match="2 calls of yours") as raised:
                 async with gate.enter("alice", "t", {"n": 3}):
                     pass
             assert raised.value.rule == "busy.calls"
@@ -214,7 +214,7 @@ async def test_retries_of_a_running_call_do_not_pile_up(monkeypatch: pytest.Monk
             now = 65.0
             async with gate.enter("alice", "t", same):  # the second try is too young to be given up
                 now = 120.0
-                with pytest.raises(Refused, match="already running") as raised:
+                with pytest.raises(RefusedError, match="already running") as raised:
                     async with gate.enter("alice", "t", same):
                         pass
                 assert raised.value.rule == "busy.retries"
@@ -241,7 +241,7 @@ async def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Admission(running=1, per_principal=2)
     async with gate.enter("alice", "t", {"n": 1}):
         for _ in range(3):
-            with pytest.raises(Refused, match="no turn came") as raised:
+            with pytest.raises(RefusedError, match="no turn came") as raised:
                 async with gate.enter("alice", "t", {"n": 2}):
                     pass
             assert raised.value.rule == "busy.waiting"

@@ -15,7 +15,7 @@ from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision
 from glovebox_server.core.accept import validated
-from glovebox_server.errors import InvalidArguments, Refused
+from glovebox_server.errors import InvalidArguments, RefusedError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import Escalation
 from glovebox_server.guards.approvals.question import Question, canonical
@@ -162,7 +162,7 @@ async def test_a_clock_that_is_set_back_brings_no_yes_back(tmp_path: Path) -> No
 async def _deny(desk: Desk, question: Question) -> str:
     try:
         return await desk.answer(question, allow=False)
-    except Refused as refused:
+    except RefusedError as refused:
         return refused.rule
 
 
@@ -212,7 +212,7 @@ async def test_a_yes_to_another_of_the_same_beginning_is_not_named_by_it(tmp_pat
         made = proposal()
         question = await desk.asked(made)
         for identifier in (question.id[:-1], question.id + "0", question.id.upper(), f"{question.id}\x00"):
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 await desk.answer(replace(question, id=identifier))
             assert caught.value.rule == "approval.unknown"
         assert await desk.answer(question) == "allowed"
@@ -311,6 +311,6 @@ async def test_a_yes_over_runs_stretches_no_other_rule(tmp_path: Path) -> None:
         await desk.answer(question)
         await _asks_anew(desk, replace(_of("r_2"), escalation=lifted), question)
         question = await desk.asked(_of("r_1", "print(9)"))
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.answer(question, reach="run")
         assert caught.value.rule == "approval.reach"

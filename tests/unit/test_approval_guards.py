@@ -17,7 +17,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.facts import asked_about, facts, nothing_before, subject
@@ -167,7 +167,7 @@ async def test_answers_that_were_refused_long_ago_make_room_for_others_on_record
             desk.clock.pass_(passed)
             before = desk.kinds().count("approval.refused")
             for _ in range(max(1, more)):
-                with pytest.raises(Refused):
+                with pytest.raises(RefusedError):
                     await desk.answer(forged)
             assert desk.kinds().count("approval.refused") - before == more
 
@@ -179,7 +179,7 @@ async def test_a_question_that_is_over_is_taken_back_by_nobody(tmp_path: Path) -
         desk.clock.pass_(599)
         await desk.approvals.withdraw(first.id, "local:0")
         desk.clock.pass_(2)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.approvals.withdraw(second.id, "local:0")
         assert caught.value.rule == "approval.over"
 

@@ -6,7 +6,7 @@ import pytest
 from tests.fixtures.approving import ASKING, a_desk, again, proposal
 
 from glovebox_profiles.policy.model import Approval
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals.question import By
 
 
@@ -18,7 +18,7 @@ async def test_an_operator_can_say_no_to_every_question(by: By, tmp_path: Path) 
         made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
         question = await desk.asked(made)
         if by == "client":
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 await desk.answer(question)
             assert caught.value.rule == "approval.channel"
         assert await desk.answer(question, allow=False) == "denied"
@@ -33,14 +33,14 @@ async def test_an_operators_no_takes_back_a_yes_that_is_left(reach: str, tmp_pat
         made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
         question = await desk.asked(made)
         assert await desk.answer(question, reach=reach) == "allowed"
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.answer(question, allow=False, by="local:1000", channel="client")
         assert caught.value.rule == "approval.over"
         if reach == "run":
             assert (await desk.decided(again(made))).effect == "allow"
         assert await desk.answer(question, allow=False) == "denied"
         assert (await desk.decided(again(made))).rule == "approval.denied"
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.answer(question)
         assert caught.value.rule == "approval.over"
         desk.clock.pass_(601)
@@ -48,7 +48,7 @@ async def test_an_operators_no_takes_back_a_yes_that_is_left(reach: str, tmp_pat
         await desk.answer(asked)
         ran = again(made)
         assert (await desk.decided(ran)).effect == "allow"
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.answer(asked, allow=False)
         assert caught.value.rule == "approval.over"
         assert ran.call.id in caught.value.hint

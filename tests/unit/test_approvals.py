@@ -15,7 +15,7 @@ from glovebox_profiles.policy.model import Approval
 from glovebox_server.audit.events import Input
 from glovebox_server.audit.verify import verify
 from glovebox_server.calls import Decision
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.admission.admission import WAIT_SECONDS
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
@@ -199,7 +199,7 @@ async def test_a_yes_goes_no_further_than_its_rule_permits(tmp_path: Path) -> No
     """``reach = "call"`` is not answered for the run; the question stays open for a yes that fits."""
     async with a_desk(tmp_path / "s") as desk:
         question = await desk.asked(proposal())
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.answer(question, reach="run")
         assert caught.value.rule == "approval.reach"
         assert await desk.answer(question) == "allowed"
@@ -234,13 +234,13 @@ async def test_an_answer_that_does_not_fit_is_refused_on_record_and_uses_nothing
     async with a_desk(tmp_path / "s") as desk:
         made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
         question = await desk.asked(made)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.answer(question, **wrong)
         assert caught.value.rule == rule
         last = desk.records()[-1]
         assert (last.kind, last.data["rule"]) == ("approval.refused", rule)
         assert await desk.answer(question) == "allowed"
-        with pytest.raises(Refused) as replayed:
+        with pytest.raises(RefusedError) as replayed:
             await desk.answer(question)
         assert replayed.value.rule == "approval.over"
         assert (await desk.decided(again(made))).effect == "allow"
@@ -251,7 +251,7 @@ async def test_an_answer_to_no_question_is_refused_and_what_was_sent_is_not_reco
     async with a_desk(tmp_path / "s") as desk:
         question = replace(await desk.asked(proposal()), id="a_forged\x1b[2J")
         for _ in range(module.MAX_REFUSED + 5):
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 await desk.answer(question)
             assert caught.value.rule == "approval.unknown"
         assert desk.kinds().count("approval.refused") == module.MAX_REFUSED
@@ -265,7 +265,7 @@ async def test_a_quorum_wants_different_principals(tmp_path: Path) -> None:
         made = proposal(profile=ASKING.model_copy(update={"approval": "none"}), rules=rules)
         question = await desk.asked(made)
         assert await desk.answer(question, by="local:1") == "pending"
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             await desk.answer(question, by="local:1")
         assert caught.value.rule == "approval.twice"
         assert (await desk.decided(again(made), settled="pending")).rule == "approval.pending"
@@ -307,7 +307,7 @@ async def test_time_ends_a_question_and_a_yes(state: str, tmp_path: Path) -> Non
         assert standing.state == state
         desk.clock.pass_(2)
         if state == "pending":
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 await desk.answer(question)
             assert caught.value.rule == "approval.over"
         assert (await desk.asked(again(made))).id != question.id
@@ -349,7 +349,7 @@ async def test_a_yes_that_was_taken_back_is_good_for_nothing(tmp_path: Path) -> 
         await desk.approvals.withdraw(question.id, "local:0")
         assert desk.kinds()[-1] == "approval.withdrawn"
         assert (await desk.asked(again(made))).id != question.id
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedError):
             await desk.approvals.withdraw(question.id, "local:0")
 
 

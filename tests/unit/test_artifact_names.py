@@ -10,7 +10,7 @@ from glovebox_server.artifacts.names import (
     check_name,
     name_risks,
 )
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 ORDINARY = [
     "result.csv",
@@ -87,7 +87,7 @@ def test_an_ordinary_name_is_kept_without_a_warning(name: str) -> None:
 )
 def test_an_unsafe_name_is_refused_with_its_reason(name: str, reason: str) -> None:
     """F6, F10: whatever a later copy or a shell would stumble over does not become a name."""
-    with pytest.raises(Refused, match="was not kept") as refused:
+    with pytest.raises(RefusedError, match="was not kept") as refused:
         check_name(name)
     assert refused.value.rule == "artifacts.name"
     assert reason in refused.value.reason
@@ -98,7 +98,7 @@ def test_an_unsafe_name_is_refused_with_its_reason(name: str, reason: str) -> No
 
 def test_the_refusal_of_a_decomposed_name_says_the_fix() -> None:
     """A model on macOS data meets this first: the hint is the code that fixes it."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         check_name("Ko\u0308ln.csv")
     assert 'unicodedata.normalize("NFC", name)' in refused.value.hint
 
@@ -206,7 +206,7 @@ def test_two_names_that_are_one_file_somewhere_are_refused(first: str, second: s
     """F1: on a file system that ignores case the second would silently replace the first."""
     names = CallNames()
     names.add(first)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         names.add(second)
     assert refused.value.rule == "artifacts.name"
     assert "name" in refused.value.reason

@@ -30,7 +30,7 @@ from glovebox_server.artifacts import diff_form, disk
 from glovebox_server.artifacts.collect import FLUSH_BYTES
 from glovebox_server.artifacts.record import ArtifactsUnavailable, decode, encode, id_of
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 
 async def test_the_patches_of_a_call_share_what_reading_them_may_cost(
@@ -46,9 +46,9 @@ async def test_the_patches_of_a_call_share_what_reading_them_may_cost(
     assert unread == [False, True, True, False]
 
 
-async def refused(store: ArtifactStore, uri: str) -> Refused:
+async def refused(store: ArtifactStore, uri: str) -> RefusedError:
     """Return the refusal that Alice gets at an address."""
-    with pytest.raises(Refused) as found:
+    with pytest.raises(RefusedError) as found:
         await content(store, uri)
     return found.value
 
@@ -204,7 +204,7 @@ async def test_the_limits_of_the_call_bound_its_bytes(tmp_path: Path) -> None:
     """Exactly the limit fits (control); a byte more is refused and the files before it stay."""
     async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits(output_bytes=10)) as collection:
         await receive(collection, "six", b"123456")
-        with pytest.raises(Refused) as too_big:
+        with pytest.raises(RefusedError) as too_big:
             await receive(collection, "more", b"12345")
         assert too_big.value.rule == "artifacts.bytes"
         assert "10 bytes" in too_big.value.reason
@@ -215,11 +215,11 @@ async def test_the_limits_of_the_call_bound_its_bytes(tmp_path: Path) -> None:
 async def test_the_limits_of_the_call_bound_its_files(tmp_path: Path) -> None:
     """F6: a million files end at the limit, and names that were refused count, or they would be free."""
     async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits(output_files=2)) as collection:
-        with pytest.raises(Refused) as unsafe:
+        with pytest.raises(RefusedError) as unsafe:
             await receive(collection, "../a")
         assert unsafe.value.rule == "artifacts.name"
         await receive(collection, "a")
-        with pytest.raises(Refused) as too_many:
+        with pytest.raises(RefusedError) as too_many:
             await receive(collection, "b")
         assert too_many.value.rule == "artifacts.count"
         assert "2 output files" in too_many.value.reason
@@ -228,11 +228,11 @@ async def test_the_limits_of_the_call_bound_its_files(tmp_path: Path) -> None:
 async def test_a_file_whose_write_failed_cannot_end_well(tmp_path: Path) -> None:
     """Who swallows the refusal of a chunk still does not get a file with a hole in it."""
     async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits(output_bytes=4)) as collection:
-        with pytest.raises(Refused) as found:  # noqa: PT012 - swallowing is the subject
+        with pytest.raises(RefusedError) as found:  # noqa: PT012 - swallowing is the subject
             async with collection.receive("a") as sink:
-                with pytest.raises(Refused):
+                with pytest.raises(RefusedError):
                     await sink.write(b"12345")
-                with pytest.raises(Refused):
+                with pytest.raises(RefusedError):
                     await sink.write(b"1")
         assert found.value.rule == "artifacts.bytes"
         assert await collection.publish() == ()
@@ -243,7 +243,7 @@ async def test_a_full_store_makes_room_of_what_expired_and_else_refuses(tmp_path
     clock = Clock()
     async with a_store(tmp_path / "q", clock, total=10) as store:
         old = await keep(store, "a", b"123456")
-        with untouched(tmp_path / "q"), pytest.raises(Refused) as full:
+        with untouched(tmp_path / "q"), pytest.raises(RefusedError) as full:
             await keep(store, "b", b"12345")
         assert full.value.rule == "artifacts.full"
         assert "5 more bytes do not fit into its 10" in full.value.reason
@@ -258,7 +258,7 @@ async def test_equal_content_counts_each_time(tmp_path: Path) -> None:
     """Otherwise the room that is left would tell one principal what another has stored."""
     async with a_store(tmp_path / "q", total=10) as store:
         await keep(store, "a", b"123456")
-        with pytest.raises(Refused) as full:
+        with pytest.raises(RefusedError) as full:
             await keep(store, "a", b"123456", principal=BOB)
         assert full.value.rule == "artifacts.full"
 
@@ -267,7 +267,7 @@ async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path) -> No
     """Alice is refused at her share while Bob still fits (control)."""
     async with a_store(tmp_path / "q", total=40, parts=ARTIFACT_PARTS) as store:
         await keep(store, "a", b"123456")
-        with pytest.raises(Refused) as full:
+        with pytest.raises(RefusedError) as full:
             await keep(store, "b", b"12345")
         assert full.value.rule == "artifacts.full"
         assert "Your artifacts may hold 10 bytes together" in full.value.reason
@@ -280,7 +280,7 @@ async def test_a_role_may_have_less_room_than_the_store_gives_and_never_more(tmp
         for room, reason in ((4, "may hold 4 bytes"), (400, "may hold 10 bytes")):
             async with store.collect(a_call(), limits(), room) as collection:
                 await receive(collection, "a", b"12345678901")
-                with pytest.raises(Refused, match=reason) as full:
+                with pytest.raises(RefusedError, match=reason) as full:
                     await collection.publish()
                 assert full.value.rule == "artifacts.full"
         async with store.collect(a_call(), limits(), 4) as collection:
@@ -296,7 +296,7 @@ async def test_one_principal_cannot_take_every_place_in_the_store(
     async with a_store(tmp_path / "q", parts=ARTIFACT_PARTS) as store:
         await keep(store, "a")
         await keep(store, "b")
-        with pytest.raises(Refused) as full:
+        with pytest.raises(RefusedError) as full:
             await keep(store, "c")
         assert full.value.rule == "artifacts.full"
         assert "You may have 2 artifacts at one time" in full.value.reason
@@ -309,7 +309,7 @@ async def test_the_number_of_artifacts_is_bounded(tmp_path: Path, monkeypatch: p
     async with a_store(tmp_path / "q") as store:
         await keep(store, "a")
         await keep(store, "b")
-        with pytest.raises(Refused) as full:
+        with pytest.raises(RefusedError) as full:
             await keep(store, "c")
     assert full.value.rule == "artifacts.full"
     assert "2 files" in full.value.reason
@@ -320,7 +320,7 @@ async def test_a_large_artifact_is_not_read_whole_but_in_pieces(tmp_path: Path) 
     async with a_store(tmp_path / "q") as store:
         found = await keep(store, "a", b"12345")
         async with store.open(found.uri, ALICE) as reader:
-            with pytest.raises(Refused) as large:
+            with pytest.raises(RefusedError) as large:
                 await reader.read(4)
             assert large.value.rule == "artifacts.too_large"
             assert "`inputs`" in large.value.hint
@@ -333,7 +333,7 @@ async def test_artifacts_outlive_the_server_that_stored_them(tmp_path: Path) -> 
         found = await keep(first, "a", b"12345")
         async with a_store(tmp_path / "q", total=6) as second:
             assert await content(second, found.uri) == b"12345"
-            with pytest.raises(Refused) as full:
+            with pytest.raises(RefusedError) as full:
                 await keep(second, "b", b"12")
             assert full.value.rule == "artifacts.full"
         assert await content(first, found.uri) == b"12345"

@@ -69,7 +69,7 @@ CALLS: dict[str, tuple[CallEvent, ...]] = {
     "c_gone": (begun("c_gone"), CallCancelled(call_id="c_gone", by="client", elapsed_ms=1.5)),
     "c_fail": (
         begun("c_fail"),
-        CallFailed(call_id="c_fail", error="SandboxUnavailable", reason="no bwrap", elapsed_ms=1),
+        CallFailed(call_id="c_fail", error="SandboxError", reason="no bwrap", elapsed_ms=1),
     ),
     "c_lost": (
         begun("c_lost"),
@@ -129,7 +129,7 @@ def test_every_call_is_found_newest_first_with_its_outcome(log: Path) -> None:
     assert [call.call_id for call in calls] == list(reversed(CALLS))
     assert set(EXPECTED.values()) <= set(OUTCOMES)
     (failed,) = asked(log, outcomes=("error",)).calls
-    assert (failed.error, failed.elapsed_ms, failed.tool) == ("SandboxUnavailable", 1, "run_python")
+    assert (failed.error, failed.elapsed_ms, failed.tool) == ("SandboxError", 1, "run_python")
 
 
 @pytest.mark.parametrize(
@@ -476,13 +476,13 @@ def test_show_is_a_page_for_a_person(log: Path) -> None:
     state = log.parent
     differs = {"field": "seccomp", "planned": 2, "inside": 0, "verdict": "differs"}
     refused = replace(MEASURED, call_id="c_bad", verified=False, fields=({"field": "uid", "verdict": "ok"}, differs))
-    failed = CallFailed(call_id="c_bad", error="SandboxUnavailable", reason="it is not what was planned", elapsed_ms=2)
+    failed = CallFailed(call_id="c_bad", error="SandboxError", reason="it is not what was planned", elapsed_ms=2)
     write(log, begun("c_bad"), refused, failed)
     _, out, _ = run("audit", "show", "last", "--state-dir", state)
     assert run("audit", "show", "--state-dir", state)[1] == out
     assert "NOT as planned, so nothing ran; 1 of 2 fields hold" in out
     assert "seccomp: differs (planned 2, inside 0)" in out
-    assert "ended     error, SandboxUnavailable, it is not what was planned" in out
+    assert "ended     error, SandboxError, it is not what was planned" in out
     _, out, _ = run("audit", "show", "c_fil", "--state-dir", state)
     order = [out.index(word) for word in ("asked", "decided", "measured", "gave", "spent", "ended", "records")]
     assert order == sorted(order)

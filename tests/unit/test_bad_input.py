@@ -285,7 +285,7 @@ def _unavailable(home: Home, found: tuple[int, dict[str, Any], str], *words: str
     assert code == UNAVAILABLE
     assert [word for word in words if word not in told] == []
     assert set(body) == {"error"}
-    assert body["error"]["kind"] in ("UnsupportedSpec", "SandboxUnavailable")
+    assert body["error"]["kind"] in ("UnsupportedSpecError", "SandboxError")
     assert home.kinds()[-3:] == ["call.failed", "receipt.signed", "server.stopped"]
 
 

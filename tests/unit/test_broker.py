@@ -15,15 +15,14 @@ from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import READY, Channel, Guest, Weightless
 
 from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
-from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Plan, SandboxStats, Source
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import PoolEvent
 from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_sandboxes.pool.source import starting
 from glovebox_sandboxes.session.run import host_namespaces
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactsUnavailable
@@ -121,7 +120,7 @@ class Driver:
     async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan]:
         """The drivers of the broker: this one."""
         await anyio.lowlevel.checkpoint()
-        if isinstance(self.problem, UnsupportedSpec):
+        if isinstance(self.problem, UnsupportedSpecError):
             raise self.problem
         return self, self._plan(spec)
 
@@ -157,9 +156,8 @@ class Driver:
     async def source(self, plan: Plan) -> AsyncIterator[Source]:
         """Starts them the same way."""
         if not self.prepares:
-            raise SandboxUnavailable("Preparing", "this test wants them cold", "")
-        async with starting(self.open, plan, 1) as found:
-            yield found
+            raise SandboxError("Preparing", "this test wants them cold", "")
+        yield ColdSource(open=lambda: self.open(plan), bytes_each=1)
 
     class Sandbox(Weightless):
         """A live one."""
@@ -401,8 +399,8 @@ async def test_a_call_whose_last_word_cannot_be_written_is_handed_over_as_lost(s
 @pytest.mark.parametrize(
     ("problem", "error", "words"),
     [
-        (UnsupportedSpec("limits", "not here", "Fix it."), "UnsupportedSpec", "not here"),
-        (SandboxUnavailable("Starting", "'/home/a b/x' is missing", "Fix it."), "SandboxUnavailable", "[host path] is"),
+        (UnsupportedSpecError("limits", "not here", "Fix it."), "UnsupportedSpecError", "not here"),
+        (SandboxError("Starting", "'/home/a b/x' is missing", "Fix it."), "SandboxError", "[host path] is"),
         (RuntimeError("secret words of /etc/passwd"), "RuntimeError", "Nobody foresaw this"),
         (ExceptionGroup("several", [ValueError()]), "ExceptionGroup", "Nobody foresaw this"),
         (OSError(28, "No space left on device", "/var/lib/x"), "OSError", "Nobody foresaw this"),
@@ -430,7 +428,7 @@ async def test_a_guest_that_breaks_the_wire_is_a_failed_call(scene: Scene) -> No
         await anyio.sleep_forever()
 
     scene.driver.script = script
-    with pytest.raises(SandboxUnavailable, match="broke the wire's protocol"):
+    with pytest.raises(SandboxError, match="broke the wire's protocol"):
         await scene.call()
     assert scene.audit.kinds() == ["call.decided", "sandbox.started", "call.failed"]
 
@@ -442,7 +440,7 @@ async def test_a_sandbox_that_dies_is_a_failed_call(scene: Scene) -> None:
         guest.channel.to_host.close()
 
     scene.driver.script = script
-    with pytest.raises(SandboxUnavailable, match="ended without an outcome"):
+    with pytest.raises(SandboxError, match="ended without an outcome"):
         await scene.call()
     assert scene.audit.kinds() == ["call.decided", "sandbox.started", "call.failed"]
 
@@ -456,7 +454,7 @@ async def test_isolation_that_is_not_as_planned_runs_nothing(scene: Scene) -> No
         told.append(guest.wire.state)
 
     scene.driver.script = script
-    with pytest.raises(SandboxUnavailable, match="capabilities: planned 0x0, found 0x200000"):
+    with pytest.raises(SandboxError, match="capabilities: planned 0x0, found 0x200000"):
         await scene.call()
     assert [event.data["verified"] for event in scene.audit.events if event.kind == "sandbox.started"] == [False]
     assert told == []

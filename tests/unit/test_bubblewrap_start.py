@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glovebox_sandboxes.contract.base import Capabilities, Plan
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import DEFAULT, WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap.bwrap import Launcher
@@ -48,7 +48,7 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
     before = len(list(Path("/proc/self/fd").iterdir()))
     with monkeypatch.context() as patch:
         patch.setattr(place, fail)
-        with pytest.raises(SandboxUnavailable, match="Too many open files"):
+        with pytest.raises(SandboxError, match="Too many open files"):
             async with driver.open(plan):
                 pytest.fail("it must not open")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -61,7 +61,7 @@ async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
     driver = Bubblewrap(capabilities, ("/bin/cat",), {DEFAULT: runtime}, None, None)
-    with pytest.raises(SandboxUnavailable, match=r"mounted inside it, at dev.* more\. Serve a directory"):
+    with pytest.raises(SandboxError, match=r"mounted inside it, at dev.* more\. Serve a directory"):
         async with driver.open(driver.plan(replace(SPEC, mounts=(Mount(source="/", target=WORKSPACE),)))):
             pytest.fail("it must not open")
     plain = Mount(source=str(tmp_path), target=WORKSPACE)
@@ -90,7 +90,7 @@ async def test_on_v2_nothing_runs_before_it_is_in_its_group(
         expected=Expected(uid=0, interfaces=(), writable=(), mounts=(), namespaces=(), hidden=()),
     )  # fmt: skip
     if refused:
-        with pytest.raises(SandboxUnavailable, match="Device or resource busy"):
+        with pytest.raises(SandboxError, match="Device or resource busy"):
             async with launcher.open(plan, {}, {}):
                 pytest.fail("it must not open")
     else:

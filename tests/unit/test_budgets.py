@@ -17,7 +17,7 @@ from tests.fixtures.channels import OUTCOME, Guest
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
 from glovebox_profiles.policy.model import Budget, Rate
-from glovebox_sandboxes.contract.errors import Refusal, SandboxUnavailable
+from glovebox_sandboxes.contract.errors import Refusal, SandboxError
 from glovebox_server.calls import CallResult, Principal, Text
 from glovebox_server.cli.main import main
 from glovebox_server.errors import StoreUnusable
@@ -196,9 +196,9 @@ async def test_a_call_that_ends_without_a_result_is_slowed_too(scene: Scene, mon
         pauses.append(seconds)
 
     monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)
-    scene.driver.problem = SandboxUnavailable("Starting", "it died", "Fix it.")
+    scene.driver.problem = SandboxError("Starting", "it died", "Fix it.")
     for _ in range(4):
-        with pytest.raises(SandboxUnavailable):
+        with pytest.raises(SandboxError):
             await scene.call()
     assert pauses == [1.0]
     scene.driver.problem = None
@@ -236,7 +236,7 @@ async def test_a_call_whose_sandbox_died_counts_the_most_that_it_could_have_told
     scene.driver.script = dies
     every = budget(calls=9, failures=9, disclosed_bytes=10**9, artifacts=999, wall_seconds=900)
     async with spending(scene, tmp_path, every) as spent:
-        with pytest.raises(SandboxUnavailable, match="ended without an outcome"):
+        with pytest.raises(SandboxError, match="ended without an outcome"):
             await spent.call()
         left = await spent.left()
     limits = scene.guards.rights_of(ME).profiles["run_python"].limits

@@ -27,7 +27,7 @@ from glovebox_server.app import check_example
 from glovebox_server.calls import Principal
 from glovebox_server.core.call import Call
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.watch import rules
@@ -162,7 +162,7 @@ async def test_a_stopped_caller_gets_no_more_turns_than_others(scene: Scene, tmp
             nonlocal busy
             try:
                 await bounded.call(code=str(number))
-            except Refused:
+            except RefusedError:
                 busy += 1
 
         async with anyio.create_task_group() as tasks:
@@ -215,7 +215,7 @@ async def test_a_rule_that_stops_askers_leaves_no_question_and_spends_nothing(
         stopped = scene.guarded(
             stops=seen.stops, watch=seen.watch, approvals=desk.approvals, budgets=budgets, rights_of=lambda _: rights
         )
-        with suppress(Refused):
+        with suppress(RefusedError):
             await stopped.broker.submit(ME, "run_python", ARGUMENTS, Heard(), run=a_call().run)
         assert "approval.withdrawn" in desk.kinds()
         assert [left.left for left in await budgets.left(ME, None, rights)] == [10]

@@ -17,7 +17,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.features import FEATURES, Feature, named
 from glovebox_profiles.load.loader import load, parse
 from glovebox_sandboxes.contract.base import Capabilities, Missing
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.runtime import environments
@@ -99,7 +99,7 @@ class Nothing(registry.Drivers):
 
     async def choose(self, _names: tuple[str, ...], _spec: Any) -> Any:
         """Refuse, with a place of the host in the words."""
-        raise UnsupportedSpec("isolation", "nothing works, see /etc/secret-place", "Fix it.")
+        raise UnsupportedSpecError("isolation", "nothing works, see /etc/secret-place", "Fix it.")
 
 
 CAPABILITIES = Capabilities(

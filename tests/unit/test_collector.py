@@ -19,7 +19,7 @@ from glovebox_server.artifacts.collector import MAX_REFUSED, Collector
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
-from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.errors import AuditUnavailable, RefusedError
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 
 NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
@@ -372,7 +372,7 @@ async def test_what_was_published_can_be_taken_back(tmp_path: Path) -> None:
         async with store.open(link.uri, ALICE) as reader:
             assert await reader.read(10) == b"x"
         await recorder.take_back()
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             async with store.open(link.uri, ALICE):
                 pass
         assert caught.value.rule == "artifacts.unknown"

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Script
 
 from _glovebox_guest import wire
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, Sink, whole
 
 SECONDS = 20
@@ -94,7 +94,7 @@ async def converse(
 
 async def trouble(script: Script, serve: Serve | None = None) -> str:
     """What is said of a guest that breaks the protocol."""
-    with pytest.raises(SandboxUnavailable) as problem:
+    with pytest.raises(SandboxError) as problem:
         await converse(script, serve=serve)
     return str(problem.value)
 
@@ -481,5 +481,5 @@ async def test_what_is_no_measurement_is_refused(body: dict[str, Any]) -> None:
         await guest.say(guest.wire.message("ready", body))
 
     async with linked(script) as link:
-        with pytest.raises(SandboxUnavailable, match="measurement of its isolation"):
+        with pytest.raises(SandboxError, match="measurement of its isolation"):
             await link.ready()

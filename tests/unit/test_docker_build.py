@@ -4,7 +4,7 @@ import tarfile
 
 import pytest
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.image import build, content
 
 
@@ -21,7 +21,7 @@ def test_files_in_the_image_belong_to_root_and_are_writable_by_nobody_else() -> 
 def test_a_failed_step_is_told_with_its_last_words() -> None:
     """The Engine's error and the end of what the step printed before it."""
     answers = [{"stream": "x" * 10_000}, {"stream": "no numpy"}, {"error": "returned a non-zero code: 1"}]
-    with pytest.raises(SandboxUnavailable, match=r"non-zero code: 1.*no numpy") as told:
+    with pytest.raises(SandboxError, match=r"non-zero code: 1.*no numpy") as told:
         build._follow(answers)
     assert len(told.value.reason) < 2_000
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong with the Engine becomes SandboxUnavailable, with what was attempted and what helps."""
+"""Whatever goes wrong with the Engine becomes SandboxError, with what was attempted and what helps."""
 
 import socket
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import requests
 from tests.unit.test_docker_plan import SPEC
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.docker.engine import Engine, translated
 
@@ -34,7 +34,7 @@ ERRORS: list[tuple[Exception, str, str]] = [
 @pytest.mark.parametrize(("problem", "reason", "fix"), ERRORS, ids=lambda value: type(value).__name__)
 def test_each_kind_of_failure_is_told_with_its_fix(problem: Exception, reason: str, fix: str) -> None:
     """The Engine's own sentence is the reason; the fix depends on the kind."""
-    with pytest.raises(SandboxUnavailable) as told, translated("Creating a container"):
+    with pytest.raises(SandboxError) as told, translated("Creating a container"):
         raise problem
     assert told.value.what == "Creating a container"
     assert reason in told.value.reason
@@ -50,7 +50,7 @@ def test_a_mistake_of_ours_is_not_hidden() -> None:
 
 def test_a_long_explanation_is_cut() -> None:
     """The Engine may quote a whole request back."""
-    with pytest.raises(SandboxUnavailable) as told, translated("x"):
+    with pytest.raises(SandboxError) as told, translated("x"):
         raise docker.errors.APIError("x", response(400), "y" * 100_000)
     assert len(told.value.reason) == 500
 
@@ -58,7 +58,7 @@ def test_a_long_explanation_is_cut() -> None:
 @pytest.mark.parametrize("host", ["tcp://192.0.2.1:2375", "ssh://someone@host", "http+unix:///run/x", ""])
 def test_an_engine_elsewhere_is_refused(host: str) -> None:
     """Workspace, limits and namespaces of another machine are not ours to vouch for."""
-    with pytest.raises(SandboxUnavailable, match="DOCKER_HOST"):
+    with pytest.raises(SandboxError, match="DOCKER_HOST"):
         Engine(host)
 
 
@@ -70,7 +70,7 @@ async def test_without_an_engine_the_driver_says_how_to_start_it(
     async with DockerDriver.connect() as driver:
         assert not driver.capabilities.usable
         assert driver.capabilities.missing[0].fix.startswith("Install and start it: `apt-get install docker.io")
-        with pytest.raises(SandboxUnavailable, match="systemctl start docker"):
+        with pytest.raises(SandboxError, match="systemctl start docker"):
             driver.plan(SPEC)
 
 

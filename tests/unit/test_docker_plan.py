@@ -12,7 +12,7 @@ from tests.fixtures.specs import LIMITS
 from tests.fixtures.specs import SPEC as BARE
 
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import Mount, SandboxSpec
 from glovebox_sandboxes.drivers.docker.plan import Host, check_closed, make
 from glovebox_sandboxes.runtime import guest_tree
@@ -59,7 +59,7 @@ def test_each_environment_is_an_image() -> None:
     assert body(replace(SPEC, environment="science"), host)["Image"] == other
     assert body(SPEC, host)["Image"] == IMAGE
     with pytest.raises(
-        UnsupportedSpec, match=r"viz is not built here\. Run `glovebox setup --docker --environment viz`"
+        UnsupportedSpecError, match=r"viz is not built here\. Run `glovebox setup --docker --environment viz`"
     ):
         make(replace(SPEC, environment="viz"), host, SECCOMP)
 
@@ -103,7 +103,7 @@ def test_the_guest_must_find_what_the_body_asks_for() -> None:
 )
 def test_a_limit_that_means_no_limit_is_refused(field: str, value: int) -> None:
     """I13: 0 and -1 are "unlimited" to the Engine and to tmpfs; the refusal names the field."""
-    with pytest.raises(UnsupportedSpec) as refusal:
+    with pytest.raises(UnsupportedSpecError) as refusal:
         make(replace(SPEC, limits=replace(LIMITS, **{field: value})), HOST, SECCOMP)
     assert refusal.value.what == f"limits.{field}"
     assert "no limit" in refusal.value.reason
@@ -127,7 +127,7 @@ def test_a_limit_that_means_no_limit_is_refused(field: str, value: int) -> None:
 def test_a_mount_that_opens_the_host_is_refused(source: str, shown: str) -> None:
     """I1: the Engine's socket (wherever it is), devices, kernel interfaces, and directories that hold them."""
     spec = replace(SPEC, mounts=(Mount(source=source, target="/workspace"),))
-    with pytest.raises(UnsupportedSpec) as refusal:
+    with pytest.raises(UnsupportedSpecError) as refusal:
         make(spec, replace(HOST, socket="/srv/engine/docker.sock"), SECCOMP)
     assert refusal.value.what == "mounts.source"
     assert f"the host's {shown}" in refusal.value.reason
@@ -153,7 +153,7 @@ def test_an_ordinary_directory_is_mounted(source: str) -> None:
 )
 def test_an_unclear_path_is_refused(source: str, target: str, field: str) -> None:
     """Only plain absolute paths, and only the workspace's place: nothing of the image can be covered."""
-    with pytest.raises(UnsupportedSpec) as refusal:
+    with pytest.raises(UnsupportedSpecError) as refusal:
         make(replace(SPEC, mounts=(Mount(source=source, target=target),)), HOST, SECCOMP)
     assert refusal.value.what == field
 
@@ -161,7 +161,7 @@ def test_an_unclear_path_is_refused(source: str, target: str, field: str) -> Non
 def test_two_mounts_cannot_share_a_target() -> None:
     """The second would cover the first."""
     mounts = (Mount(source="/home/a", target="/workspace"), Mount(source="/home/b", target="/workspace"))
-    with pytest.raises(UnsupportedSpec, match="same target"):
+    with pytest.raises(UnsupportedSpecError, match="same target"):
         make(replace(SPEC, mounts=mounts), HOST, SECCOMP)
 
 
@@ -196,7 +196,7 @@ def test_a_body_that_opens_the_host_does_not_pass_the_last_look(name: str) -> No
     """I1: whatever made the body, the look just before it is used refuses each opening by its field."""
     opened = body()
     OPENINGS[name](opened, opened["HostConfig"])
-    with pytest.raises(UnsupportedSpec, match="open the host") as refusal:
+    with pytest.raises(UnsupportedSpecError, match="open the host") as refusal:
         check_closed(opened)
     assert refusal.value.what.startswith("plan.")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker import removal, usage
 from glovebox_sandboxes.drivers.docker.removal import Remover
 
@@ -20,7 +20,7 @@ class Engine:
         """Remove it."""
         self.asked.append(name)
         if self.gone:
-            raise SandboxUnavailable("Removing a container", "Connection refused", "Start it.")
+            raise SandboxError("Removing a container", "Connection refused", "Start it.")
 
 
 async def test_a_removal_that_nobody_foresaw_ends_nothing_else() -> None:

@@ -14,7 +14,7 @@ from tests.repo.files import ROOT
 from glovebox_profiles.features import FEATURES
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Level
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES, Entry
 
@@ -61,7 +61,7 @@ async def test_where_no_driver_can_the_fix_stands_beside_what_it_puts_right(tmp_
     words = r"here: bubblewrap: [^;]+\. (Run|Install|Upgrade|See) .*Nor can microvm: this version has no such driver\.$"
     async with registry.opened(tmp_path, "contract") as drivers:
         for names in (("bubblewrap", "microvm"), ("microvm", "bubblewrap")):
-            with pytest.raises(UnsupportedSpec, match=words):
+            with pytest.raises(UnsupportedSpecError, match=words):
                 await drivers.choose(names, SPEC)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.specs import LIMITS, SPEC
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import DEFAULT, SandboxSpec
 from glovebox_sandboxes.drivers.gvisor.driver import Gvisor, version_of
 from glovebox_sandboxes.drivers.gvisor.plan import config_file
@@ -120,14 +120,14 @@ def test_the_plan_is_the_same_for_both_kinds_of_control_groups_but_for_their_set
 def test_what_cannot_be_enforced_is_refused_with_the_field() -> None:
     """Too little memory for gVisor itself; groups demanded where there are none; something missing on the host."""
     little = replace(SPEC, limits=replace(LIMITS, memory_bytes=2**20))
-    with pytest.raises(UnsupportedSpec, match=r"limits\.memory_bytes: 1048576 is less"):
+    with pytest.raises(UnsupportedSpecError, match=r"limits\.memory_bytes: 1048576 is less"):
         plan(little)
-    with pytest.raises(UnsupportedSpec, match=r"limits\.enforce"):
+    with pytest.raises(UnsupportedSpecError, match=r"limits\.enforce"):
         plan(replace(SPEC, require_cgroup=True), version=None)
     absent = Missing(what="runsc is not installed", fix="Install it.", fatal=True)
-    with pytest.raises(UnsupportedSpec, match=r"runsc is not installed\. Install it\."):
+    with pytest.raises(UnsupportedSpecError, match=r"runsc is not installed\. Install it\."):
         driver(missing=(absent,)).plan(SPEC)
-    with pytest.raises(SandboxUnavailable, match="there is no runtime"):
+    with pytest.raises(SandboxError, match="there is no runtime"):
         driver(runtime=None).open(plan())
 
 

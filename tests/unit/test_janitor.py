@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.cgroup import PREFIX, Cgroup, Hierarchy, detect, kill_all
 from glovebox_sandboxes.host.janitor import GroupJanitor, reap
 from glovebox_sandboxes.host.owner import new_owner
@@ -83,7 +83,7 @@ async def test_removing_a_group_that_does_not_empty_is_told(tmp_path: Path) -> N
         parent.mkdir()
     group = Cgroup(Hierarchy(version=1, parents=parents), "s1", {})
     (parents[1] / "s1" / "busy").mkdir()
-    with pytest.raises(SandboxUnavailable, match="processes stay in s1"):
+    with pytest.raises(SandboxError, match="processes stay in s1"):
         await group.remove()
     assert not (parents[0] / "s1").exists()
     (parents[1] / "s1" / "busy").rmdir()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from glovebox_sandboxes.contract.attestation import compare
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Difference, Expected, more_groups, parse
 from glovebox_sandboxes.drivers.bubblewrap import driver
 from glovebox_sandboxes.host.host_view import unseen
@@ -161,7 +161,7 @@ def test_several_differences_are_all_told() -> None:
 )
 def test_what_is_no_measurement_is_refused(changes: dict[str, Any], where: str) -> None:
     """Strict and bounded; the field is named, the fix is told."""
-    with pytest.raises(SandboxUnavailable, match="glovebox setup") as problem:
+    with pytest.raises(SandboxError, match="glovebox setup") as problem:
         parse({**MEASURED, **changes})
     assert problem.value.reason.startswith(f"{where}: ")
 
@@ -169,7 +169,7 @@ def test_what_is_no_measurement_is_refused(changes: dict[str, Any], where: str) 
 @pytest.mark.parametrize("field", [name for name in MEASURED if name != "present"])
 def test_no_field_may_be_missing(field: str) -> None:
     """What was not measured is not as planned."""
-    with pytest.raises(SandboxUnavailable, match=f"{field}: Field required"):
+    with pytest.raises(SandboxError, match=f"{field}: Field required"):
         parse({key: each for key, each in MEASURED.items() if key != field})
 
 

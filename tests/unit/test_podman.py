@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.test_docker_plan import HOST, SECCOMP, SPEC
 
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.plan import make
 
@@ -49,7 +49,7 @@ def test_what_has_no_word_is_refused(field: str, value: object) -> None:
     """A field this translation does not know, or a value Podman would not take, is never left out in silence."""
     changed = body()
     changed["HostConfig"][field] = value
-    with pytest.raises(UnsupportedSpec, match="Podman has no counterpart"):
+    with pytest.raises(UnsupportedSpecError, match="Podman has no counterpart"):
         podman.specification("name", changed, FILTER)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.pools import COLD, PLAN, Fake, Sandbox, Scene, a_scene, jumping, sandbox_of
 
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.pool import idle_gate, refill, state
@@ -197,7 +197,7 @@ async def test_what_was_mounted_inside_the_workspace_is_noticed(
         assert await scene.call() in old
         old = await scene.settle()
         monkeypatch.setattr(mounts.Watch, "inside", lambda *_: ("secret",))
-        scene.driver.problem = scene.driver.source_problem = SandboxUnavailable("Mounting", "mounted inside", "")
+        scene.driver.problem = scene.driver.source_problem = SandboxError("Mounting", "mounted inside", "")
         assert (await scene.call()).how == "cold"
         assert all(each.dead for each in old)
 
@@ -269,7 +269,7 @@ async def test_sandboxes_that_wait_take_a_bounded_share_of_what_memory_is_left(m
 @jumping
 async def test_a_source_that_fails_is_told_once_costs_no_call_and_recovers(where: str, *, quick: bool) -> None:
     """Calls get sandboxes of their own meanwhile; it is tried again, but not by every call."""
-    problem = SandboxUnavailable("Preparing", "the daemon is down", "Start it.")
+    problem = SandboxError("Preparing", "the daemon is down", "Start it.")
     async with a_scene(Fake(quick=quick)) as scene:
         driver = scene.driver
         driver.problem, driver.source_problem = (problem, None) if where == "open" else (None, problem)
@@ -436,7 +436,7 @@ async def test_a_source_that_failed_is_told_as_failed_also_while_a_call_still_us
         await scene.call()
         await scene.settle()
         async with scene.take():
-            scene.driver.problem = SandboxUnavailable("Preparing", "it broke", "")
+            scene.driver.problem = SandboxError("Preparing", "it broke", "")
             for each in await scene.settle():
                 each.die()
             await scene.settle()
@@ -460,7 +460,7 @@ async def test_a_source_that_cannot_be_closed_takes_nothing_from_the_one_after_i
                 waiting = set(await scene.settle(state.REVIEW_SECONDS)) - {held}
             assert waiting
             assert scene.driver.sources == 2
-            scene.driver.close_problem = SandboxUnavailable("Stopping a zygote", "it will not end", "")
+            scene.driver.close_problem = SandboxError("Stopping a zygote", "it will not end", "")
         assert waiting <= set(await scene.settle())
         scene.driver.close_problem = None
         assert await scene.call() in waiting

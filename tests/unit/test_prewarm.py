@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.pool.state import IDLE_SECONDS
@@ -30,7 +30,7 @@ class Host:
     async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple[str, SandboxSpec]:
         """The driver."""
         if not self.usable:
-            raise UnsupportedSpec("isolation", "none of this test's", "")
+            raise UnsupportedSpecError("isolation", "none of this test's", "")
         return "driver", spec
 
     def prepare(self, _driver: str, plan: SandboxSpec) -> None:

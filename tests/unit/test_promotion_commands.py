@@ -20,7 +20,7 @@ from tests.fixtures.whole_commands import GLOVEBOX
 from glovebox_server.audit.verify import verify
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE
 from glovebox_server.promotion.folder import Folder
 from glovebox_server.promotion.proposing import Proposals
@@ -334,7 +334,7 @@ def test_what_the_system_refuses_of_a_proposal_is_told_without_paths(
 
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "look", look)
-        with pytest.raises(Refused, match=os.strerror(number)) as caught:
+        with pytest.raises(RefusedError, match=os.strerror(number)) as caught:
             asyncio.run(proposals.proposed(call, 3))
     assert caught.value.rule == "promotion.path"
     assert str(place) not in str(caught.value)

@@ -18,7 +18,7 @@ from tests.fixtures.whole_commands import GLOVEBOX
 from tests.unit.test_promotion_commands import POLICY, addresses, run
 
 from _glovebox_guest.files import changes, overlay
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.promotion.journal import ENDED
 from glovebox_server.promotion.patched import made
@@ -100,7 +100,7 @@ def test_what_is_made_is_what_the_program_had(tmp_path: Path, make: Callable[[Pa
     """Text, bytes, no last line end, carriage returns, new and removed files; the second time it is there already."""
     patch = make(tmp_path)
     if make is git_patch and b"\ndelta " in patch:
-        with pytest.raises(Refused, match="difference of bytes"):
+        with pytest.raises(RefusedError, match="difference of bytes"):
             made(patch, reading(OLD))
         return
     found = made(patch, reading(OLD))
@@ -124,7 +124,7 @@ def test_what_is_made_is_what_the_program_had(tmp_path: Path, make: Callable[[Pa
 def test_what_changed_since_is_a_conflict(tmp_path: Path, name: str, now: bytes | None, told: str) -> None:
     """Also where the patch would fit: a line far from what it changes is enough. The control is the test above."""
     files = {**OLD, name: now}
-    with pytest.raises(Refused, match=told) as caught:
+    with pytest.raises(RefusedError, match=told) as caught:
         made(overlay_patch(tmp_path), files.get)
     assert caught.value.rule == "promotion.conflict"
 
@@ -135,7 +135,7 @@ def test_nobody_guesses_at_single_lines(line: int, guess: bytes) -> None:
     """A deletion that names no digest is told the same whether its guess is right; the control names the whole file."""
     patch = b"diff --git a/x b/x\ndeleted file mode 100644\n--- a/x\n+++ /dev/null\n@@ -%d,%d +0,0 @@\n-%b\n"
     held = b"other\nSECRET=1\n"
-    with pytest.raises(Refused, match="it is not what the program was given") as caught:
+    with pytest.raises(RefusedError, match="it is not what the program was given") as caught:
         made(patch % (line, 1, guess), {"x": held}.get)
     assert caught.value.rule == "promotion.conflict"
     (gone,) = made(patch % (1, 2, b"other\n-SECRET=1"), {"x": held}.get)
@@ -168,7 +168,7 @@ HEAD = b"diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0
 )
 def test_anything_else_is_no_patch_of_ours(patch: bytes) -> None:
     """Cut off, links, ways out, git's own folder, renames, two parts for one file, false sizes and digests."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedError) as caught:
         made(patch, reading({"y": b"y\n"}))
     assert caught.value.rule == "promotion.patch"
 

@@ -15,7 +15,7 @@ from tests.fixtures.promoting import AFTER, BEFORE, FILES, Place, a_place, folde
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server import app as apps
 from glovebox_server.audit.events import Event, PromotionApplied, PromotionRolledBack
-from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.errors import AuditUnavailable, RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.promotion.folder import Folder
@@ -118,7 +118,7 @@ def test_what_changed_since_it_was_shown_is_a_conflict(place: Place, name: str) 
     promotion = place.drafted()
     (place.folder / name).write_bytes(b"mine")
     now = held(place.folder)
-    with pytest.raises(Refused, match=name) as caught:
+    with pytest.raises(RefusedError, match=name) as caught:
         place.promote(promotion)
     assert caught.value.rule == "promotion.conflict"
     assert held(place.folder) == now
@@ -136,7 +136,7 @@ def test_what_changes_in_the_last_moment_is_a_conflict_too(place: Place, name: s
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"mine")
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedError) as caught:
         place.promote(record=record)
     assert caught.value.rule in ("promotion.conflict", "promotion.disk")
     assert held(place.folder) == BEFORE | {name: b"mine"}
@@ -185,7 +185,7 @@ def test_a_way_through_anything_but_folders_is_refused(
     """A link on the way, a file in place of a folder, a link, a FIFO or a hard link in place of the file."""
     promotion = place.drafted()
     damage(place.folder / name)
-    with pytest.raises(Refused, match=told) as caught:
+    with pytest.raises(RefusedError, match=told) as caught:
         place.promote(promotion)
     assert caught.value.rule == "promotion.path"
     assert not (place.folder.parent / "outside").exists() or not list((place.folder.parent / "outside").iterdir())
@@ -205,7 +205,7 @@ def test_another_file_system_on_the_way_is_refused(place: Place, monkeypatch: py
         return os.stat_result([*found[:2], found.st_dev + 1, *found[3:10]])
 
     monkeypatch.setattr(os, "fstat", fstat)
-    with pytest.raises(Refused, match="another file system") as caught:
+    with pytest.raises(RefusedError, match="another file system") as caught:
         place.promote(promotion)
     assert caught.value.rule == "promotion.path"
 
@@ -218,7 +218,7 @@ def test_a_full_disk_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPat
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(owner, method, full)
-    with pytest.raises(Refused, match="No space left") as caught:
+    with pytest.raises(RefusedError, match="No space left") as caught:
         place.promote()
     assert caught.value.rule == "promotion.disk"
     assert require_whole(place) == "before"
@@ -396,7 +396,7 @@ def test_what_cannot_be_cleared_away_is_in_nobodys_way(
     with monkeypatch.context() as patched:
         if fails:
             patched.setattr(Folder, "exchange", lambda *_: (_ for _ in ()).throw(OSError(28, os.strerror(28))))
-            with pytest.raises(Refused, match="No space left"):
+            with pytest.raises(RefusedError, match="No space left"):
                 place.promote(record=record)
         else:
             place.promote(record=record)
@@ -417,7 +417,7 @@ def test_what_is_still_to_be_put_back_holds_others_up(place: Place, monkeypatch:
     """While its folder is away. The control: it is there again."""
     killed_before_the_end(place, monkeypatch)
     place.folder.rename(place.folder.with_name("away"))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedError) as caught:
         transaction.require_settled(place.recover())
     assert caught.value.rule == "promotion.interrupted"
     place.folder.with_name("away").rename(place.folder)
@@ -427,7 +427,7 @@ def test_what_is_still_to_be_put_back_holds_others_up(place: Place, monkeypatch:
 
 def test_only_one_at_a_time(place: Place) -> None:
     """Whoever comes second waits a little, and is then told."""
-    with journals.locked(place.state), pytest.raises(Refused) as caught, journals.locked(place.state, seconds=0.1):
+    with journals.locked(place.state), pytest.raises(RefusedError) as caught, journals.locked(place.state, seconds=0.1):
         pass
     assert caught.value.rule == "promotion.busy"
 

@@ -16,12 +16,11 @@ from glovebox_sandboxes.conformance import call, case, host, prepared, prove, tr
 from glovebox_sandboxes.conformance.case import Case, Control
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import Prepared
-from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Driver, Missing, Plan, Source
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.pool.source import Starting
 from glovebox_sandboxes.seccomp.cases import load_cases
 from glovebox_server.cli.actions import commands
 from glovebox_server.cli.main import main
@@ -55,7 +54,7 @@ class Dummy:
     @asynccontextmanager
     async def source(self, _plan: Plan) -> AsyncIterator[Source]:
         """Of sandboxes that nobody opens."""
-        yield Starting(start=lambda: pytest.fail("opened"), bytes_each=1, quick=self._quick)
+        yield ColdSource(open=lambda: pytest.fail("opened"), bytes_each=1, quick=self._quick)
 
 
 def a_case(identity: str, **more: object) -> Case:
@@ -121,7 +120,7 @@ async def test_gaps_are_strict_and_of_one_driver(judged: dict[str, tuple[str, ..
 
 async def test_what_is_not_asked_says_why(judged: dict[str, tuple[str, ...] | Exception]) -> None:
     """A case whose bait this host does not take, and one that the driver refuses: in the report, never silently."""
-    judged["refused"] = UnsupportedSpec("limits.memory_bytes", "too little", "Use more.")
+    judged["refused"] = UnsupportedSpecError("limits.memory_bytes", "too little", "Use more.")
     baited = a_case("baited", program="print(HOST['tcp'])")
     proof = await _proof(CAPABILITIES, baited, a_case("refused"), absent={"tcp": "no loopback"})
     assert [(each.id, each.status) for each in proof.findings] == [("baited", "skipped"), ("refused", "skipped")]
@@ -272,14 +271,14 @@ async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
         @asynccontextmanager
         async def source(self, _plan: Plan) -> AsyncIterator[Source]:
             if self.name:
-                raise SandboxUnavailable("Starting a zygote", "it broke", "")
-            yield Starting(start=lambda: pytest.fail("opened"), bytes_each=1)
+                raise SandboxError("ColdSource a zygote", "it broke", "")
+            yield ColdSource(open=lambda: pytest.fail("opened"), bytes_each=1)
 
     driver: Any = Broken()
     assert await prepared.has_another_way(driver)
     async with prepared.prepared(driver) as forked:
         for _ in range(2):
-            with pytest.raises(SandboxUnavailable, match="it broke"):
+            with pytest.raises(SandboxError, match="it broke"):
                 async with forked.open(forked.plan(SandboxSpec(limits=case.LIMITS))):
                     pytest.fail("opened")
 

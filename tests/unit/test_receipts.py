@@ -242,8 +242,8 @@ async def test_a_last_word_too_long_to_be_recorded_is_a_lost_record(tmp_path: Pa
     ("last", "outcome"),
     [
         (
-            CallFailed(call_id=CALL_ID, error="SandboxUnavailable", reason="it died", elapsed_ms=1.5),
-            {"kind": "call.failed", "error": "SandboxUnavailable", "reason": "it died", "elapsed_ms": 1.5},
+            CallFailed(call_id=CALL_ID, error="SandboxError", reason="it died", elapsed_ms=1.5),
+            {"kind": "call.failed", "error": "SandboxError", "reason": "it died", "elapsed_ms": 1.5},
         ),
         (
             CallCancelled(call_id=CALL_ID, by="client", elapsed_ms=2.5),

@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Weightless
 
 from glovebox_sandboxes.contract.base import Plan, SandboxStats
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
@@ -204,7 +204,7 @@ async def test_a_sandbox_that_died_otherwise_is_our_failure() -> None:
     async def script(guest: Guest) -> None:
         guest.channel.to_host.close()
 
-    with pytest.raises(SandboxUnavailable, match="out of file descriptors"):
+    with pytest.raises(SandboxError, match="out of file descriptors"):
         await outcome_of(script, Sandbox(SandboxStats(detail="out of file descriptors")))
 
 
@@ -256,12 +256,12 @@ async def test_a_guest_that_never_gets_ready_is_told(monkeypatch: pytest.MonkeyP
     """Bounded; and one that ends first is told with the runtime's words."""
     monkeypatch.setattr(running, "READY_SECONDS", 0.05)
     sandbox = Sandbox()
-    with pytest.raises(SandboxUnavailable, match="not ready after"):
+    with pytest.raises(SandboxError, match="not ready after"):
         await attest(sandbox, PLAN)
     await sandbox.channel.aclose()
     sandbox = Sandbox(SandboxStats(detail="bwrap: no"))
     sandbox.channel.to_host.close()
-    with pytest.raises(SandboxUnavailable, match="bwrap: no"):
+    with pytest.raises(SandboxError, match="bwrap: no"):
         await attest(sandbox, PLAN)
     assert sandbox.killed == 1
     await sandbox.channel.aclose()
@@ -272,7 +272,7 @@ async def test_a_damaged_guest_is_one_sentence_with_the_command_that_mends_it() 
     story = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'wire'"
     sandbox = Sandbox(SandboxStats(detail=story))
     sandbox.channel.to_host.close()
-    with pytest.raises(SandboxUnavailable) as raised:
+    with pytest.raises(SandboxError) as raised:
         await attest(sandbox, PLAN)
     assert "\n" not in str(raised.value)
     assert "ended before it was ready (ModuleNotFoundError: No module named 'wire')" in raised.value.reason

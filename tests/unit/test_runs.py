@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from glovebox_sandboxes.contract.errors import Refused
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
 from glovebox_server.requests import server_key
@@ -50,11 +50,11 @@ def test_a_handle_names_its_run_for_its_principal_alone() -> None:
         f"{run}.{other.partition('.')[2]}", "\udcff" * len(handle), None, 7, {"run": handle}, [handle],
     ]  # fmt: skip
     for each in wrong:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             RUNS.named("token:a", each)
         assert refused.value.rule == "run.handle"
     for principal, runs in (("token:b", RUNS), ("token:a", Runs(b"o" * 32))):
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedError):
             runs.named(principal, handle)
     assert RUNS.named("token:a", handle) == run
 

@@ -16,12 +16,12 @@ import pytest
 
 from _glovebox_guest.main import _import_failure
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
 from glovebox_sandboxes.runtime import environments, libraries, packages, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_sandboxes.runtime.packages import RuntimeProblem
+from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 from glovebox_sandboxes.runtime.runtime import Runtime
 
 ENVIRONMENT = environments.load("default", environments.SHIPPED)
@@ -78,7 +78,7 @@ async def test_an_environment_without_pip_uses_the_one_in_the_standard_library(
 async def test_a_package_that_is_not_the_locked_one_is_not_installed(lock: Path, tmp_path: Path) -> None:
     """The hash decides, whatever the index says. The same lock with the right hash: see above."""
     lock.write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
-    with pytest.raises(RuntimeProblem, match="DO NOT MATCH THE HASHES"):
+    with pytest.raises(RuntimeBuildError, match="DO NOT MATCH THE HASHES"):
         await packages.install(tmp_path / "target", lock, SERIES)
     assert not (tmp_path / "target/tiny.py").exists()
 
@@ -90,7 +90,7 @@ async def test_without_pip_and_uv_one_sentence_says_what_to_install(
     monkeypatch.setattr(packages, "_FIND_PIP", "print([])")
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("UV", raising=False)
-    with pytest.raises(RuntimeProblem, match="apt-get install python3-pip-whl"):
+    with pytest.raises(RuntimeBuildError, match="apt-get install python3-pip-whl"):
         await packages.install(tmp_path / "target", lock, SERIES)
 
 
@@ -129,7 +129,7 @@ class _Broken:
         return spec
 
     def open(self, _: SandboxSpec) -> NoReturn:
-        raise SandboxUnavailable("Starting", "libpython3.13.so.1.0: cannot open shared object file", "Run it again.")
+        raise SandboxError("Starting", "libpython3.13.so.1.0: cannot open shared object file", "Run it again.")
 
 
 async def test_a_runtime_no_sandbox_can_run_is_taken_back(tmp_path: Path) -> None:
@@ -143,7 +143,9 @@ async def test_a_runtime_no_sandbox_can_run_is_taken_back(tmp_path: Path) -> Non
     unusable, broken = (cast("Driver", _Broken(usable=usable)) for usable in (False, True))
     await trial.check(unusable, built, Path("/usr/bin/python3"), ENVIRONMENT)
     assert manifest.exists(), "the control: where no sandbox can be made at all, that says nothing about the runtime"
-    with pytest.raises(RuntimeProblem, match=r"from /usr/bin/python3: libpython3\.13\.so\.1\.0: cannot open") as told:
+    with pytest.raises(
+        RuntimeBuildError, match=r"from /usr/bin/python3: libpython3\.13\.so\.1\.0: cannot open"
+    ) as told:
         await trial.check(broken, built, Path("/usr/bin/python3"), ENVIRONMENT)
     assert "Install the distribution's own Python" in str(told.value)
     assert not manifest.exists()
@@ -162,7 +164,7 @@ async def test_a_runtime_whose_packages_do_not_load_is_taken_back(runtime_dir: P
         gone.unlink()
         # The import, its exception, and the last line of the traceback; nothing is wrong with the host's Python.
         words = r"^An import of the environment default failed: numpy: ImportError: [^\n]*libstdc[^\n]*$"
-        with pytest.raises(RuntimeProblem, match=words):
+        with pytest.raises(RuntimeBuildError, match=words):
             await trial.check(driver, built, runtime.base_python(), ENVIRONMENT)
     assert runtime.find(data) is None
 
@@ -184,7 +186,7 @@ async def test_an_import_that_ends_python_is_named(
     monkeypatch.setattr(trial, "_trouble", trouble)
     built = Runtime(root=tmp_path / "root", guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     driver = cast("Driver", _Broken(usable=True))
-    with pytest.raises(RuntimeProblem, match=f"An import of the environment own failed: {named}") as told:
+    with pytest.raises(RuntimeBuildError, match=f"An import of the environment own failed: {named}") as told:
         await trial.check(driver, built, Path("/usr/bin/python3"), environment)
     assert str(tmp_path / "own.toml") in told.value.fix
     assert tried == [("a", "b", "c"), (), ("a",), ("b",), ("c",)][: 4 if bad else 5]

@@ -16,7 +16,7 @@ from tests.unit.test_broker import ARGUMENTS, Recorder, Scene, scene
 from tests.unit.test_stops import a_stop, obeying, put
 
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_server.app import check_example
 from glovebox_server.audit.events import Input
 from glovebox_server.calls import Principal
@@ -138,7 +138,7 @@ async def test_without_a_sandbox_it_is_said(scene: Scene, tmp_path: Path) -> Non
     script = scene.driver.script
 
     async def last(guest: Guest) -> None:
-        scene.driver.problem = SandboxUnavailable("Starting", "no process could be made in /secret/x", "")
+        scene.driver.problem = SandboxError("Starting", "no process could be made in /secret/x", "")
         assert script is not None
         await script(guest)
 

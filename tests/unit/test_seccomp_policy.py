@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.seccomp import bpf, digest, docker_profile, load
 from glovebox_sandboxes.seccomp.filters import compile_policy
 from glovebox_sandboxes.seccomp.policy import Condition, PolicyError, parse, source
@@ -128,14 +128,14 @@ def test_the_filter_is_the_same_every_time() -> None:
 
 def test_an_unknown_machine_is_refused_with_a_way_out() -> None:
     """No rules for an architecture: nothing is compiled, and the error says where it works."""
-    with pytest.raises(SandboxUnavailable, match=r"no rules for riscv64\. Run on x86_64 or aarch64"):
+    with pytest.raises(SandboxError, match=r"no rules for riscv64\. Run on x86_64 or aarch64"):
         compile_policy(load(), "riscv64")
 
 
 def test_missing_libseccomp_is_refused_with_the_command_that_fixes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the library there is no filter, and no sandbox without a filter."""
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
-    with pytest.raises(SandboxUnavailable, match="apt-get install libseccomp2"):
+    with pytest.raises(SandboxError, match="apt-get install libseccomp2"):
         compile_policy(load(), platform.machine())
 
 

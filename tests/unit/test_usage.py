@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from glovebox_sandboxes.contract.base import SandboxStats
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy, detect
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session import run as running
@@ -128,7 +128,7 @@ async def test_a_count_that_cannot_be_read_for_a_while_is_watched_on(monkeypatch
         def cpu_seconds(self) -> float | None:
             found = super().cpu_seconds()
             if found == -1:
-                raise SandboxUnavailable("Reading cpu.stat", "Too many open files", "")
+                raise SandboxError("Reading cpu.stat", "Too many open files", "")
             return found
 
     monkeypatch.setattr(running, "LOOK_SECONDS", 0.0)
@@ -153,7 +153,7 @@ def test_only_what_is_not_there_counts_as_missing(number: int, tmp_path: Path, m
         assert group.stats() == SandboxStats()
     else:
         for reading in (group.cpu_seconds, group.stats):
-            with pytest.raises(SandboxUnavailable, match=re.escape(os.strerror(number))):
+            with pytest.raises(SandboxError, match=re.escape(os.strerror(number))):
                 reading()
 
 

@@ -1,12 +1,12 @@
 """The exception for a text that is not a host, a URL or a rule, and quoting of hostile text. No I/O."""
 
-from glovebox_sandboxes.contract.errors import Refused
+from glovebox_sandboxes.contract.errors import RefusedError
 
 #: How much of a hostile text is repeated in a message: enough to recognise it, too little to carry instructions.
 QUOTED_CHARACTERS = 60
 
 
-class InvalidTarget(Refused, ValueError):  # noqa: N818 - what it is, not what it does
+class InvalidTarget(RefusedError, ValueError):  # noqa: N818 - what it is, not what it does
     """A host, port, URL or pattern that is refused before any rule is looked at; ``egress.spelling``, for instance."""
 
 

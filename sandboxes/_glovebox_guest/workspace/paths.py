@@ -39,7 +39,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class Refused(Exception):  # noqa: N818 - it becomes a value, never a traceback
     """Something the caller asked for that cannot be had; jobs turn it into their value.
 
-    Twin of ``glovebox_sandboxes.contract.errors.Refused``, which is not there inside a sandbox.
+    Twin of ``glovebox_sandboxes.contract.errors.RefusedError``, which is not there inside a sandbox.
     """
 
     def __init__(self, rule: str, reason: str, hint: str) -> None:

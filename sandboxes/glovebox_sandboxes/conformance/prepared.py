@@ -11,7 +11,7 @@ import anyio.abc
 
 from glovebox_sandboxes.conformance.case import LIMITS
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 
 
@@ -63,6 +63,6 @@ async def has_another_way(driver: Driver) -> bool:
     try:
         async with driver.source(driver.plan(SandboxSpec(limits=LIMITS))) as source:
             return source.quick
-    except SandboxUnavailable:
+    except SandboxError:
         # Then every claim is asked all the same, and fails for this reason.
         return True

@@ -19,7 +19,7 @@ from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.case import LIMITS, Case, Claim
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.contract.base import Capabilities, Driver
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.seccomp import cases as calls
 
 Status = Literal["held", "failed", "gap", "closed", "skipped"]
@@ -141,7 +141,7 @@ async def prove(
         began = anyio.current_time()
         try:
             verdict = await trial.judge(driver, case, host)
-        except UnsupportedSpec as refused:
+        except UnsupportedSpecError as refused:
             return [_finding(case, "skipped", reason=f"the driver refuses to run it: {refused}")]
         watched &= verdict.watched
         return [judged(case, verdict.problems, names, anyio.current_time() - began)]
@@ -190,7 +190,7 @@ async def system_calls(driver: Driver, host: Planted) -> list[Finding]:
     """Make every call the seccomp policy refuses, and its allowed neighbour, in one sandbox."""
     try:
         cases = calls.load_cases(platform.machine())
-    except SandboxUnavailable as problem:
+    except SandboxError as problem:
         return [_call_finding("policy", "The filter's refusals.", "skipped", reason=str(problem))]
     stdin = f"import io\nsys.stdin = io.StringIO({calls.payload(cases)!r})\n"
     source = f"{stdin}exec({calls.program()!r}, {{'__name__': '__main__'}})"

@@ -16,7 +16,7 @@ from glovebox_sandboxes.conformance import layout
 from glovebox_sandboxes.conformance.case import LIMITS, Case
 from glovebox_sandboxes.conformance.host import EARLIER, Planted
 from glovebox_sandboxes.contract.base import Driver
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.session import run
@@ -58,7 +58,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
     """Run a case that is a program, in a sandbox of its own (or two), and judge it.
 
     Raises:
-        UnsupportedSpec: the driver cannot enforce what the case needs.
+        UnsupportedSpecError: the driver cannot enforce what the case needs.
     """
     fingerprint = host.fingerprint()
     problems: list[str] = []
@@ -105,7 +105,7 @@ def spec(limits: Limits, workspace: Path, *, overlay: bool = False) -> SandboxSp
 
 
 async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, overlay: bool = False) -> Seen:
-    """Run one program in a sandbox of its own and look at it from inside and outside; raises UnsupportedSpec."""
+    """Run one program in a sandbox of its own and look at it from inside and outside; raises UnsupportedSpecError."""
     seen = Seen()
     plan = driver.plan(spec(limits, host.workspace, overlay=overlay))
     text = layout.program(program, layout.INSIDE, host.names)
@@ -129,7 +129,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
                 job = Job(kind="python", payload={"code": text})
                 name, content = EARLIER
                 seen.outcome = await run.run(proved, job, inputs=[(name, whole(content))], hooks=run.Hooks(file=file))
-    except SandboxUnavailable as problem:
+    except SandboxError as problem:
         seen.unavailable = str(problem)
     seen.left = await left(namespaces, identity, ran)
     return seen

@@ -6,7 +6,7 @@ said over that stream is the same for every driver (see ``wire`` and ``link``).
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -149,19 +149,28 @@ class Driver(Protocol):
         """Say what would be done; starts nothing.
 
         Raises:
-            UnsupportedSpec: some field cannot be enforced here. Never enforced partly, never downgraded.
+            UnsupportedSpecError: some field cannot be enforced here. Never enforced partly, never downgraded.
         """
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """Do it. On leaving the context nothing of the sandbox is left, on whichever way it is left.
 
         Raises:
-            SandboxUnavailable: it could not be started.
+            SandboxError: it could not be started.
         """
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """Where prepared sandboxes come from, for the length of the block; all of them must be closed before it ends.
 
         Raises:
-            SandboxUnavailable: it could not be started.
+            SandboxError: it could not be started.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdSource:
+    """A source that starts every sandbox from nothing, as for a call."""
+
+    open: Callable[[], AbstractAsyncContextManager[Sandbox]]
+    bytes_each: int
+    quick: bool = False

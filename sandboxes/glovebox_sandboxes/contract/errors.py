@@ -21,7 +21,7 @@ class Refusal:
         return f"{self.reason} {self.hint}".strip()
 
 
-class Refused(Exception):  # noqa: N818 - the design's term
+class RefusedError(Exception):
     """Policy said no. The model may choose differently; nothing was started, or what was started is gone."""
 
     def __init__(self, rule: str, reason: str, hint: str) -> None:
@@ -37,7 +37,7 @@ class Refused(Exception):  # noqa: N818 - the design's term
         return Refusal(rule=self.rule, reason=self.reason, hint=self.hint)
 
 
-class Diagnosed(Exception):  # noqa: N818 - as above
+class DiagnosedError(Exception):
     """Base of what a person can put right; its message says all three parts."""
 
     def __init__(self, what: str, reason: str, fix: str) -> None:
@@ -48,9 +48,9 @@ class Diagnosed(Exception):  # noqa: N818 - as above
         self.fix = fix
 
 
-class UnsupportedSpec(Diagnosed):
+class UnsupportedSpecError(DiagnosedError):
     """A driver cannot enforce one part of a spec on this host, so nothing was started. ``what`` is the spec's field."""
 
 
-class SandboxUnavailable(Diagnosed):
+class SandboxError(DiagnosedError):
     """A sandbox could not be started, proved, or kept alive; the caller's program never looks like this."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 """Linux namespaces, see namespaces(7); ``time`` is left out: it hides nothing of the host but its uptime."""
@@ -131,14 +131,14 @@ def parse(body: Mapping[str, Any]) -> Measured:
     """Check a ``ready`` message's body.
 
     Raises:
-        SandboxUnavailable: it is not a measurement.
+        SandboxError: it is not a measurement.
     """
     try:
         return Measured.model_validate(body)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise SandboxUnavailable(
+        raise SandboxError(
             "Reading the guest's measurement of its isolation",
             f"{where}: {first['msg']}",
             "Run `glovebox setup`: guest and server may be of different versions.",

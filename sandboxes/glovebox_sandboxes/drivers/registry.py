@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 
 from glovebox_sandboxes.contract.base import Driver, Level, Plan
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 
 _Connecting = AbstractAsyncContextManager[Driver]
@@ -126,7 +126,7 @@ class Drivers:
             held = self._ready.get(name)
             if held is None or not held.driver.capabilities.usable:
                 return None
-            with suppress(UnsupportedSpec, SandboxUnavailable):
+            with suppress(UnsupportedSpecError, SandboxError):
                 return held.driver, self._plan(held.driver, spec)
         return None
 
@@ -134,7 +134,7 @@ class Drivers:
         """The first driver that can enforce every part of the spec, and its plan.
 
         Raises:
-            UnsupportedSpec: none can; says what the first one lacks and what to do about it, then why no other can.
+            UnsupportedSpecError: none can; says what the first one lacks and what to do, then why no other can.
         """
         reasons: list[tuple[str, str]] = []
         for name in names:
@@ -144,11 +144,11 @@ class Drivers:
             try:
                 driver = await self.get(name)
                 return driver, self._plan(driver, spec)
-            except (UnsupportedSpec, SandboxUnavailable) as problem:
+            except (UnsupportedSpecError, SandboxError) as problem:
                 reasons.append((f"{name}: {problem.reason}", problem.fix))
         (reason, fix), *others = sorted(reasons, key=lambda each: not each[1])  # what can be put right stands first
         fix = " ".join([fix or "Run `glovebox doctor`.", *(f"Nor can {other}." for other, _ in others)])
-        raise UnsupportedSpec("isolation", f"no driver can enforce this profile here: {reason}", fix)
+        raise UnsupportedSpecError("isolation", f"no driver can enforce this profile here: {reason}", fix)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 
 MAX_MASKS = 256
 """Covers of one sandbox: each is a mount, and a line of its record. Of more, whole folders are covered."""
@@ -22,12 +22,14 @@ def folded(found: Iterable[str]) -> tuple[str, ...]:
     """Cover so few paths that a sandbox can have them all: where there are many in a folder, the whole folder.
 
     Raises:
-        UnsupportedSpec: that would be the directory itself, or they lie in too many folders.
+        UnsupportedSpecError: that would be the directory itself, or they lie in too many folders.
     """
     kept = {_plain(each) for each in found}
     if "/" in kept:
         reason = "a name at its top is that of a secret, or of a folder with one, and cannot be written on record"
-        raise UnsupportedSpec(FIELD, reason, "Rename it: it holds characters that cannot be printed, or is no UTF-8.")
+        raise UnsupportedSpecError(
+            FIELD, reason, "Rename it: it holds characters that cannot be printed, or is no UTF-8."
+        )
     if len(kept) > MAX_MASKS:
         groups: dict[str, list[str]] = {}
         for path in kept:
@@ -40,7 +42,7 @@ def folded(found: Iterable[str]) -> tuple[str, ...]:
     if len(kept) > MAX_MASKS:
         fix = "Put them into one folder, show them (files.reveal), or serve a smaller directory (--workspace)."
         reason = "too much of it is named as secrets are: a sandbox has room for so many covers only"
-        raise UnsupportedSpec(FIELD, f"{reason} ({MAX_MASKS})", fix)
+        raise UnsupportedSpecError(FIELD, f"{reason} ({MAX_MASKS})", fix)
     return tuple(sorted(kept))
 
 

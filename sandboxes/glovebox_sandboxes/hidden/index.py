@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from _glovebox_guest.workspace.hidden import Kind, kind_of, may_be_among
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.hidden import inotify
 from glovebox_sandboxes.hidden.covers import FIELD, above, folded, named, shown
 from glovebox_sandboxes.hidden.links import Links
@@ -121,18 +121,18 @@ class Index:
         """What is to be covered for a program that is shown ``revealed`` all the same; folders end with a slash.
 
         Raises:
-            UnsupportedSpec: it is not known, or is too much.
+            UnsupportedSpecError: it is not known, or is too much.
         """
         if self.problem is not None:
             reason, fix = self.problem
-            raise UnsupportedSpec(FIELD, f"secrets in it cannot be hidden from programs: {reason}", fix)
+            raise UnsupportedSpecError(FIELD, f"secrets in it cannot be hidden from programs: {reason}", fix)
         found = self._found
         known = self._masks.get(revealed)
         if known is None or known[0] is not found:
             hidden = {mask: names for mask, names in found if not any(shown(name, revealed) for name in names)}
             if "/" in hidden:
                 reason = f"the link {named(hidden['/'][-1])} is named as a secret, and leads to all of it, or too far"
-                raise UnsupportedSpec(FIELD, reason, "Remove or rename it, or show it (files.reveal).")
+                raise UnsupportedSpecError(FIELD, reason, "Remove or rename it, or show it (files.reveal).")
             masks = folded(hidden)
             if len(self._masks) >= _MOST_KNOWN:
                 self._masks.clear()
@@ -397,7 +397,7 @@ class Indexes:
         """The index of a directory as it is now.
 
         Raises:
-            UnsupportedSpec: there cannot be one.
+            UnsupportedSpecError: there cannot be one.
         """
         index = self._indexes.get(root)
         if index is None or not index.current:
@@ -414,7 +414,7 @@ class Indexes:
             index = self._indexes[root] = Index(root, self._changed)
         except OSError as error:
             fix = "Raise it: `sysctl fs.inotify.max_user_instances=1024`."
-            raise UnsupportedSpec(FIELD, f"it cannot be watched for secrets ({error.strerror})", fix) from error
+            raise UnsupportedSpecError(FIELD, f"it cannot be watched for secrets ({error.strerror})", fix) from error
         self._listen(index)
         return index
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.base import SandboxStats
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.host.host_view import groups_of
 
@@ -190,7 +190,7 @@ class Cgroup:
         """Make the group and set its limits.
 
         Raises:
-            SandboxUnavailable: the kernel did not take them, or took something else.
+            SandboxError: the kernel did not take them, or took something else.
         """
         # Text, and the system's own calls: a dozen paths a call would take longer to be made than what they lead to.
         self._directories = tuple(f"{parent}/{name}" for parent in hierarchy.parents)
@@ -204,7 +204,7 @@ class Cgroup:
                 self._set(file, content)
         except OSError as problem:
             self.remove_now()
-            raise SandboxUnavailable(
+            raise SandboxError(
                 "Setting a sandbox's limits", f"the control group refused: {problem}", "Run `glovebox doctor`."
             ) from problem
 
@@ -284,16 +284,14 @@ class Cgroup:
         """Remove the group once its processes are gone; whatever still lives in it is killed.
 
         Raises:
-            SandboxUnavailable: something in it does not die.
+            SandboxError: something in it does not die.
         """
         for attempt in range(_REMOVE_TRIES):
             if self.remove_now():
                 return
             self.kill()
             await anyio.sleep(0.001 if attempt < _REMOVE_TRIES // 2 else 0.02)
-        raise SandboxUnavailable(
-            "Cleaning up after a sandbox", f"processes stay in {self._name}", "Look at them with `ps`."
-        )
+        raise SandboxError("Cleaning up after a sandbox", f"processes stay in {self._name}", "Look at them with `ps`.")
 
     def kill(self, *, spared: int | None = None) -> None:
         """Send SIGKILL to every process in the group, but for one that is spared."""
@@ -356,7 +354,7 @@ def text(path: str) -> str | None:
     """What a small file of a group says; None where there is no such file, or no group any more.
 
     Raises:
-        SandboxUnavailable: it is there and cannot be read, so what it limits or counts is not known.
+        SandboxError: it is there and cannot be read, so what it limits or counts is not known.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -369,7 +367,7 @@ def text(path: str) -> str | None:
             return None
         words = problem.strerror or str(problem)
         fix = "Let the server read it, or run it where control groups are not mounted."
-        raise SandboxUnavailable(f"Reading {path}", words, fix) from problem
+        raise SandboxError(f"Reading {path}", words, fix) from problem
 
 
 def fields(path: str) -> dict[str, int]:

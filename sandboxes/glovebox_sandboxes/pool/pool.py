@@ -91,7 +91,7 @@ class Pool:
             waits: called where none is ready, before one is waited for or started; perhaps more than once.
 
         Raises:
-            SandboxUnavailable: it could not be started, or did not get ready.
+            SandboxError: it could not be started, or did not get ready.
         """
         queue = self._queue(driver, plan)
         with queue.in_use(key):
@@ -114,7 +114,7 @@ class Pool:
         """An attested sandbox that is started for one call of this key.
 
         Raises:
-            SandboxUnavailable: it could not be started, or did not get ready.
+            SandboxError: it could not be started, or did not get ready.
         """
         async with AsyncExitStack() as stack:
             async with self._starts.turn(key):

@@ -27,7 +27,7 @@ class PreparedSandbox:
         """Let an event happen to it, and wake whoever waits for the state that it leads to.
 
         Raises:
-            TransitionError: it cannot happen in this state.
+            RuntimeError: it cannot happen in this state.
         """
         self.state = after(self.state, event)
         for state, reached in self._reached.items():

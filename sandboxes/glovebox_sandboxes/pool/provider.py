@@ -3,7 +3,9 @@
 The one place that decides these three, so that whoever needs a sandbox knows none of them. Nothing of the server here.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import re
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,8 +13,14 @@ from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.registry import Drivers
 from glovebox_sandboxes.pool.pool import Pool
-from glovebox_sandboxes.pool.preload import needs_preload
 from glovebox_sandboxes.session.run import AttestedSandbox
+
+MAX_SCANNED = 16 * 1024
+"""Characters that are looked at: a millisecond. A longer program is taken to want them."""
+
+_STATEMENT = re.compile(r"\b(?:from[ \t\f]+(\S+)[ \t\f]+import\b|import[ \t\f]+([^\n;#]*))")
+_ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
+"""What runs other code of which the text says nothing, or makes objects of modules that it does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +59,8 @@ class SandboxProvider:
                 started; perhaps more than once.
 
         Raises:
-            UnsupportedSpec: no driver can enforce the spec here; nothing was started.
-            SandboxUnavailable: it could not be started, or did not get ready.
+            UnsupportedSpecError: no driver can enforce the spec here; nothing was started.
+            SandboxError: it could not be started, or did not get ready.
         """
         spec = wanted.spec
         if spec.preload and wanted.code is not None and not needs_preload(wanted.code, spec.preload):
@@ -81,6 +89,28 @@ class SandboxProvider:
         """Have sandboxes of this spec ready from now on, as long as they are used.
 
         Raises:
-            UnsupportedSpec: no driver can enforce it here.
+            UnsupportedSpecError: no driver can enforce it here.
         """
         self.pool.prepare(*await self.choose(isolation, spec))
+
+
+def needs_preload(code: str, preload: Sequence[str]) -> bool:
+    """Return whether ``code`` names one of these modules, or imports or runs what is not in view and may need them.
+
+    What was imported ahead costs a program that does not use it milliseconds. A wrong guess costs time and nothing
+    else. So the text is not parsed: a parser of strangers' programs on the host would be something to attack
+    (https://docs.python.org/3/library/ast.html#ast.parse).
+    """
+    words = (*_ELSEWHERE, *(module.partition(".")[0] for module in preload))
+    if len(code) > MAX_SCANNED or any(word in code for word in words):
+        return True
+    return any(name not in sys.stdlib_module_names for name in _imported(code.replace("\\\n", " ")))
+
+
+def _imported(code: str) -> Iterator[str]:
+    """First names of what is imported, also in strings and comments; empty for what is relative or not understood."""
+    for statement in _STATEMENT.finditer(code):
+        package, listed = statement.groups()
+        for each in [package] if package else listed.split(","):
+            words = each.split()
+            yield words[0].partition(".")[0] if words else ""

@@ -10,7 +10,7 @@ import anyio.abc
 import structlog
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import describe
 from glovebox_sandboxes.pool.idle_gate import IdleGate
 from glovebox_sandboxes.pool.prepared import PreparedSandbox
@@ -48,7 +48,7 @@ class Refill:
         self._gate = gate
         self._attest = attest
         self._announce = announce
-        self._problem: SandboxUnavailable | None = None
+        self._problem: SandboxError | None = None
 
     async def run(self) -> None:
         """Open the source, keep the queue filled, and close the source when no call uses what came from it."""
@@ -107,16 +107,16 @@ class Refill:
         """Refuse what is not as planned; where preparing had failed before, it works again."""
         if attested.attestation.differences:
             reason = f"it is not what was planned ({describe(attested.attestation.differences)})"
-            raise SandboxUnavailable("Preparing a sandbox", reason, "Run `glovebox doctor`.")
+            raise SandboxError("Preparing a sandbox", reason, "Run `glovebox doctor`.")
         if self._queue.backoff.failing:
-            self._queue.backoff.reset()
+            self._queue.backoff.delay = 0.0
             await self._announce("recovered", self._queue, "")
 
     async def _fill(self, source: Source, keepers: anyio.abc.TaskGroup) -> None:
         """Prepare what is missing, until nothing is wanted any more, or preparing one fails."""
         queue = self._queue
         opened_at = reviewed_at = anyio.current_time()
-        queue.demand.capacity = _capacity(source)
+        queue.demand.capacity = capacity_of(_available_bytes(), source.bytes_each)
         while self._problem is None and not queue.stale and not self._expired(opened_at):
             queue.changed = anyio.Event()
             for _ in range(queue.missing):
@@ -127,7 +127,7 @@ class Refill:
                 await queue.changed.wait()
                 continue
             reviewed_at = anyio.current_time()
-            if queue.demand.review(_capacity(source)):
+            if queue.demand.review(capacity_of(_available_bytes(), source.bytes_each)):
                 await self._announce("limited", queue, "the host has little memory left")
             queue.trim(queue.demand.wanted)
 
@@ -135,7 +135,7 @@ class Refill:
         used_at = max(each.demand.used_at for each in self._queue.siblings)
         return expired(anyio.current_time(), used_at=used_at, opened_at=opened_at)
 
-    async def _end(self, problem: SandboxUnavailable | None) -> None:
+    async def _end(self, problem: SandboxError | None) -> None:
         queue = self._queue
         if problem is None:
             await self._announce("cleared", queue, "nobody took from it for a while, or it is started anew")
@@ -146,16 +146,12 @@ class Refill:
             await self._announce("failed", queue, f"{problem.what}: {problem.reason}")
 
 
-def _unavailable(problem: Exception) -> SandboxUnavailable:
-    if isinstance(problem, SandboxUnavailable):
+def _unavailable(problem: Exception) -> SandboxError:
+    if isinstance(problem, SandboxError):
         return problem
     _log.error("preparing sandboxes failed", exc_info=problem)
     reason = f"nobody foresaw this ({type(problem).__name__})"
-    return SandboxUnavailable("Preparing a sandbox", reason, "See the server's log, and report it.")
-
-
-def _capacity(source: Source) -> int:
-    return capacity_of(_available_bytes(), source.bytes_each)
+    return SandboxError("Preparing a sandbox", reason, "See the server's log, and report it.")
 
 
 def _available_bytes() -> int:

@@ -94,20 +94,16 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 }
 
 
-class TransitionError(RuntimeError):
-    """An event that the table does not name in a state: an error in the pool, never in what a sandbox did."""
-
-
 def after(state: State, event: Event) -> State:
     """The state that an event leads to.
 
     Raises:
-        TransitionError: it leads nowhere from there.
+        RuntimeError: it leads nowhere from there: an error in the pool, never in what a sandbox did.
     """
     try:
         return TRANSITIONS[state][event]
     except KeyError:
-        raise TransitionError(f"{event.name} cannot happen to a sandbox that is {state.name}") from None
+        raise RuntimeError(f"{event.name} cannot happen to a sandbox that is {state.name}") from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +175,3 @@ class Backoff:
         first, last = RETRY_SECONDS
         self.delay = min(max(first, self.delay * 2), last)
         self.not_before = now + self.delay
-
-    def reset(self) -> None:
-        """It works."""
-        self.delay = 0.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.process import START_SECONDS, Process, SocketStream, Started
 
 IMPORT_SECONDS = 60.0
@@ -31,7 +31,7 @@ class Zygote:
         """Wait until it has imported what it was to import; returns the inode numbers of its own namespaces.
 
         Raises:
-            SandboxUnavailable: a module cannot be imported; says why.
+            SandboxError: a module cannot be imported; says why.
             anyio.EndOfStream: it ended without a word.
         """
         attempted = "Importing what a profile preloads"
@@ -40,11 +40,11 @@ class Zygote:
             with anyio.fail_after(IMPORT_SECONDS):
                 words = (await self._channel.receive(_MAX_WORDS)).decode(errors="replace")
         except TimeoutError:
-            raise SandboxUnavailable(attempted, f"it took longer than {IMPORT_SECONDS:.0f} seconds", fix) from None
+            raise SandboxError(attempted, f"it took longer than {IMPORT_SECONDS:.0f} seconds", fix) from None
         try:
             namespaces: Mapping[str, int] = json.loads(words)["namespaces"]
         except (ValueError, TypeError, KeyError):
-            raise SandboxUnavailable(attempted, words, fix) from None
+            raise SandboxError(attempted, words, fix) from None
         return namespaces
 
     async def fork(self, detail: int, entrances: Sequence[str], uid: int | None = None) -> Process | None:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from glovebox_sandboxes.contract.errors import Diagnosed, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import DiagnosedError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
@@ -48,7 +48,7 @@ _LINE = re.compile(
 _FITS = re.compile(r"^# Fits (sha256:[0-9a-f]{64})$", re.MULTILINE)
 
 
-class EnvironmentProblem(Diagnosed):
+class EnvironmentFileError(DiagnosedError):
     """An environment is not there, or its file or lock cannot be followed."""
 
 
@@ -115,21 +115,21 @@ class Environment:
         """Digest of its lock, which names every file by hash and is for what the file says now.
 
         Raises:
-            EnvironmentProblem: there is none, it says anything else than packages, or it was made for another file.
+            EnvironmentFileError: there is none, it says anything else than packages, or it was made for another file.
         """
         update = f"Run `glovebox environment update {self.name}`."
         if not self.lock.exists():
-            raise EnvironmentProblem(f"The environment {self.name}", f"{self.lock} is not there", update)
+            raise EnvironmentFileError(f"The environment {self.name}", f"{self.lock} is not there", update)
         data = _read(self.lock)
         lines = data.decode("utf-8", "replace").splitlines()
         wrong = next((number for number, line in enumerate(lines, 1) if not _LINE.fullmatch(line)), 0)
         if wrong:
-            raise EnvironmentProblem(
+            raise EnvironmentFileError(
                 f"{self.lock}:{wrong}", "it is neither a package with its hashes nor a note", update
             )
         fits = _FITS.search(data.decode("utf-8", "replace"))
         if fits is None or fits[1] != self.fits:
-            raise EnvironmentProblem(f"{self.lock}", f"it was made before {self.path.name} became what it is", update)
+            raise EnvironmentFileError(f"{self.lock}", f"it was made before {self.path.name} became what it is", update)
         return hashlib.sha256(data).hexdigest()
 
 
@@ -156,27 +156,27 @@ def load(name: str, directory: Path) -> Environment:
         directory: the operator's.
 
     Raises:
-        EnvironmentProblem: there is none, or its file is unsafe, unreadable or wrong.
+        EnvironmentFileError: there is none, or its file is unsafe, unreadable or wrong.
     """
     if not _NAME.fullmatch(name):
-        raise EnvironmentProblem(f"The environment {name!r}", "that is no name for one", f"Use {_NAMES}.")
+        raise EnvironmentFileError(f"The environment {name!r}", "that is no name for one", f"Use {_NAMES}.")
     own = directory / f"{name}.toml"
     if name == DEFAULT and directory != SHIPPED and os.path.lexists(own):
-        raise EnvironmentProblem(str(own), f"{DEFAULT} is the shipped environment's name", "Give yours another.")
+        raise EnvironmentFileError(str(own), f"{DEFAULT} is the shipped environment's name", "Give yours another.")
     path = own if os.path.lexists(own) else SHIPPED / own.name
     if not path.exists() and not path.is_symlink():
         fix = (
             f"There are: {', '.join(named(directory))}. Or write {own}, and run `glovebox setup --environment {name}`."
         )
-        raise EnvironmentProblem(f"The environment {name}", "there is none of that name", fix)
+        raise EnvironmentFileError(f"The environment {name}", "there is none of that name", fix)
     try:
         said = _File.model_validate(tomllib.loads(_read(path).decode()))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise EnvironmentProblem(f"{path}: {key}", first["msg"], "See docs/operate/operations.md.") from None
+        raise EnvironmentFileError(f"{path}: {key}", first["msg"], "See docs/operate/operations.md.") from None
     except ValueError as error:  # neither TOML nor UTF-8
-        raise EnvironmentProblem(str(path), f"not TOML: {error}", "See https://toml.io/en/v1.0.0.") from None
+        raise EnvironmentFileError(str(path), f"not TOML: {error}", "See https://toml.io/en/v1.0.0.") from None
     return Environment(
         name=name,
         description=said.description,
@@ -207,10 +207,10 @@ def _read(path: Path) -> bytes:
             data = file.read(MAX_FILE + 1) if stat.S_ISREG(status.st_mode) else b"\0" * (MAX_FILE + 1)
     except OSError as error:
         reason = "it is a symbolic link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
-        raise EnvironmentProblem(str(path), reason, "Put the file itself there, readable.") from None
+        raise EnvironmentFileError(str(path), reason, "Put the file itself there, readable.") from None
     if len(data) > MAX_FILE:
         reason = f"it is no regular file of at most {MAX_FILE // 1024} KiB"
-        raise EnvironmentProblem(str(path), reason, "It is a page of text.")
+        raise EnvironmentFileError(str(path), reason, "It is a page of text.")
     return data
 
 
@@ -218,7 +218,7 @@ def _require_own(path: Path, flaw: tuple[str, str] | None) -> None:
     if flaw is not None:
         problem, command = flaw
         fix = f"Who can change it decides what programs import. Review what it holds, then: {command} {path}"
-        raise EnvironmentProblem(str(path), f"it {problem}", fix)
+        raise EnvironmentFileError(str(path), f"it {problem}", fix)
 
 
 def _records(data: Path) -> Path:
@@ -262,11 +262,11 @@ def forget(data: Path, name: str) -> bool:
     return there
 
 
-def not_built(name: str, *, docker: bool = False) -> UnsupportedSpec:
+def not_built(name: str, *, docker: bool = False) -> UnsupportedSpecError:
     """What a driver says that has no such environment."""
     setup = "glovebox setup --docker" if docker else "glovebox setup"
     fix = f"Run `{setup} --environment {name}`, and start the server again."
-    return UnsupportedSpec("python.environment", f"the environment {name} is not built here", fix)
+    return UnsupportedSpecError("python.environment", f"the environment {name} is not built here", fix)
 
 
 def elsewhere(data: Path) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.runtime import environments, guest_tree, libraries, packages
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_sandboxes.runtime.packages import RuntimeProblem, output
+from glovebox_sandboxes.runtime.packages import RuntimeBuildError, output
 
 LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
 """Exact versions and hashes of every package in the default environment."""
@@ -150,7 +150,7 @@ async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
             fix=f"Run `glovebox setup --data-dir {data}` as the user it belongs to, or choose another with --data-dir.",
             fatal=True,
         )
-    except (RuntimeProblem, OSError) as problem:
+    except (RuntimeBuildError, OSError) as problem:
         return {}, Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True)
     found = every(data)
     if DEFAULT not in found:
@@ -175,7 +175,7 @@ def _foreign(data: Path) -> Missing | None:
 def _require_own(data: Path) -> None:
     lacking = _foreign(data)
     if lacking is not None:
-        raise RuntimeProblem("Building the runtime", lacking.what, lacking.fix)
+        raise RuntimeBuildError("Building the runtime", lacking.what, lacking.fix)
 
 
 def _changeable(where: Path, problem: str, command: str) -> Missing:
@@ -195,9 +195,9 @@ async def build(data: Path, tell: Callable[[str], None], environment: Environmen
         environment: whose runtime; None for the default's.
 
     Raises:
-        RuntimeProblem: something is missing on this host, with the command that adds it; or others could change what
+        RuntimeBuildError: something is missing on this host, with the command that adds it; or others could change what
             is there.
-        EnvironmentProblem: its lock cannot be followed.
+        EnvironmentFileError: its lock cannot be followed.
         OSError: the data directory cannot be written.
     """
     data = data.resolve()  # noqa: ASYNC240 - once, in a command
@@ -233,7 +233,9 @@ async def _build(data: Path, lock: str, file: Path, tell: Callable[[str], None])
         os.umask(previous)
     found = _find(data, lock)
     if found is None:
-        raise RuntimeProblem(f"Building the runtime below {data}", "it cannot be read", "Remove it, and run it again.")
+        raise RuntimeBuildError(
+            f"Building the runtime below {data}", "it cannot be read", "Remove it, and run it again."
+        )
     return found
 
 
@@ -242,7 +244,7 @@ def _make(data: Path) -> None:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         fix = "Name another with --data-dir or GLOVEBOX_DATA_DIR."
-        raise RuntimeProblem(f"The data directory {data} cannot be made", problem.strerror or "", fix) from problem
+        raise RuntimeBuildError(f"The data directory {data} cannot be made", problem.strerror or "", fix) from problem
 
 
 @asynccontextmanager
@@ -250,7 +252,7 @@ async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]
     """Build nothing while another process does; the kernel lets go of its lock if it dies.
 
     Raises:
-        RuntimeProblem: it does so for longer than any build takes.
+        RuntimeBuildError: it does so for longer than any build takes.
     """
     place = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -262,7 +264,7 @@ async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]
             waited = True
             if anyio.current_time() > deadline:
                 found = f"another set-up has been at work for {_BUILD_SECONDS / 60:g} minutes"
-                raise RuntimeProblem(f"Building the runtime below {data}", found, f"Find it with `fuser {data}`.")
+                raise RuntimeBuildError(f"Building the runtime below {data}", found, f"Find it with `fuser {data}`.")
             await anyio.sleep(_LOOK_SECONDS)
         yield
     finally:
@@ -329,7 +331,7 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
         except shutil.Error as problem:  # of everything that could not be copied, the first
             source, _, reason = problem.args[0][0]
             fix = "Repair that (free space, permissions), and run it again."
-            raise RuntimeProblem(f"Copying {source}", reason, fix) from problem
+            raise RuntimeBuildError(f"Copying {source}", reason, fix) from problem
         if facts["dynload"] != f"{facts['stdlib']}/lib-dynload":
             shutil.copytree(facts["dynload"], library / "lib-dynload", dirs_exist_ok=True)
         tell(f"Installing the packages of {file.stem}")
@@ -365,7 +367,7 @@ def _copy_of(file: Path, lock: str, scratch: Path) -> Path:
     """A copy of a lock that has this digest: nobody changes it between the look at it and its use."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != lock:
-        raise RuntimeProblem(f"Reading {file}", "it was changed a moment ago", "Run it again.")
+        raise RuntimeBuildError(f"Reading {file}", "it was changed a moment ago", "Run it again.")
     copy = scratch / "packages.lock"
     copy.write_bytes(content)
     return copy

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.base import Driver
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import describe
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_sandboxes.runtime.packages import RuntimeProblem
+from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_sandboxes.session import run
 
@@ -33,7 +33,7 @@ async def _trouble(driver: Driver, environment: Environment, modules: Sequence[s
         plan = driver.plan(SandboxSpec(limits=_LIMITS, environment=environment.name, preload=tuple(modules)))
         async with driver.open(plan) as sandbox:
             return describe((await run.attest(sandbox, plan)).attestation.differences)
-    except (SandboxUnavailable, UnsupportedSpec) as problem:
+    except (SandboxError, UnsupportedSpecError) as problem:
         # Of a traceback the last line: it names what is missing.
         return problem.reason.strip().splitlines()[-1]
 
@@ -48,7 +48,7 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
         environment: whose runtime it is.
 
     Raises:
-        RuntimeProblem: no sandbox can run it, or a package cannot be imported; names which.
+        RuntimeBuildError: no sandbox can run it, or a package cannot be imported; names which.
     """
     if not driver.capabilities.usable:
         return
@@ -58,7 +58,7 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
     # The next set-up builds anew, and until then every call is told that there is nothing to run it.
     await anyio.Path(built.root.parent / "manifest.json").unlink(missing_ok=True)
     if without := await _trouble(driver, environment, ()):
-        raise RuntimeProblem(f"No sandbox can run what was built from {python}", without.rstrip("."), _FIX)
+        raise RuntimeBuildError(f"No sandbox can run what was built from {python}", without.rstrip("."), _FIX)
     for module in () if trouble.startswith(tuple(f"{name}: " for name in environment.modules)) else environment.modules:
         if alone := await _trouble(driver, environment, (module,)):  # it ended Python without an exception
             trouble = f"{module}: {alone}"
@@ -69,4 +69,4 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
     )
     if environment.shipped:
         fix = f"Install what it lacks on this host; then run `glovebox setup --environment {environment.name}`."
-    raise RuntimeProblem(f"An import of the environment {environment.name} failed", trouble.rstrip("."), fix)
+    raise RuntimeBuildError(f"An import of the environment {environment.name} failed", trouble.rstrip("."), fix)

@@ -37,7 +37,7 @@ def load_cases(machine: str) -> tuple[Case, ...]:
     """The cases that exist on ``machine`` (as ``uname -m`` says it): old calls have no number on younger machines.
 
     Raises:
-        SandboxUnavailable: libseccomp, which knows the numbers, is missing.
+        SandboxError: libseccomp, which knows the numbers, is missing.
     """
     data = json.loads(resources.files(__package__).joinpath("cases.json").read_bytes())
     return tuple(case for entry in data["cases"] if (case := _case(entry, machine)) is not None)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.seccomp.policy import FULL_MASK, Allow, Condition, Policy, Refuse, load
 
 #: ``AUDIT_ARCH_*`` (linux/audit.h) of each architecture the policy can name, and Docker's word for it.
@@ -30,11 +30,11 @@ _RET_ERRNO = 0x0005_0000
 
 
 def libseccomp() -> Any:
-    """The library's binding; raises SandboxUnavailable where the library is missing."""
+    """The library's binding; raises SandboxError where the library is missing."""
     try:
         import pyseccomp  # noqa: PLC0415 - importing it loads the C library, which may be missing; only bpf() needs it
     except (ImportError, RuntimeError) as error:
-        raise SandboxUnavailable(
+        raise SandboxError(
             "compile the seccomp filter",
             f"libseccomp cannot be loaded ({error})",
             "Install it: apt-get install libseccomp2",
@@ -84,10 +84,10 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
     """Compile ``policy`` for ``machine`` (as ``uname -m`` says it): an array of ``struct sock_filter``.
 
     Raises:
-        SandboxUnavailable: libseccomp is missing or refuses the policy, or the policy does not know the machine.
+        SandboxError: libseccomp is missing or refuses the policy, or the policy does not know the machine.
     """
     if machine not in policy.architectures:
-        raise SandboxUnavailable(
+        raise SandboxError(
             "compile the seccomp filter",
             f"the policy has no rules for {machine}",
             f"Run on {' or '.join(policy.architectures)}, or use a driver that brings its own kernel",
@@ -112,7 +112,7 @@ def compile_policy(policy: Policy, machine: str) -> bytes:
                 newest = max(newest, number)
         main = exported(rules)
     except OSError as error:
-        raise SandboxUnavailable(
+        raise SandboxError(
             "compile the seccomp filter",
             f"libseccomp refused a rule ({error})",
             "Update libseccomp2 to 2.5 or later",
@@ -134,7 +134,7 @@ def bpf_for_filtering() -> bytes:
     """:func:`bpf` for a guest that puts a further filter on programs: it may, and they may not.
 
     Raises:
-        SandboxUnavailable: As :func:`compile_policy`.
+        SandboxError: As :func:`compile_policy`.
     """
     policy = load()
     narrowing = Allow(
@@ -151,7 +151,7 @@ def bpf_for_zygote() -> bytes:
     """:func:`bpf` for what forks sandboxes: it may make namespaces and mounts, and put :func:`bpf` on what it forks.
 
     Raises:
-        SandboxUnavailable: As :func:`compile_policy`.
+        SandboxError: As :func:`compile_policy`.
     """
     policy = load()
     made = Allow(id="zygote", needed_by="the zygote", syscalls=("clone", "unshare", "mount"), when=())
@@ -181,7 +181,7 @@ def number(name: str, machine: str) -> int | None:
     """Number of a system call on ``machine``; None where it does not exist or this libseccomp does not know it.
 
     Raises:
-        SandboxUnavailable: libseccomp is missing.
+        SandboxError: libseccomp is missing.
     """
     found = int(libseccomp().resolve_syscall(_AUDIT_ARCH[machine], name))
     return found if found >= 0 else None
@@ -192,7 +192,7 @@ def bpf() -> bytes:
     """The compiled filter for this machine, for ``bwrap --seccomp FD``.
 
     Raises:
-        SandboxUnavailable: As :func:`compile_policy`.
+        SandboxError: As :func:`compile_policy`.
     """
     return compile_policy(load(), platform.machine())
 

@@ -14,7 +14,7 @@ import signal
 from functools import cache
 from typing import Any
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.seccomp.filters import exported, libseccomp
 
 _INT = 0xFFFF_FFFF
@@ -46,7 +46,7 @@ def for_programs(*, process_1: bool, children: bool) -> bytes:
         Nothing where neither is wanted.
 
     Raises:
-        SandboxUnavailable: libseccomp is missing or refuses it.
+        SandboxError: libseccomp is missing or refuses it.
     """
     if not process_1 and not children:
         return b""
@@ -65,7 +65,7 @@ def for_programs(*, process_1: bool, children: bool) -> bytes:
             rules.add_rule(library.ERRNO(errno.EPERM), name, *comparison)
         return exported(rules)
     except OSError as error:
-        raise SandboxUnavailable(
+        raise SandboxError(
             "compile the filter for programs alone",
             f"libseccomp refused a rule ({error})",
             "Update libseccomp2 to 2.5 or later",

@@ -11,7 +11,7 @@ import anyio.lowlevel
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from _glovebox_guest import wire
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Measured, parse
 
 _READ = 128 * 1024
@@ -254,7 +254,7 @@ class GuestConnection:
         """Wait until the guest is ready; returns what it measured.
 
         Raises:
-            SandboxUnavailable: what came is not a measurement.
+            SandboxError: what came is not a measurement.
             anyio.EndOfStream: the guest ended first.
         """
         event = await self._next()
@@ -278,7 +278,7 @@ class GuestConnection:
             serve: called for each two-way stream; None refuses them all.
 
         Raises:
-            SandboxUnavailable: the guest broke the protocol.
+            SandboxError: the guest broke the protocol.
             anyio.EndOfStream: the guest ended without an outcome.
             Exception: what ``accept``, ``serve`` or an input raise.
         """
@@ -418,7 +418,7 @@ def _said(problem: ValidationError) -> str:
     return str(problem.errors(include_url=False, include_context=False, include_input=False)[0]["msg"])
 
 
-def _broken(reason: str) -> SandboxUnavailable:
-    return SandboxUnavailable(
+def _broken(reason: str) -> SandboxError:
+    return SandboxError(
         "Talking to the guest", f"the sandbox broke the wire's protocol: {reason}", "The sandbox was killed; try again."
     )

@@ -15,7 +15,7 @@ import anyio
 from _glovebox_guest.measure import namespace_number
 from glovebox_sandboxes.contract.attestation import Attestation, compare
 from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, describe
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, CountedBy, Ended, Job, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
@@ -76,10 +76,10 @@ class AttestedSandbox:
         """Refuse one whose isolation is not what was planned.
 
         Raises:
-            SandboxUnavailable: names each field that differs.
+            SandboxError: names each field that differs.
         """
         if self.attestation.differences:
-            raise SandboxUnavailable(
+            raise SandboxError(
                 "Proving a sandbox's isolation",
                 f"it is not what was planned ({describe(self.attestation.differences)})",
                 "Run `glovebox doctor`.",
@@ -90,7 +90,7 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
     """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
 
     Raises:
-        SandboxUnavailable: it did not get ready.
+        SandboxError: it did not get ready.
     """
     link = GuestConnection(sandbox.channel)
     try:
@@ -104,7 +104,7 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
         if "Traceback" in facts.detail:  # our own guest's: its last line says what happened
             words = f"its Python ended before it was ready ({facts.detail.splitlines()[-1]})"
             fix = "Run `glovebox setup`, which repairs what was damaged; if it persists, run `glovebox doctor`."
-            raise SandboxUnavailable("Starting a sandbox", words, fix) from None
+            raise SandboxError("Starting a sandbox", words, fix) from None
         raise _unavailable(facts.detail or "the guest ended before it was ready") from None
     attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
     return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
@@ -114,8 +114,8 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     """Run one job to its end, or until its time is up.
 
     Raises:
-        SandboxUnavailable: the sandbox died under the program, or broke the protocol.
-        UnsupportedSpec: the workspace cannot be copied within the limits; the program was not started.
+        SandboxError: the sandbox died under the program, or broke the protocol.
+        UnsupportedSpecError: the workspace cannot be copied within the limits; the program was not started.
     """
     sandbox, link, plan = proved.sandbox, proved.link, proved.plan
     limits = plan.spec.limits
@@ -195,7 +195,7 @@ class _Processor:
     def _look(self) -> None:
         try:
             found = self._sandbox.cpu_seconds()
-        except SandboxUnavailable:
+        except SandboxError:
             self._again()  # where it still cannot be read at the end, the call ends in that
             return
         if found is None or self._before is None:
@@ -216,12 +216,12 @@ class _Processor:
         return (None, "none") if reported is None else (round(reported.cpu_ms, _DIGITS), "guest")
 
 
-def _too_large(reason: str) -> UnsupportedSpec:
+def _too_large(reason: str) -> UnsupportedSpecError:
     fix = (
         "Raise limits.workspace in the profile, serve a smaller directory (--workspace), which sandboxes may read "
         '(as root: chmod -R o+rX), or use workspace = "read".'
     )
-    return UnsupportedSpec("files.workspace", f"the workspace cannot be copied: {reason}", fix)
+    return UnsupportedSpecError("files.workspace", f"the workspace cannot be copied: {reason}", fix)
 
 
 def _skipped(reported: GuestOutcome | None) -> tuple[SkippedFile, ...]:
@@ -365,5 +365,5 @@ class _Feed:
         return
 
 
-def _unavailable(reason: str) -> SandboxUnavailable:
-    return SandboxUnavailable("Running a job in a sandbox", reason, "Try again; if it persists, run `glovebox doctor`.")
+def _unavailable(reason: str) -> SandboxError:
+    return SandboxError("Running a job in a sandbox", reason, "Try again; if it persists, run `glovebox doctor`.")

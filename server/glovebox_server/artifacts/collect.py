@@ -21,7 +21,7 @@ from glovebox_server.artifacts.names import CallNames, check_name, name_risks
 from glovebox_server.artifacts.patches import ENDINGS, PatchPaths
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, new_id, uri_of
 from glovebox_server.calls import ToolCall
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 FLUSH_BYTES: Final = 256 * 1024
 """What one file holds in memory before a worker thread hashes and writes it: few thread switches, little memory."""
@@ -93,7 +93,7 @@ class Sink:
             look(name.encode("utf-8", "replace"))
         self.name = name
         self.uri = uri
-        self.failed: Refused | ArtifactsUnavailable | None = None
+        self.failed: RefusedError | ArtifactsUnavailable | None = None
         """Why a write failed; then every later one fails too, and so does the end."""
         self.artifact: Artifact | None = None
         """The record, once the file has ended without an error."""
@@ -105,7 +105,7 @@ class Sink:
             chunk: At most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
 
         Raises:
-            Refused: Rule ``artifacts.bytes``; with this chunk the call's files would exceed ``limits.output_bytes``.
+            RefusedError: Rule ``artifacts.bytes``; this chunk takes the call's files over ``limits.output_bytes``.
             ArtifactsUnavailable: The disk is full or failed.
         """
         if self.failed:
@@ -116,7 +116,7 @@ class Sink:
             self._buffer += chunk
             if len(self._buffer) >= FLUSH_BYTES:
                 await self._collection.worker.run("keeping an output file", self._flush)
-        except (Refused, ArtifactsUnavailable) as error:
+        except (RefusedError, ArtifactsUnavailable) as error:
             self.failed = error
             raise
 
@@ -200,12 +200,12 @@ class Collection:
         """Count bytes against the call's limit.
 
         Raises:
-            Refused: Rule ``artifacts.bytes``.
+            RefusedError: Rule ``artifacts.bytes``.
         """
         if size > self._bytes_left:
             most = self._limits.output_bytes
             reason = f"The output files of this call hold more than the {most} bytes its profile allows."
-            raise Refused("artifacts.bytes", reason, "Write less to /output: fewer, smaller or compressed files.")
+            raise RefusedError("artifacts.bytes", reason, "Write less to /output: fewer, smaller or compressed files.")
         self._bytes_left -= size
 
     @asynccontextmanager
@@ -219,7 +219,7 @@ class Collection:
             cut: Whether its end may be missing.
 
         Raises:
-            Refused: Rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or
+            RefusedError: Rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or
                 ``artifacts.bytes`` from ``Sink.write``. The call's other files are not affected.
             ArtifactsUnavailable: The disk is full or failed.
         """
@@ -227,7 +227,7 @@ class Collection:
         if self._attempts > self._limits.output_files:
             most = self._limits.output_files
             reason = f"This call wrote more than the {most} output files its profile allows."
-            raise Refused("artifacts.count", reason, "Write fewer files to /output, for instance one archive.")
+            raise RefusedError("artifacts.count", reason, "Write fewer files to /output, for instance one archive.")
         check_name(name)
         self._names.add(name)
         identifier = new_id()
@@ -258,7 +258,7 @@ class Collection:
         The audit records that announce them are written before this.
 
         Raises:
-            Refused: Rule ``artifacts.full``; they do not fit beside what has not expired. They are gone then.
+            RefusedError: Rule ``artifacts.full``; they do not fit beside what has not expired. They are gone then.
             ArtifactsUnavailable: The disk failed. They are gone then.
         """
         artifacts = self.artifacts

@@ -14,7 +14,7 @@ from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.excerpts import cut_output
 
@@ -64,7 +64,7 @@ class Collector:
         """Forget a file that has ended, one way or the other."""
         self._open.discard(receiving)
 
-    async def refuse(self, name: str, refusal: Refused) -> None:
+    async def refuse(self, name: str, refusal: RefusedError) -> None:
         """Record that a file is not an artifact."""
         if len(self._skipped) == MAX_REFUSED:
             self._uncounted += 1
@@ -169,7 +169,7 @@ class Collector:
             )
         try:
             published = await self._collection.publish()
-        except Refused as refusal:
+        except RefusedError as refusal:
             for artifact in found:
                 await self.refuse(artifact.name, refusal)
             return ()
@@ -181,8 +181,8 @@ class Collector:
         await self._recorder.record(ArtifactRefused(call_id=self._call.id, name=name, reason=reason, count=count))
 
 
-_NAMED = Refused("artifacts.name", "What looks like a secret is in its name.", "Give it another name.")
-_INCOMPLETE = Refused("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
+_NAMED = RefusedError("artifacts.name", "What looks like a secret is in its name.", "Give it another name.")
+_INCOMPLETE = RefusedError("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
 
 
 def _link(artifact: Artifact) -> Link:
@@ -249,7 +249,7 @@ class _Receiving:
     async def begin(self, collection: Collection) -> bool:
         try:
             self._sink = await self._stack.enter_async_context(collection.receive(self.name, cut=self._cut))
-        except Refused as refusal:
+        except RefusedError as refusal:
             await self._collector.refuse(self.name, refusal)
             return False
         self.uri = self._sink.uri
@@ -261,7 +261,7 @@ class _Receiving:
             return
         try:
             await self._sink.write(data)
-        except Refused as refusal:
+        except RefusedError as refusal:
             await self.drop(refusal)
             await self._collector.refuse(self.name, refusal)
             return
@@ -280,7 +280,7 @@ class _Receiving:
         self._collector.release(self)
         try:
             await self._stack.aclose()
-        except Refused as refusal:
+        except RefusedError as refusal:
             await self._collector.refuse(self.name, refusal)
             return
         if self._kept is not None:

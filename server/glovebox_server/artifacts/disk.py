@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, decode, encode, expired, is_id
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 MAX_ARTIFACTS: Final = 4096
 """Artifacts at one time: bounds the table in memory (about 1 KB each) and the time to list them (about 10 ms)."""
@@ -136,14 +136,14 @@ class Disk:
             room: bytes that the owner may have, where that is less than one part.
 
         Raises:
-            Refused: Rule ``artifacts.full``; they do not fit beside what has not expired yet.
+            RefusedError: Rule ``artifacts.full``; they do not fit beside what has not expired yet.
         """
         with self._exclusive():
             if self._crowded(artifacts, room):
                 self._clean(now)
             if problem := self._crowded(artifacts, room):
                 hint = "Write fewer or smaller files to /output, or try again when older artifacts have expired."
-                raise Refused("artifacts.full", problem, hint)
+                raise RefusedError("artifacts.full", problem, hint)
             done: list[str] = []
             try:
                 for artifact in artifacts:

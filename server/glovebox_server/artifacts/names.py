@@ -8,7 +8,7 @@ import re
 import unicodedata
 from typing import Final
 
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.printable import UNSEEN
 
 MAX_NAME_BYTES: Final = 512
@@ -180,8 +180,8 @@ def quoted(name: str) -> str:
     return escaped if len(name) <= MAX_QUOTED else f"{escaped}…"
 
 
-def _refused(name: str, reason: str, hint: str = _HINT) -> Refused:
-    return Refused("artifacts.name", f"The output file {quoted(name)} was not kept: {reason}.", hint)
+def _refused(name: str, reason: str, hint: str = _HINT) -> RefusedError:
+    return RefusedError("artifacts.name", f"The output file {quoted(name)} was not kept: {reason}.", hint)
 
 
 def check_name(name: str) -> None:
@@ -191,7 +191,7 @@ def check_name(name: str) -> None:
         name: Path relative to ``/output`` with ``/`` between segments, as the sandbox told it.
 
     Raises:
-        Refused: Rule ``artifacts.name``; the reason says what is wrong with the name, the hint how to name it.
+        RefusedError: Rule ``artifacts.name``; the reason says what is wrong with the name, the hint how to name it.
     """
     if len(name) > MAX_NAME_BYTES:  # before anything that costs time per character
         raise _refused(name, f"its name is longer than {MAX_NAME_BYTES} bytes")
@@ -295,7 +295,7 @@ class CallNames:
             name: A name that ``check_name`` accepted.
 
         Raises:
-            Refused: Rule ``artifacts.name``; an earlier file of this call has the same name, or one that differs
+            RefusedError: Rule ``artifacts.name``; an earlier file of this call has the same name, or one that differs
                 only in case or compatibility form, or one name is a file here and a folder there.
         """
         parts = _folded(name).split("/")

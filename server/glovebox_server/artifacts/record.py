@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
-from glovebox_sandboxes.contract.errors import Diagnosed
-from glovebox_server.errors import Refused
+from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_server.errors import RefusedError
 
 _ID_BYTES: Final = 16
 """128 random bits: an address cannot be guessed, so it does not tell that anything exists."""
@@ -20,7 +20,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 _SCHEME: Final = "artifact://"
 
 
-class ArtifactsUnavailable(Diagnosed):
+class ArtifactsUnavailable(DiagnosedError):  # noqa: N818 - until its area merges it
     """The artifact store could not do its work; nothing half-done is left. The operator can act, the model cannot."""
 
 
@@ -107,9 +107,9 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def unknown() -> Refused:
+def unknown() -> RefusedError:
     """Return the one refusal for every artifact the caller cannot have, whatever the reason: F7, no oracle."""
-    return Refused(
+    return RefusedError(
         "artifacts.unknown",
         "There is no artifact of yours at this address: it never existed, has expired, or belongs to someone else.",
         "Use an artifact:// address from a result of your own calls, or run the call again.",

@@ -22,7 +22,7 @@ from glovebox_server.artifacts.collect import Collection, Looks, Worker, nothing
 from glovebox_server.artifacts.disk import MAX_ARTIFACTS, Disk
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 CHUNK_BYTES: Final = 256 * 1024
 """What a reader gets at once: few thread switches, little memory, several wire frames."""
@@ -110,7 +110,7 @@ class Reader:
             at_most: The most bytes the caller can use, e.g. of one MCP message.
 
         Raises:
-            Refused: Rule ``artifacts.too_large``; there are more.
+            RefusedError: Rule ``artifacts.too_large``; there are more.
             ArtifactsUnavailable: The content is not what was stored, or the disk failed.
         """
         if self.artifact.bytes > at_most:
@@ -119,7 +119,7 @@ class Reader:
                 f"Read it in parts, the first at {self.artifact.uri}?offset=0&length={at_most}, or name it in "
                 "`inputs` of a run_python call."
             )
-            raise Refused("artifacts.too_large", reason, hint)
+            raise RefusedError("artifacts.too_large", reason, hint)
         return b"".join([chunk async for chunk in self.chunks()])
 
 
@@ -200,7 +200,7 @@ class ArtifactStore:
             principal: Who asks.
 
         Raises:
-            Refused: Rule ``artifacts.unknown``, in the same words whether it never existed, expired or is another's.
+            RefusedError: Rule ``artifacts.unknown``, worded alike whether it never existed, expired or is another's.
             ArtifactsUnavailable: The disk failed.
         """
         identifier = id_of(uri)

@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_sandboxes.contract.errors import Diagnosed
-from glovebox_sandboxes.runtime.environments import EnvironmentProblem
+from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.runtime.environments import EnvironmentFileError
 from glovebox_server.cli.actions.governance.tokens import TokenRefused
 from glovebox_server.cli.actions.query import NoSuchCall
 from glovebox_server.cli.actions.saving import NameTaken
 from glovebox_server.cli.state import AmbiguousStateError
 from glovebox_server.cli.terminal import print_json
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.printable import printable
@@ -26,13 +26,13 @@ from glovebox_server.workspace import WorkspaceRefused
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ProfileError, USAGE),
-    (EnvironmentProblem, USAGE),
+    (EnvironmentFileError, USAGE),
     (WorkspaceRefused, USAGE),
     (NameTaken, USAGE),
     (NoSuchCall, USAGE),
     (TokenRefused, USAGE),
     (AmbiguousStateError, USAGE),
-    (Diagnosed, UNAVAILABLE),
+    (DiagnosedError, UNAVAILABLE),
 )
 """The exit codes of what no call ends in; of the rest ``glovebox_server.failures`` has the table."""
 
@@ -67,7 +67,7 @@ def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | N
         problem = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     if isinstance(problem, OSError) and problem.errno in _FIXES:
         on = f" on {problem.filename}" if problem.filename else ""
-        problem = Diagnosed(f"{doing}{on}", os.strerror(problem.errno), _FIXES[problem.errno])
+        problem = DiagnosedError(f"{doing}{on}", os.strerror(problem.errno), _FIXES[problem.errno])
     known = failure_of(problem)
     codes = [known.exit_code] if known else [code for kind, code in _CODES if isinstance(problem, kind)]
     return (problem, codes[0]) if codes else None
@@ -77,10 +77,10 @@ def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
     """Say what failed on standard error and, for programs, as one JSON object on standard output."""
     if as_json:
         body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": with_own_command(str(problem))}}
-        if isinstance(problem, Refused):
+        if isinstance(problem, RefusedError):
             refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
             body = {"error": None, "refused": refusal}
         print_json(sys.stdout, body)
     # It may quote a name or a file that is hostile, and a terminal obeys what it prints.
-    told = f"Refused ({problem.rule}): {problem}" if isinstance(problem, Refused) else str(problem)
+    told = f"Refused ({problem.rule}): {problem}" if isinstance(problem, RefusedError) else str(problem)
     err.print(printable(with_own_command(told), "\n"), style="red", markup=False, highlight=False)

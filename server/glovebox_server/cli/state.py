@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.secret_files import StateUnusable
 from glovebox_server.settings import NoSuchPlace, Settings
@@ -33,7 +33,7 @@ OPERATOR: Final = os.getuid()
 """Who runs the command, for the record: still root where the rights are those of a directory's owner."""
 
 
-class MachineFileError(Diagnosed):
+class MachineFileError(DiagnosedError):
     """The machine's settings file cannot be used, so no command knows which directory it is about."""
 
     def __init__(self, reason: str, fix: str) -> None:
@@ -136,7 +136,7 @@ def require_one(settings: Settings) -> None:
     """
     busy, places = [], find_directories(settings, named=False)
     for place in places if len(places) > 1 else ():
-        with suppress(Diagnosed):
+        with suppress(DiagnosedError):
             if servers := run_as_owner(place, partial(live_servers, place)):
                 busy.append(describe(place, servers))
     if len(busy) > 1:
@@ -176,7 +176,7 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
 
     Raises:
         StateUnusable: this user may not look into it.
-        Diagnosed: as ``act`` did, there.
+        DiagnosedError: as ``act`` did, there.
     """
     owner = _other_owner(directory)
     if owner is None:
@@ -188,7 +188,7 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
         try:
             _become(owner, directory)
             said = {"result": act()}
-        except Diagnosed as problem:
+        except DiagnosedError as problem:
             said = {"problem": [problem.what, problem.reason, problem.fix]}
         except OSError as problem:
             said = {"problem": [f"Using {directory} as user {owner.uid}", str(problem), "Run it as that user."]}
@@ -201,7 +201,7 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
     os.waitpid(child, 0)
     if "result" not in answer:
         ended = (f"Using {directory} as user {owner.uid}", "the process for it ended", "Run it as that user.")
-        raise Diagnosed(*answer.get("problem", ended))
+        raise DiagnosedError(*answer.get("problem", ended))
     return cast("T", answer["result"])
 
 

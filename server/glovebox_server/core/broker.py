@@ -29,7 +29,7 @@ from glovebox_server.core.chain import GuardLink, enter
 from glovebox_server.core.inputs import open_inputs
 from glovebox_server.core.result import answered, refused
 from glovebox_server.core.rights import Rights, RightsOf
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder, Receipt
 from glovebox_server.tools.base import Tool
 
@@ -107,9 +107,9 @@ class Broker:
         Raises:
             UnknownTool: there is none of that name.
             InvalidArguments: they do not fit the tool's model.
-            Refused: too many calls are under way. Of these three nothing was started, and nothing is recorded.
-            UnsupportedSpec: no driver can enforce the profile here; nothing was started.
-            SandboxUnavailable: the sandbox could not be started, was not what was planned, or died.
+            RefusedError: too many calls are under way. Of these three nothing was started, and nothing is recorded.
+            UnsupportedSpecError: no driver can enforce the profile here; nothing was started.
+            SandboxError: the sandbox could not be started, was not what was planned, or died.
             ArtifactsUnavailable: the disk failed under an artifact.
             AuditUnavailable: a record could not be made durable; what it announces did not happen.
         """
@@ -211,7 +211,7 @@ class Broker:
                 with anyio.CancelScope(shield=now.perform is not None):  # what is in force is recorded as that
                     ran = await (now.perform or self._run_guarded)(call)
                     receipt = await self.journal.finish(call, ran)
-        except Refused as refusal:
+        except RefusedError as refusal:
             if now.perform is None:
                 raise
             raise CallDeniedError(refusal.refusal) from refusal

@@ -10,7 +10,7 @@ from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore, Reader
 from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision, ToolCall
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 MAX_BYTES = 32 * 1024 * 1024
 """All inputs of one call together: they lie in a tmpfs of the sandbox."""
@@ -53,7 +53,7 @@ async def open_inputs(
         if decision.effect != "deny":
             try:
                 inputs = await _opened(store, call, opened)
-            except Refused as refusal:
+            except RefusedError as refusal:
                 decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
             except ArtifactsUnavailable as problem:
                 inputs = Inputs(unreadable=problem)
@@ -69,7 +69,7 @@ async def _opened(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) 
         room -= reader.artifact.bytes
         if room < 0:
             reason = f"The inputs of one call may hold {MAX_BYTES} bytes together, and these hold more."
-            raise Refused("files.inputs", reason, "Name fewer or smaller artifacts.")
+            raise RefusedError("files.inputs", reason, "Name fewer or smaller artifacts.")
         names.add(reader.artifact.name)
         readers.append(reader)
     return Inputs(readers=tuple(readers))

@@ -16,7 +16,7 @@ from glovebox_profiles.model import Profile, digest_of
 from glovebox_sandboxes.conformance import call as calls
 from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.contract.base import Capabilities
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.drivers.registry import NAMES, Drivers
 from glovebox_sandboxes.runtime.environments import Environment
@@ -216,7 +216,7 @@ async def _chosen(
         return None, str(NOT_SERVED)
     try:
         driver, _ = await drivers.choose(profile.isolation, to_spec(profile, workspace=workspace))
-    except UnsupportedSpec as problem:
+    except UnsupportedSpecError as problem:
         return None, without_paths(str(problem))
     return driver.capabilities, ""
 

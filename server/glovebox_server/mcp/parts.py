@@ -13,7 +13,7 @@ import mcp_types as types
 
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.artifacts.store import Reader
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.mcp.rendering import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, risks_meta
 
 #: Most of an artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
@@ -42,7 +42,7 @@ async def read(reader: Reader, uri: str, query: str, mask: Mask) -> Contents:
         mask: what is done with the part before it is shown.
 
     Raises:
-        Refused: rule ``artifacts.part``; there is no such part.
+        RefusedError: rule ``artifacts.part``; there is no such part.
         ArtifactsUnavailable: the content is not what was stored, or the disk failed.
     """
     artifact = reader.artifact
@@ -110,8 +110,8 @@ def _numbers(query: str) -> tuple[int, int]:
     return found["offset"], found["length"]
 
 
-def _refused(reason: str) -> Refused:
-    return Refused("artifacts.part", reason, f"Begin with ?offset=0&length={MAX_BYTES}; each part names the next.")
+def _refused(reason: str) -> RefusedError:
+    return RefusedError("artifacts.part", reason, f"Begin with ?offset=0&length={MAX_BYTES}; each part names the next.")
 
 
 def _is_text(artifact: Artifact) -> bool:

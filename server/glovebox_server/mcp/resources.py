@@ -36,7 +36,7 @@ from glovebox_server.audit.subscription import Subscription
 from glovebox_server.calls import Principal, time_of
 from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.core.rights import MAX_KEYS, Rights
-from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
+from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable
 from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.masking import mask_content
@@ -238,7 +238,7 @@ class Resources:
             if uri.startswith("receipt://"):
                 return await self._read_receipt(principal, uri)
             return await self._read_artifact(principal, uri)
-        except Refused as error:
+        except RefusedError as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
         except StoreUnusable as error:
             raise MCPError(types.INTERNAL_ERROR, str(error.refusal)) from error
@@ -284,7 +284,7 @@ class Resources:
                 return content, {}
             content, secrets = await mask_content(content, values)
             if secrets and redact == "refuse":
-                raise Refused("result.redact", *_WITHHELD)
+                raise RefusedError("result.redact", *_WITHHELD)
             return content, secrets
 
         return mask
@@ -315,7 +315,7 @@ class Resources:
         """Return the records of a caller's call, or those of one kind, once what the caller scanned before is paid for.
 
         Raises:
-            Refused: there is none in the segments that were read, of a call of the caller's.
+            RefusedError: there is none in the segments that were read, of a call of the caller's.
         """
         paid, most = self._paid, LOG_BYTES_AT_ONCE / LOG_BYTES_PER_SECOND
         while True:
@@ -473,15 +473,17 @@ def _json_contents(uri: str, text: str) -> types.TextResourceContents:
     return types.TextResourceContents(uri=uri, mime_type="application/json", text=text)
 
 
-def _unknown(call_id: str = "") -> Refused:
+def _unknown(call_id: str = "") -> RefusedError:
     hint = "A call's id is in the _meta and the structured content of its result."
     made = time_of(call_id)
     if made is None:
-        return Refused("audit.unknown", "There is no such call of yours.", hint)
+        return RefusedError("audit.unknown", "There is no such call of yours.", hint)
     when = datetime.fromtimestamp(min(made, _LAST_TIME), UTC)
     part = f"the part of the log of {when:%Y-%m-%d %H:%M:%S} UTC, which its id names"
     reason = f"There is no such call of yours in {part}; no other was read."
-    return Refused("audit.unknown", reason, f"{hint} Where a clock was wrong, the operator has: glovebox audit show.")
+    return RefusedError(
+        "audit.unknown", reason, f"{hint} Where a clock was wrong, the operator has: glovebox audit show."
+    )
 
 
 async def _feed(bus: InMemorySubscriptionBus, records: Subscription) -> None:

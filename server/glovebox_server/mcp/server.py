@@ -26,7 +26,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
 from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.core.rights import MAX_KEYS
-from glovebox_server.errors import InvalidArguments, Refused, UnknownTool
+from glovebox_server.errors import InvalidArguments, RefusedError, UnknownTool
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
 from glovebox_server.mcp.claims import ClaimingServer
@@ -222,7 +222,7 @@ class McpServer:
         session = session_of(ctx)
         try:
             run = self._run_of(ctx, principal, session)
-        except Refused as refused:
+        except RefusedError as refused:
             self._app.refusals.note(refused.rule, principal.id)
             return _of(_failed(refused, call_id, principal), call_id, principal, None)
         outcome: CallResult | Exception | None = None
@@ -254,9 +254,9 @@ class McpServer:
         if isinstance(outcome, asking.ClientMustAnswer):
             return asking.asked(outcome)
         if isinstance(outcome, Exception):
-            if isinstance(outcome, InvalidArguments | Refused):
+            if isinstance(outcome, InvalidArguments | RefusedError):
                 # No call of the broker's began: what it decided about is a result.
-                rule = outcome.rule if isinstance(outcome, Refused) else "arguments"
+                rule = outcome.rule if isinstance(outcome, RefusedError) else "arguments"
                 self._app.refusals.note(rule, principal.id)
             failed = _of(_failed(outcome, call_id, principal), call_id, principal, run)
             return self._named(ctx, principal, run, failed)
@@ -276,7 +276,7 @@ class McpServer:
         """The run a request belongs to.
 
         Raises:
-            Refused: it names one that was never given to this caller.
+            RefusedError: it names one that was never given to this caller.
         """
         if principal.transport == "stdio":
             return self._connection
@@ -324,7 +324,7 @@ class McpServer:
         principal = self._identify(ctx)
         try:
             run = self._run_of(ctx, principal, session_of(ctx))
-        except Refused as refused:
+        except RefusedError as refused:
             raise MCPError(types.INVALID_PARAMS, str(refused), {"rule": refused.rule}) from None
         return await self._resources.read(principal, params.uri, run)
 
@@ -470,7 +470,7 @@ def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallT
         hint = "Nothing was started; correct these fields and call again."
         refusal = {"rule": "arguments", "reason": str(error), "hint": hint, "fields": list(error.fields)}
         return rendering.failure(sentence, {**structured, "refused": refusal})
-    if isinstance(error, Refused):
+    if isinstance(error, RefusedError):
         refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
         return rendering.failure(sentence, {**structured, "refused": refusal})
     if failure.classed == "unavailable":

@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from pydantic import ConfigDict
 
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 MAX_FILE_BYTES: Final = 1 << 30
 """Of a file that is in the way: it is kept, to be put back."""
@@ -63,7 +63,7 @@ class Folder:
         """The folder that a file lies in, and what it is called there; None where a part of the way is missing.
 
         Raises:
-            Refused: a part of the way is a link, no folder, or on another file system.
+            RefusedError: a part of the way is a link, no folder, or on another file system.
         """
         *way, leaf = name.split("/")
         held = os.dup(self._descriptor)
@@ -90,7 +90,7 @@ class Folder:
         """What a file holds now; None where there is none.
 
         Raises:
-            Refused: what is there is a link, no plain file, on another file system, too large, or has other names.
+            RefusedError: what is there is a link, no plain file, on another file system, too large, or has other names.
         """
         with self._open(name) as descriptor:
             if descriptor is None:
@@ -134,7 +134,7 @@ class Folder:
     def unmake(self, ways: Iterable[str]) -> None:
         """Remove those of these folders that are there and empty, the last first."""
         for way in reversed(list(ways)):
-            with suppress(OSError, Refused), self._parent_of(way) as (parent, leaf):
+            with suppress(OSError, RefusedError), self._parent_of(way) as (parent, leaf):
                 os.rmdir(leaf, dir_fd=parent)
                 os.fsync(parent)
 
@@ -249,18 +249,18 @@ def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[Folder]:
         largest: bytes of a file in it that is looked into; a larger one is refused before it is read.
 
     Raises:
-        Refused: rule ``promotion.path``: it is not there, is a link or no folder, or may not be read.
+        RefusedError: rule ``promotion.path``: it is not there, is a link or no folder, or may not be read.
     """
     try:
         descriptor = os.open(path, _FOLDER)
     except OSError as problem:
         reason = f"{path} cannot be opened as a folder: {os.strerror(problem.errno or errno.EIO)}."
-        raise Refused("promotion.path", reason, "Put it back in its place, or let yourself read it.") from problem
+        raise RefusedError("promotion.path", reason, "Put it back in its place, or let yourself read it.") from problem
     try:
         yield Folder(path, descriptor, largest)
     finally:
         os.close(descriptor)
 
 
-def _in_the_way(name: str, reason: str) -> Refused:
-    return Refused("promotion.path", f"{quoted(name)} cannot be put there: {reason}.", _HINT)
+def _in_the_way(name: str, reason: str) -> RefusedError:
+    return RefusedError("promotion.path", f"{quoted(name)} cannot be put there: {reason}.", _HINT)

@@ -25,7 +25,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
 from glovebox_server import secret_files
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import Folder, Seen, opened
 from glovebox_server.secret_files import SecretDirectory, SecretUnusable
 
@@ -179,7 +179,7 @@ def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journa
         seconds: how long to wait for the lock.
 
     Raises:
-        Refused: rule ``promotion.busy``: somebody else has it.
+        RefusedError: rule ``promotion.busy``: somebody else has it.
         PromotionsUnusable: it cannot be used safely.
         StateUnusable: nor can the state directory.
     """
@@ -239,5 +239,5 @@ def _take(descriptor: int, until: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         if time.monotonic() > until:
-            raise Refused("promotion.busy", "Another promotion is under way.", "Try again once it is done.")
+            raise RefusedError("promotion.busy", "Another promotion is under way.", "Try again once it is done.")
         time.sleep(0.02)

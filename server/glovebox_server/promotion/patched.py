@@ -14,7 +14,7 @@ from typing import Final
 
 from glovebox_server.artifacts.diff_form import HEAD, DiffForm, WorkBudget, target_of
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, quoted
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 MAX_PATCH_BYTES: Final = 32 << 20
 MAX_MADE_BYTES: Final = 64 << 20
@@ -52,7 +52,7 @@ def made(patch: bytes, read: Read) -> list[Made]:
         read: what is there.
 
     Raises:
-        Refused: rule ``promotion.patch``: it is not read by all alike, or is more than plain files. Rule
+        RefusedError: rule ``promotion.patch``: it is not read by all alike, or is more than plain files. Rule
             ``promotion.conflict``: what is there is not what it was made from.
     """
     form = DiffForm(lambda *_: None, WorkBudget())
@@ -126,7 +126,7 @@ def _gone(name: str, old: bytes | None, body: list[bytes], before: str | None) -
     # One answer whatever differs: who proposes a patch is not to guess the file's lines one by one.
     try:
         rest = _content(name, old, body)
-    except Refused:
+    except RefusedError:
         rest = old
     if rest:
         raise _conflict(name, "it is not what the program was given")
@@ -219,10 +219,10 @@ def _blob(content: bytes) -> str:
     return digest.hexdigest()
 
 
-def _unfit(reason: str) -> Refused:
+def _unfit(reason: str) -> RefusedError:
     hint = "Only whole patches of plain files are applied, as `changes.patch` of an overlay is one."
-    return Refused("promotion.patch", f"The patch was not applied: {reason}; nothing was changed.", hint)
+    return RefusedError("promotion.patch", f"The patch was not applied: {reason}; nothing was changed.", hint)
 
 
-def _conflict(name: str, reason: str) -> Refused:
-    return Refused("promotion.conflict", f"{quoted(name)}: {reason}; nothing was changed.", _AGAIN)
+def _conflict(name: str, reason: str) -> RefusedError:
+    return RefusedError("promotion.conflict", f"{quoted(name)}: {reason}; nothing was changed.", _AGAIN)

@@ -19,7 +19,7 @@ from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.record import Artifact, expired, id_of
 from glovebox_server.audit import chain
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import patched
 from glovebox_server.promotion.folder import Folder, Seen
 from glovebox_server.promotion.journal import Change, Promotion, new_id
@@ -118,18 +118,18 @@ def target(settings: Settings, into: dict[str, str], name: str) -> Target:
         name: which is meant.
 
     Raises:
-        Refused: rule ``promotion.folder``: there is none, or it is not one to put files into.
+        RefusedError: rule ``promotion.folder``: there is none, or it is not one to put files into.
     """
     if name not in into:
         example = '`into = { reports = "/srv/reports" }` in `[promote]` of policy.toml would name one.'
         named = f"It names {', '.join(into)}." if into else example
-        raise Refused("promotion.folder", f"The policy names no folder {name!r} to promote into.", named)
+        raise RefusedError("promotion.folder", f"The policy names no folder {name!r} to promote into.", named)
     found = workspace.place(Path(into[name]))
     reason = workspace.objection(found, workspace.own(settings))
     if not reason and not found.path.is_dir():
         reason = "is not a directory"
     if reason:
-        raise Refused("promotion.folder", f"{found.path} {reason}.", f"Name another as `{name}` in `[promote]`.")
+        raise RefusedError("promotion.folder", f"{found.path} {reason}.", f"Name another as `{name}` in `[promote]`.")
     return Target(name=name, path=found.path)
 
 
@@ -143,13 +143,15 @@ def planned(settings: Settings, uris: Sequence[str], into: Target, folder: Folde
         folder: the same, opened.
 
     Raises:
-        Refused: an artifact is not there, two have one name, or something is in the way.
+        RefusedError: an artifact is not there, two have one name, or something is in the way.
     """
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     now = datetime.now(UTC)
     artifacts = [_artifact(disk, uri, now) for uri in dict.fromkeys(uris)]
     if len(artifacts) > MAX_FILES:
-        raise Refused("promotion.files", f"{len(artifacts)} are more than {MAX_FILES}.", "Promote fewer at a time.")
+        raise RefusedError(
+            "promotion.files", f"{len(artifacts)} are more than {MAX_FILES}.", "Promote fewer at a time."
+        )
     names, changes, kept, same = CallNames(), [], [], []
     for artifact in sorted(artifacts, key=lambda each: each.name):
         check_name(artifact.name)
@@ -176,7 +178,7 @@ def planned_patch(settings: Settings, uri: str, into: Target, folder: Folder) ->
         folder: the same, opened.
 
     Raises:
-        Refused: the artifact is not there or cannot be applied, or something is in the way.
+        RefusedError: the artifact is not there or cannot be applied, or something is in the way.
     """
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     artifact = _artifact(disk, uri, datetime.now(UTC))
@@ -184,7 +186,7 @@ def planned_patch(settings: Settings, uri: str, into: Target, folder: Folder) ->
     def read(name: str) -> bytes | None:
         content = folder.head(name, patched.MAX_MADE_BYTES + 1)
         if len(content) > patched.MAX_MADE_BYTES:
-            raise Refused("promotion.path", f"{quoted(name)} is too large to be patched.", "Change it by hand.")
+            raise RefusedError("promotion.path", f"{quoted(name)} is too large to be patched.", "Change it by hand.")
         if not content and not folder.is_there(name):
             return None
         digests[name] = hashlib.sha256(content).hexdigest()
@@ -192,14 +194,14 @@ def planned_patch(settings: Settings, uri: str, into: Target, folder: Folder) ->
 
     digests: dict[str, str] = {}
     if artifact.bytes > patched.MAX_PATCH_BYTES:
-        raise Refused("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
+        raise RefusedError("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
     found = patched.made(b"".join(_chunks(disk, artifact)), read)
     changes, contents, same = [], [], []
     for each in sorted(found, key=lambda each: each.name):
         before = folder.look(each.name)
         if (before.sha256 if before else None) != digests.get(each.name):
             reason = f"{quoted(each.name)} is being changed right now; nothing was changed."
-            raise Refused("promotion.conflict", reason, "Run the command again.")
+            raise RefusedError("promotion.conflict", reason, "Run the command again.")
         after = _seen(each, before)
         if each.same or before == after:
             same.append(each.name)
@@ -207,7 +209,7 @@ def planned_patch(settings: Settings, uri: str, into: Target, folder: Folder) ->
         changes.append(Change(name=each.name, before=before, after=after, origin=artifact.uri))
         contents.append(each.content or b"")
     if len(changes) > MAX_FILES:
-        raise Refused("promotion.files", f"{len(changes)} files are more than {MAX_FILES}.", "Apply it by hand.")
+        raise RefusedError("promotion.files", f"{len(changes)} files are more than {MAX_FILES}.", "Apply it by hand.")
     return Planned(
         promotion=drafted(into.name, folder, changes),
         artifacts=(artifact,) * len(changes),
@@ -256,10 +258,10 @@ def reversed_changes(promotion: Promotion) -> list[Change]:
     ]
 
 
-def unknown(uri: str) -> Refused:
+def unknown(uri: str) -> RefusedError:
     """Return the refusal for an artifact that is not there."""
     hint = "`glovebox artifact list` shows those there are."
-    return Refused("artifacts.unknown", f"There is no artifact at {quoted(uri)}: it expired, or never was.", hint)
+    return RefusedError("artifacts.unknown", f"There is no artifact at {quoted(uri)}: it expired, or never was.", hint)
 
 
 def _artifact(disk: Disk, uri: str, now: datetime) -> Artifact:
@@ -284,7 +286,7 @@ def _chunks(disk: Disk, artifact: Artifact) -> Iterator[bytes]:
             yield chunk
     if digest.hexdigest() != artifact.sha256:
         reason = f"What was kept of {quoted(artifact.name)} is no longer what it was; nothing was changed."
-        raise Refused("promotion.content", reason, "Check the disk of the state directory.")
+        raise RefusedError("promotion.content", reason, "Check the disk of the state directory.")
 
 
 def _lines(content: bytes) -> list[str] | None:

@@ -19,14 +19,14 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.audit.events import Event, ProposalScanned
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import ToolCall
-from glovebox_server.errors import AuditUnavailable, Refused
+from glovebox_server.errors import AuditUnavailable, RefusedError
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
@@ -81,7 +81,7 @@ class Proposals:
             size: of the artifacts, in bytes.
 
         Raises:
-            Refused: it cannot be done, or not be shown; what is said tells no path of this host.
+            RefusedError: it cannot be done, or not be shown; what is said tells no path of this host.
         """
         if size > MAX_COMPARED_BYTES:
             raise _too_long(f"holds more than {MAX_COMPARED_BYTES} bytes")
@@ -91,7 +91,7 @@ class Proposals:
         """The same, shown with what was found in the artifacts, which is on record then.
 
         Raises:
-            Refused: it is too much to be shown.
+            RefusedError: it is too much to be shown.
             AuditUnavailable: it could not be recorded, so nobody is asked.
         """
         shown = "\n".join([*_findings(scans), proposed.shown])
@@ -106,7 +106,7 @@ class Proposals:
         """Change what somebody said yes to, all or nothing. It has to be called shielded: it ends, whoever gives up.
 
         Raises:
-            Refused: nothing was changed.
+            RefusedError: nothing was changed.
             AuditUnavailable: nor where it could not be recorded.
         """
         began = anyio.current_time()
@@ -126,7 +126,7 @@ class Proposals:
     def _proposed(self, call: ToolCall) -> Proposed:
         uris, apply = call.arguments["inputs"], call.arguments["apply"]
         if apply and len(uris) != 1:
-            raise Refused("promotion.patch", "A patch is applied by itself.", "Name one input.")
+            raise RefusedError("promotion.patch", "A patch is applied by itself.", "Name one input.")
         into = plan.target(self.settings, dict(self.into()), call.arguments["into"])
         with opened(into.path, MAX_COMPARED_BYTES) as folder:
             found = (
@@ -136,7 +136,7 @@ class Proposals:
             )
             if not found.promotion.changes:
                 reason = "Nothing would change: the files hold this already."
-                raise Refused("promotion.same", reason, "Nothing is left to do.")
+                raise RefusedError("promotion.same", reason, "Nothing is left to do.")
             return Proposed(planned=found, shown=_shown(found, folder), folder=str(into.path))
 
     def _put(self, proposed: Proposed, call: ToolCall) -> Promotion:
@@ -155,17 +155,17 @@ def _told(work: Callable[[], _T]) -> _T:
     """What work returns; what it refuses is said without paths, and so is a store that cannot be used."""
     try:
         return work()
-    except Refused as refusal:
-        raise Refused(refusal.rule, without_paths(refusal.reason), without_paths(refusal.hint)) from refusal
+    except RefusedError as refusal:
+        raise RefusedError(refusal.rule, without_paths(refusal.reason), without_paths(refusal.hint)) from refusal
     except (ArtifactsUnavailable, AuditUnavailable):
         raise
     except OSError as problem:
         reason = f"The system refused: {os.strerror(problem.errno or errno.EIO)}; nothing was changed."
         hint = "Tell the operator: the server's user has to be able to read the folder and its files."
-        raise Refused("promotion.path", reason, hint) from problem
-    except Diagnosed as problem:
+        raise RefusedError("promotion.path", reason, hint) from problem
+    except DiagnosedError as problem:
         reason = "The state directory cannot be used for promotions just now; nothing was changed."
-        raise Refused(
+        raise RefusedError(
             "promotion.interrupted", reason, "Tell the operator: `glovebox artifact promotions`."
         ) from problem
 
@@ -241,10 +241,10 @@ def _of_file(found: Planned, folder: Folder, number: int) -> list[str]:
         reason = (
             f"{visible(change.name)} is no text, or held none, and nobody can be asked about what they cannot read."
         )
-        raise Refused("promotion.shown", reason, _BY_HAND)
+        raise RefusedError("promotion.shown", reason, _BY_HAND)
     marked = [f"  ! {visible(risk)}" for risk in risks]
     return [told, *marked, *(f"  │ {visible(line)}" for line in difference or ("No line changes.",))]
 
 
-def _too_long(what: str) -> Refused:
-    return Refused("promotion.shown", f"This {what}, which is too much for somebody to be asked about.", _BY_HAND)
+def _too_long(what: str) -> RefusedError:
+    return RefusedError("promotion.shown", f"This {what}, which is too much for somebody to be asked about.", _BY_HAND)

@@ -5,7 +5,7 @@ Must never be imported here: policy, the command line, anything async.
 
 from pathlib import Path
 
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import opened
@@ -22,18 +22,20 @@ def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
         record: of the audit log.
 
     Raises:
-        Refused: nothing was changed: there is none to put back, its folder is another, or a file changed since.
+        RefusedError: nothing was changed: there is none to put back, its folder is another, or a file changed since.
         AuditUnavailable: nor where it could not be recorded.
     """
     known = journal.all()
     promotion = next((each for each in known if each.id == identifier), None)
     if promotion is None:
         hint = "`glovebox artifact promotions` shows those that can be put back."
-        raise Refused("promotion.unknown", f"There is no promotion {identifier}.", hint)
+        raise RefusedError("promotion.unknown", f"There is no promotion {identifier}.", hint)
     by = journals.put_back(known)(identifier)
     if promotion.of or promotion.state not in journals.IN_FORCE or by:
         told = f"was put back by {by}" if by else standing(promotion, None)
-        raise Refused("promotion.unknown", f"{identifier} {told}; nothing was changed.", "Promote the files again.")
+        raise RefusedError(
+            "promotion.unknown", f"{identifier} {told}; nothing was changed.", "Promote the files again."
+        )
     with opened(Path(promotion.path)) as folder:
         transaction.require_same(folder, promotion)
         back = plan.drafted(promotion.folder, folder, plan.reversed_changes(promotion), promotion)

@@ -13,7 +13,7 @@ import anyio
 
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.errors import Refused, SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import RefusedError, SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
@@ -152,7 +152,7 @@ class Scanning:
 
         try:
             found = findings_in(await self._outcome(file, started))
-        except (Unanswered, Refused, SandboxUnavailable, UnsupportedSpec, ArtifactsUnavailable) as problem:
+        except (Unanswered, RefusedError, SandboxError, UnsupportedSpecError, ArtifactsUnavailable) as problem:
             reason = problem.reason if not isinstance(problem, Unanswered) else str(problem)
             return replace(scan, not_scanned=visible(without_paths(reason))[:MAX_CHARACTERS])
         findings = found.lines

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.audit.events import Event, PromotedFile, PromotionApplied, PromotionRolledBack
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import Folder, opened
 from glovebox_server.promotion.journal import Change, Journal, Promotion, interrupted
 
@@ -74,7 +74,7 @@ def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Con
         record: of the audit log.
 
     Raises:
-        Refused: nothing was changed: a file is not as it was shown, something is in the way, or a disk is full.
+        RefusedError: nothing was changed: a file is not as it was shown, something is in the way, or a disk is full.
         AuditUnavailable: nor where it could not be recorded.
     """
     on_record = False
@@ -99,21 +99,23 @@ def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Con
             journal.save(moved)
     except BaseException:
         if on_record:
-            with suppress(Diagnosed):  # putting back is right, on record or not
+            with suppress(DiagnosedError):  # putting back is right, on record or not
                 record(_rolled_back(promotion, "failed"))
         try:
             undone = _undo(folder, journal, promotion)
-        except (OSError, Refused, Diagnosed) as problem:
+        except (OSError, RefusedError, DiagnosedError) as problem:
             reason = f"{promotion.id} failed, and is not put back yet: {problem}"
             hint = "`glovebox artifact promotions` puts it back once that is repaired."
-            raise Refused("promotion.interrupted", reason, hint) from problem
-        with suppress(OSError, Refused, Diagnosed):  # all is as before, whatever becomes of this
+            raise RefusedError("promotion.interrupted", reason, hint) from problem
+        with suppress(OSError, RefusedError, DiagnosedError):  # all is as before, whatever becomes of this
             _clear(folder, journal, undone)
         if undone.kept:
             reason = f"{promotion.id} was put back, but for {quoted(undone.kept[0])}, which somebody changed meanwhile."
-            raise Refused("promotion.conflict", reason, f"What it held is in {journal.path / promotion.id}.") from None
+            raise RefusedError(
+                "promotion.conflict", reason, f"What it held is in {journal.path / promotion.id}."
+            ) from None
         raise
-    with suppress(OSError, Refused, Diagnosed):  # it is in force, whatever becomes of this
+    with suppress(OSError, RefusedError, DiagnosedError):  # it is in force, whatever becomes of this
         return _clear(folder, journal, moved)
     return moved
 
@@ -135,7 +137,7 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
                     record(_rolled_back(promotion, "interrupted"))
                     settled = _undo(folder, journal, promotion)
                 ended = _clear(folder, journal, settled)
-        except Refused as problem:
+        except RefusedError as problem:
             found.append(
                 Recovered(
                     id=promotion.id, folder=promotion.folder, in_force=settled.state == "moved", kept=settled.kept,
@@ -152,23 +154,23 @@ def require_settled(recovered: Iterable[Recovered]) -> None:
     """Refuse to change anything while files of another promotion are still to be put back.
 
     Raises:
-        Refused: rule ``promotion.interrupted``.
+        RefusedError: rule ``promotion.interrupted``.
     """
     if not all(each.settled for each in recovered):
         reason = "An interrupted promotion could not be brought to its end; nothing was changed."
         hint = "`glovebox artifact promotions` says why, for the operator to repair it."
-        raise Refused("promotion.interrupted", reason, hint)
+        raise RefusedError("promotion.interrupted", reason, hint)
 
 
 def require_same(folder: Folder, promotion: Promotion) -> None:
     """Refuse a folder that took the place of the one that was promoted into.
 
     Raises:
-        Refused: rule ``promotion.path``.
+        RefusedError: rule ``promotion.path``.
     """
     if (folder.device, folder.inode) != promotion.inode:
         reason = f"{promotion.path} is another folder than the one that was promoted into; nothing was changed."
-        raise Refused("promotion.path", reason, "Put that one back in its place.")
+        raise RefusedError("promotion.path", reason, "Put that one back in its place.")
 
 
 def _require_unchanged(folder: Folder, promotion: Promotion) -> None:
@@ -177,10 +179,10 @@ def _require_unchanged(folder: Folder, promotion: Promotion) -> None:
         raise _conflict(changed[0], len(changed))
 
 
-def _conflict(name: str, count: int = 1) -> Refused:
+def _conflict(name: str, count: int = 1) -> RefusedError:
     more = f" and {count - 1} more" if count > 1 else ""
     reason = f"{quoted(name)}{more} changed since this was shown; nothing was changed."
-    return Refused("promotion.conflict", reason, "Look at what is there now, then run the command again.")
+    return RefusedError("promotion.conflict", reason, "Look at what is there now, then run the command again.")
 
 
 def _folders(folder: Folder, changes: Iterable[Change]) -> tuple[str, ...]:
@@ -197,7 +199,7 @@ def _stage(folder: Folder, journal: Journal, promotion: Promotion, content: Cont
             staged = f"{promotion.stage}/{number}"
             if folder.write(staged, content(number), change.after.mode, owner) != change.after.sha256:
                 reason = f"What was kept for {quoted(change.name)} is no longer what it was; nothing was changed."
-                raise Refused("promotion.content", reason, "Check the disk of the state directory.")
+                raise RefusedError("promotion.content", reason, "Check the disk of the state directory.")
     folder.sync([f"{promotion.stage}/."])
 
 
@@ -262,7 +264,7 @@ def _is(folder: Folder, name: str, change: Change) -> bool:
     """Whether that is what was to be put there; what is no plain file is not."""
     try:
         return folder.look(name) == change.after
-    except Refused:
+    except RefusedError:
         return False
 
 
@@ -334,4 +336,4 @@ def _translated(doing: str, then: str = "; nothing was changed.") -> Iterator[No
         hint = "Free space on the disks of the folder and of the state directory."
         if problem.errno not in _FULL:
             hint = "Make the folder one that you may write to, on a local file system."
-        raise Refused("promotion.disk", f"The system refused {doing}: {reason}{then}", hint) from problem
+        raise RefusedError("promotion.disk", f"The system refused {doing}: {reason}{then}", hint) from problem

@@ -15,7 +15,7 @@ from glovebox_sandboxes.conformance.call import Step
 from glovebox_server.app import App
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.rights import RightsOf
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Answer
@@ -143,7 +143,7 @@ class CaseGovernance:
         if found is None:
             raise AssertionError(f"no question was put: {question!r}")
         digest = found.question.digest if reach != ["other"] else f"sha256:{'0' * 64}"
-        with suppress(Refused):  # that it does not count is seen in what becomes of the next call
+        with suppress(RefusedError):  # that it does not count is seen in what becomes of the next call
             await self._approvals().answer(
                 question,
                 Answer(

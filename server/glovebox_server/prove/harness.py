@@ -35,7 +35,7 @@ from glovebox_server.audit.verify import verify
 from glovebox_server.calls import Principal, Text, ToolCall, new_call_id
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights, Roles
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.failures import failure_of
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.registry import GuardSet
@@ -275,7 +275,7 @@ class CallHarness:
             try:
                 async with self._app.artifacts.open(each["uri"], stranger):
                     seen.shared.append(each["name"])
-            except Refused:
+            except RefusedError:
                 continue
 
     def _always(self, seen: Seen) -> list[str]:

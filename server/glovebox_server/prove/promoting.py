@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from glovebox_server.app import App
 from glovebox_server.audit.events import Event
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import opened
@@ -73,7 +73,7 @@ class CaseFolder:
                 case _:
                     patches = [uri for name, uri in uris.items() if name.endswith(".patch")]
                     self._promote(patches if step == "apply" else list(uris.values()), apply=step == "apply")
-        except Refused as refusal:
+        except RefusedError as refusal:
             return refusal.rule
         return "done"
 

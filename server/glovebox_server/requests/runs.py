@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import secrets
 
-from glovebox_sandboxes.contract.errors import Refused
+from glovebox_sandboxes.contract.errors import RefusedError
 
 #: Crockford's base 32, as of call ids.
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -47,13 +47,13 @@ class Runs:
         """Return the id of the run that a handle names.
 
         Raises:
-            Refused: it is not one that was made here for this principal.
+            RefusedError: it is not one that was made here for this principal.
         """
         if isinstance(handle, str) and len(handle) == _HANDLE_CHARACTERS:
             run = handle.partition(".")[0]
             if hmac.compare_digest(_bytes(self.handle(principal, run)), _bytes(handle)):
                 return run
-        raise Refused(
+        raise RefusedError(
             "run.handle",
             "The run named in _meta is none that this server gave to this caller.",
             "Send the handle as it came with a result, or leave it out.",

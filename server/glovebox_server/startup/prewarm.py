@@ -10,7 +10,7 @@ from glovebox_profiles.compile import to_spec
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import ProfileSet
 from glovebox_sandboxes.contract.base import Driver, Plan
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.session.run import attest
@@ -34,7 +34,7 @@ async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state
 
     Raises:
         ProfileError: a module cannot be imported; says what the import said.
-        SandboxUnavailable: no sandbox starts, whether it imports them or not.
+        SandboxError: no sandbox starts, whether it imports them or not.
     """
     known = state / "preloads"
     for tool, profile in profiles.items():
@@ -43,14 +43,14 @@ async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state
         spec = to_spec(profile, workspace=None)
         try:
             driver, plan = await sandboxes.choose(profile.isolation, spec)
-        except UnsupportedSpec:
+        except UnsupportedSpecError:
             continue  # nothing can run under it here, and its calls will hear why
         mark = known / plan.digest.partition(":")[2]
         if mark.exists():
             continue
         try:
             await _attest(driver, plan)
-        except SandboxUnavailable as problem:
+        except SandboxError as problem:
             _, without = await sandboxes.choose((driver.name,), spec.without_preload())
             await _attest(driver, without)  # if this fails too, the modules are not to blame
             last = problem.reason.strip().splitlines()[-1]
@@ -87,14 +87,14 @@ async def prepare_sandboxes(every: Sequence[Rights], guards: GuardSet) -> None:
             reveal = [each.path for each in profile.files.reveal]
             if guards.watch is not None and rights.workspace is not None:
                 reveal += await guards.watch.planted(rights.workspace)
-            with suppress(UnsupportedSpec):  # as below
+            with suppress(UnsupportedSpecError):  # as below
                 one = profile.isolation, await guards.hiding.masked(spec, TOOLS[profile.tool], reveal)
                 if one not in wanted:
                     wanted.append(one)
 
     async def prepare(change: Callable[[SandboxSpec], SandboxSpec]) -> None:
         for isolation, spec in wanted:
-            with suppress(UnsupportedSpec):  # its calls will hear of it
+            with suppress(UnsupportedSpecError):  # its calls will hear of it
                 await guards.sandboxes.prepare(isolation, change(spec))
 
     await prepare(SandboxSpec.without_preload)

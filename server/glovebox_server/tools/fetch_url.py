@@ -11,7 +11,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
 from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Refused, Value, failed, failure, read
+from glovebox_server.tools.values import RefusedError, Value, failed, failure, read
 
 MAX_URL = 2000
 """Characters; longer addresses carry data rather than name a page."""
@@ -52,7 +52,7 @@ class Page(Value):
     title: str = ""
     text: str = ""
     truncated: str | None = None
-    error: Refused | None = None
+    error: RefusedError | None = None
     """Instead of all else, where the response is nothing to read."""
 
 
@@ -61,7 +61,7 @@ class Fetched(Value):
 
     head: Response = Response(url="", status=0)
     page: Page = Page()
-    refused: Refused | None = None
+    refused: RefusedError | None = None
     """Why the egress policy did not get the page, or could not."""
     hops: list[Hop] = Field(default_factory=list)
     """Redirects that led to the refusal."""

@@ -30,12 +30,12 @@ def _refusal(value: Any) -> Refusal:
         raise ValueError(str(problem)) from None
 
 
-Refused = Annotated[Refusal, PlainValidator(_refusal)]
+RefusedError = Annotated[Refusal, PlainValidator(_refusal)]
 """Why the job could not do what was asked: the caller's to put right, unlike a refusal of policy."""
 
 
 class _Failure(Value):
-    error: Refused
+    error: RefusedError
 
 
 _Model = TypeVar("_Model", bound=Value)

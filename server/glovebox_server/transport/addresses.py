@@ -5,7 +5,7 @@ import re
 import socket
 from collections.abc import Collection
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 
 #: What clients send as Host: a name or an address, and a port (RFC 9112, 3.2).
 _HOST = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -14,7 +14,7 @@ _HOST = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-
 BACKLOG = 4096
 
 
-class CannotListen(Diagnosed):
+class CannotListen(DiagnosedError):  # noqa: N818 - until its area merges it
     """The address cannot, or must not, be listened on."""
 
 

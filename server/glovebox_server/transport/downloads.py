@@ -21,7 +21,7 @@ from glovebox_sandboxes.sharing.limiter import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, uri_of
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 
@@ -79,7 +79,7 @@ class Downloads:
                 await _begin(reader.artifact, part, send)
                 pieces = None if part is None or request.method == "HEAD" else reader.part(part.start, len(part))
                 await _send(pieces, send)
-        except Refused as refusal:
+        except RefusedError as refusal:
             self._refusals.note(refusal.rule, principal.id)
             await PlainTextResponse(f"{refusal}\n", 404)(request.scope, receive, send)
         except ArtifactsUnavailable:

@@ -19,7 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.transport import messages
 from glovebox_server.transport.messages import Malformed
 
@@ -90,13 +90,13 @@ def claimed_fds() -> Iterator[StdioFds]:
     neither eat nor forge a message. The copies are close-on-exec: no child inherits them.
 
     Raises:
-        Diagnosed: standard output was closed, so nobody would get an answer.
+        DiagnosedError: standard output was closed, so nobody would get an answer.
     """
     if (
         fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
     ):  # see ``cli.entry``: what stands in for a closed one
         fix = "Let an MCP client start it (`glovebox client-config`), or serve with --transport http."
-        raise Diagnosed("Serving over stdio", "standard output is closed", fix)
+        raise DiagnosedError("Serving over stdio", "standard output is closed", fix)
     wire = StdioFds(read=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), write=fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -13,7 +13,7 @@ from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem, Record
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError, Record
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
@@ -43,7 +43,7 @@ def of_profile(settings: Settings, profile: Profile) -> Environment:
     """The environment that a profile names, locked and built as its file and lock say.
 
     Raises:
-        EnvironmentProblem: there is none, or it is not built so; says the command.
+        EnvironmentFileError: there is none, or it is not built so; says the command.
     """
     found = environments.load(profile.python.environment, settings.environments_dir)
     if found.name == DEFAULT:
@@ -51,11 +51,11 @@ def of_profile(settings: Settings, profile: Profile) -> Environment:
     record = environments.recorded(settings.data_dir).get(found.name)
     setup = f"Run `glovebox setup --environment {found.name}`."
     if record is None:
-        raise EnvironmentProblem(f"The environment {found.name}", "it is not built here", setup)
+        raise EnvironmentFileError(f"The environment {found.name}", "it is not built here", setup)
     if record.lock != found.locked():
-        raise EnvironmentProblem(f"The environment {found.name}", "it was built from another lock", setup)
+        raise EnvironmentFileError(f"The environment {found.name}", "it was built from another lock", setup)
     if not runtime.is_built(settings.data_dir, record.lock):
-        raise EnvironmentProblem(f"The environment {found.name}", "its last build failed or was removed", setup)
+        raise EnvironmentFileError(f"The environment {found.name}", "its last build failed or was removed", setup)
     return found
 
 
@@ -105,7 +105,7 @@ def _require_preload(settings: Settings, profile: Profile, path: Path) -> None:
 def _required(settings: Settings, profile: Profile, path: Path) -> Environment:
     try:
         return of_profile(settings, profile)
-    except EnvironmentProblem as problem:
+    except EnvironmentFileError as problem:
         setup = f"`glovebox setup --environment {profile.python.environment}`"
         fix = problem.fix if "glovebox " in problem.fix else f"{problem.fix} Then run {setup}."
         reason = f'is "{profile.python.environment}": {problem.reason}'
@@ -132,7 +132,7 @@ def _listed(name: str, own: Path, data: Path, profiles: Mapping[str, Profile]) -
             lock = found.locked()
             if record is not None and record.lock != lock:
                 state = f"built from another lock: run `glovebox setup --environment {name}`"
-    except EnvironmentProblem as problem:
+    except EnvironmentFileError as problem:
         state = f"{problem.reason}: {problem.fix}"
         if name not in environments.named(own):
             state = f"its file is gone: run `glovebox environment remove {name}`"
@@ -169,17 +169,17 @@ def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *,
     """What is built of an environment, which may be removed.
 
     Raises:
-        EnvironmentProblem: it is not built, it is the default, or a profile names it and ``force`` does not say so.
+        EnvironmentFileError: it is not built, it is the default, or a profile names it and ``force`` does not say so.
     """
     what = f"Removing the environment {name}"
     if name == DEFAULT:
-        raise EnvironmentProblem(what, "every server needs it", "Leave it.")
+        raise EnvironmentFileError(what, "every server needs it", "Leave it.")
     record = environments.recorded(settings.data_dir).get(name)
     if record is None:
-        raise EnvironmentProblem(what, "it is not built here", "See `glovebox environment list`.")
+        raise EnvironmentFileError(what, "it is not built here", "See `glovebox environment list`.")
     if (tools := _tools(name, profiles)) and not force:
         fix = "Change that, or add --force: then no server starts with it."
-        raise EnvironmentProblem(what, f"the profile of {', '.join(tools)} names it", fix)
+        raise EnvironmentFileError(what, f"the profile of {', '.join(tools)} names it", fix)
     return record
 
 

@@ -3,7 +3,7 @@
 import logging
 
 from glovebox_server.audit.events import Event, draft
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.settings import Settings
@@ -32,7 +32,7 @@ def recover(settings: Settings) -> None:
                     _log.warning("%s", each)
             finally:
                 log.close()
-    except Refused:
+    except RefusedError:
         _log.warning("A promotion is under way: whoever does it brings it to an end.")
     except journals.PromotionsUnusable as problem:  # no call needs it
         _log.warning("%s", problem)

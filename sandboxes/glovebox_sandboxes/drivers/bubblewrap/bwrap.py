@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from _glovebox_guest.measure import status
 from glovebox_sandboxes.contract.base import Missing, Plan, SandboxStats
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import GUEST_UID
 from glovebox_sandboxes.host import cgroup, host_view, mounts, userns
 from glovebox_sandboxes.host.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
@@ -101,7 +101,7 @@ class Launcher:
             files: the same, for files that exist only in memory.
 
         Raises:
-            SandboxUnavailable: it could not be started.
+            SandboxError: it could not be started.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -131,7 +131,7 @@ class Launcher:
             user: who the zygote is on the host, if sandboxes can be others.
 
         Raises:
-            SandboxUnavailable: it could not be forked.
+            SandboxError: it could not be forked.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -212,7 +212,7 @@ class Launcher:
             wanted[f"mount{number}"] = Path(mount.source)
             # bwrap binds with all that is mounted inside, and none of it is in the plan.
             if found := mounts.inside(mount.source):
-                raise SandboxUnavailable(
+                raise SandboxError(
                     f"Mounting {mount.source}",
                     f"other file systems are mounted inside it, at {mounts.named(found)}",
                     "Serve a directory with nothing mounted inside (--workspace), or unmount them.",
@@ -223,8 +223,8 @@ class Launcher:
             raise self._unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
         return {name: held.keep(descriptor) for name, descriptor in zip(wanted, opened, strict=True)}
 
-    def _unavailable(self, reason: str) -> SandboxUnavailable:
-        return SandboxUnavailable(f"Starting a {self._driver} sandbox", reason, "Run `glovebox doctor`.")
+    def _unavailable(self, reason: str) -> SandboxError:
+        return SandboxError(f"Starting a {self._driver} sandbox", reason, "Run `glovebox doctor`.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import anyio
 from _glovebox_guest import landlock
 from glovebox_sandboxes import seccomp
 from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan, Sandbox, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES
 from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SCRATCH, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
@@ -129,7 +129,7 @@ class Bubblewrap(wall.Walled):
             except anyio.EndOfStream:
                 await sandbox.kill()
                 words = (await sandbox.stats()).detail or "it ended without a word"
-                raise SandboxUnavailable("Starting a zygote", words, "Run `glovebox doctor`.") from None
+                raise SandboxError("Starting a zygote", words, "Run `glovebox doctor`.") from None
             seen = ZygoteSeen(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
             yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, seen=seen, user=sandbox.user)
 
@@ -173,7 +173,7 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
         missing.append(Missing(what="the kernel has no Landlock", fix=_LANDLOCK_FIX, fatal=True))
     try:
         seccomp.bpf()
-    except SandboxUnavailable as problem:
+    except SandboxError as problem:
         missing.append(Missing(what=problem.reason, fix=problem.fix, fatal=True))
     found = await wall.probe(_TRIAL, missing, data, server_id)
     capabilities = Capabilities(

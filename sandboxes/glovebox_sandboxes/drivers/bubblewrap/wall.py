@@ -9,7 +9,7 @@ from typing import Any, Self
 import anyio
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
@@ -107,17 +107,17 @@ class Walled:
         """The environment's runtime, if this host has all that any spec needs, and control groups if this one does.
 
         Raises:
-            UnsupportedSpec: it has not.
+            UnsupportedSpecError: it has not.
         """
         fatal = [missing for missing in self.capabilities.missing if missing.fatal]
         if fatal or not self._runtimes:
             missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
-            raise UnsupportedSpec("isolation", missing.what, missing.fix)
+            raise UnsupportedSpecError("isolation", missing.what, missing.fix)
         found = self._runtimes.get(spec.environment)
         if found is None:
             raise environments.not_built(spec.environment)
         if spec.require_cgroup and self._hierarchy is None:
-            raise UnsupportedSpec(
+            raise UnsupportedSpecError(
                 "limits.enforce",
                 "this host lets us make no control groups, so limits hold per process only",
                 cgroup.fix(),
@@ -128,7 +128,7 @@ class Walled:
         """Run a plan; see ``Launcher.open``."""
         found = self._runtimes.get(plan.spec.environment)
         if found is None:
-            raise SandboxUnavailable(f"Starting a {self.name} sandbox", "there is no runtime", SETUP)
+            raise SandboxError(f"Starting a {self.name} sandbox", "there is no runtime", SETUP)
         return self._launcher.open(plan, {"root": found.root, "guest": found.guest}, files)
 
     @asynccontextmanager

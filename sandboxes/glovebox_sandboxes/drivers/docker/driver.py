@@ -2,8 +2,9 @@
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxStats, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Driver, Plan, SandboxStats, Source
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker import probe, usage
@@ -24,7 +25,6 @@ from glovebox_sandboxes.drivers.docker.stream import AttachedStream
 from glovebox_sandboxes.host.host_view import HostView, look, unseen
 from glovebox_sandboxes.host.janitor import Janitor
 from glovebox_sandboxes.host.owner import new_owner
-from glovebox_sandboxes.pool.source import starting
 from glovebox_sandboxes.seccomp import docker_profile
 
 READY_BYTES = 12 * 1024 * 1024
@@ -78,7 +78,7 @@ class DockerSandbox:
                 self._groups = usage.groups(pid, container)
                 self._seen = bool(self._groups) or usage.started(pid, container)
                 self._bounded = usage.bound_sockets(self._groups)
-        except SandboxUnavailable as problem:
+        except SandboxError as problem:
             _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
         finally:
             self._located.set()
@@ -106,12 +106,12 @@ class DockerSandbox:
         return usage.processor(self._groups)
 
     async def kill(self) -> None:
-        """End every process of the sandbox; returns when they are gone. Raises SandboxUnavailable."""
+        """End every process of the sandbox; returns when they are gone. Raises SandboxError."""
         await self._located.wait()
         # Now or never: the accounts go with the processes, and the Engine's memory of them soon after. What ends from
         # here on is ended by this.
         if not self._looked:
-            with suppress(SandboxUnavailable):
+            with suppress(SandboxError):
                 await self._look()
                 self._looked = True
         await self._engine.kill(self._name)
@@ -121,7 +121,7 @@ class DockerSandbox:
         usage.weigh(self._groups, parts)
 
     async def stats(self) -> SandboxStats:
-        """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxUnavailable."""
+        """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxError."""
         await self._located.wait()
         if not self._looked:
             await self._look()
@@ -185,7 +185,7 @@ class DockerDriver:
                 remover = Remover(engine)
                 await stack.enter_async_context(remover.running())
                 await remover.reap(OWNER_LABEL)
-            except SandboxUnavailable as problem:
+            except SandboxError as problem:
                 driver = cls(probe.unavailable(problem, runtime), None)
             else:
                 connection = _Connection(engine=engine, host=host, remover=remover, janitor=janitor, mark=mark)
@@ -211,8 +211,8 @@ class DockerDriver:
         """The container that would be created for ``spec``; starts nothing.
 
         Raises:
-            UnsupportedSpec: a field cannot be enforced by Docker.
-            SandboxUnavailable: the driver is not usable on this host at all.
+            UnsupportedSpecError: a field cannot be enforced by Docker.
+            SandboxError: the driver is not usable on this host at all.
         """
         return plans.make(spec, self._connected().host, self._seccomp)
 
@@ -221,8 +221,8 @@ class DockerDriver:
         """Create, attach, start; on leaving, the container is handed to the remover and the guest loses its input.
 
         Raises:
-            SandboxUnavailable: the Engine could not do it.
-            UnsupportedSpec: a mount's source leads to a place of the host that no sandbox may see.
+            SandboxError: the Engine could not do it.
+            UnsupportedSpecError: a mount's source leads to a place of the host that no sandbox may see.
         """
         connection = self._connected()
         engine = connection.engine
@@ -253,12 +253,13 @@ class DockerDriver:
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""
-        return starting(self.open, plan, READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload))
+        each = READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload)
+        return nullcontext(ColdSource(open=partial(self.open, plan), bytes_each=each))
 
     def _connected(self) -> _Connection:
         fatal = next((missing for missing in self._capabilities.missing if missing.fatal), None)
         if fatal is not None:
-            raise SandboxUnavailable("Using Docker", f"it lacks {fatal.what}", fatal.fix)
+            raise SandboxError("Using Docker", f"it lacks {fatal.what}", fatal.fix)
         if self._connection is None:
             raise RuntimeError("a usable driver is made by connect()")
         return self._connection

@@ -20,7 +20,7 @@ import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.transport import unixconn
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker import podman
 
 T = TypeVar("T")
@@ -71,12 +71,12 @@ class Engine:
         """Connect.
 
         Raises:
-            SandboxUnavailable: nothing answers at ``host``, or it is on another machine, whose files and control
+            SandboxError: nothing answers at ``host``, or it is on another machine, whose files and control
                 groups are not ours.
         """
         self.host = host
         if not host.startswith("unix://"):
-            raise SandboxUnavailable(
+            raise SandboxError(
                 f"Connecting to the Docker Engine at {host}",
                 "it is not a socket of this machine, so neither workspace nor limits could be checked",
                 "Unset DOCKER_HOST, or set it to unix:///path/to/docker.sock.",
@@ -107,7 +107,7 @@ class Engine:
         return any(part.get("Name") == "Podman Engine" for part in self.version.get("Components") or ())
 
     async def create(self, name: str, body: Mapping[str, Any]) -> str:
-        """Create a container called ``name`` and return its id; raises SandboxUnavailable."""
+        """Create a container called ``name`` and return its id; raises SandboxError."""
         made: Mapping[str, Any]
         if not self.podman:
             made = await self._call(_CREATING, lambda: self.api.create_container_from_config(dict(body), name=name))
@@ -116,14 +116,14 @@ class Engine:
         made = await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification))
         if warnings := made["Warnings"]:
             # Its way to say that a part was left out.
-            raise SandboxUnavailable(_CREATING, f"Podman would not do all of it: {'; '.join(warnings)}", podman.FIX)
+            raise SandboxError(_CREATING, f"Podman would not do all of it: {'; '.join(warnings)}", podman.FIX)
         return str(made["Id"])
 
     async def attach(self, name: str) -> anyio.abc.SocketStream:
         """Connect to input and output; done before the start, or the first output would be lost.
 
         Raises:
-            SandboxUnavailable: the Engine refused.
+            SandboxError: the Engine refused.
         """
 
         def attach() -> int:
@@ -136,11 +136,11 @@ class Engine:
         return await anyio.abc.UNIXSocketStream.from_socket(descriptor)
 
     async def start(self, name: str) -> None:
-        """Start it; raises SandboxUnavailable."""
+        """Start it; raises SandboxError."""
         await self._call("Starting a container", lambda: self.api.start(name))
 
     async def inspect(self, name: str) -> Mapping[str, Any] | None:
-        """What the Engine knows of it; None when it is gone. Raises SandboxUnavailable."""
+        """What the Engine knows of it; None when it is gone. Raises SandboxError."""
 
         def inspect() -> Mapping[str, Any]:
             if not self.podman:
@@ -156,7 +156,7 @@ class Engine:
         """Whether memory ended a container whose processes are gone, once the Engine has noticed that they are.
 
         Raises:
-            SandboxUnavailable: the Engine does not answer.
+            SandboxError: the Engine does not answer.
         """
 
         def told() -> bool:
@@ -183,7 +183,7 @@ class Engine:
         return await self._call("Looking at an ended container", answered)
 
     async def kill(self, name: str) -> None:
-        """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxUnavailable."""
+        """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxError."""
 
         def kill() -> None:
             try:
@@ -199,7 +199,7 @@ class Engine:
         """Kill and remove it, volumes included, and wait until it is gone; fine if it is.
 
         Raises:
-            SandboxUnavailable: the Engine could not.
+            SandboxError: the Engine could not.
         """
 
         def remove() -> None:
@@ -214,7 +214,7 @@ class Engine:
         await self._call("Removing a container", lambda: _unless((_NOT_FOUND,), remove))
 
     async def labelled(self, label: str) -> list[Mapping[str, Any]]:
-        """Every container with this label, running or not. Raises SandboxUnavailable."""
+        """Every container with this label, running or not. Raises SandboxError."""
 
         def listed() -> list[Mapping[str, Any]]:
             return list(self.api.containers(all=True, filters={"label": [label]}))
@@ -251,13 +251,13 @@ def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
 
 @contextmanager
 def translated(attempted: str) -> Iterator[None]:
-    """Turn whatever the SDK and its HTTP client raise into SandboxUnavailable with the command that helps."""
+    """Turn whatever the SDK and its HTTP client raise into SandboxError with the command that helps."""
     try:
         yield
     except ImageNotFound as problem:
-        raise SandboxUnavailable(attempted, _sentence(problem), "Build the image: glovebox setup --docker") from problem
+        raise SandboxError(attempted, _sentence(problem), "Build the image: glovebox setup --docker") from problem
     except (DockerException, requests.RequestException, OSError) as problem:
-        raise SandboxUnavailable(attempted, _sentence(problem), _fix(problem)) from problem
+        raise SandboxError(attempted, _sentence(problem), _fix(problem)) from problem
 
 
 def _sentence(problem: Exception) -> str:

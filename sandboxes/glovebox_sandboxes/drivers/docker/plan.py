@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from glovebox_sandboxes.contract.base import Level, Plan
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
 from glovebox_sandboxes.contract.spec import (
     DEFAULT,
@@ -123,11 +123,11 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         seccomp: Docker's form of the filter.
 
     Raises:
-        UnsupportedSpec: a field's value would mean "no limit" to the Engine, or a mount could open the host.
+        UnsupportedSpecError: a field's value would mean "no limit" to the Engine, or a mount could open the host.
     """
     _check_limits(spec)
     if spec.require_cgroup and not host.groups:
-        raise UnsupportedSpec(
+        raise UnsupportedSpecError(
             "limits.enforce",
             "the Engine may make no control groups here, so limits hold per process only",
             GROUPS_FIX,
@@ -135,7 +135,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     for mount in spec.mounts:
         _check_mount(mount, host.socket)
     if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
-        raise UnsupportedSpec("mounts", "two mounts have the same target", "Give each its own.")
+        raise UnsupportedSpecError("mounts", "two mounts have the same target", "Give each its own.")
     image = {DEFAULT: host.image, **host.environments}.get(spec.environment)
     if image is None:
         raise environments.not_built(spec.environment, docker=True)
@@ -254,7 +254,7 @@ def check_closed(body: Mapping[str, Any]) -> None:
     """Look once more at a finished body, just before it is used: nothing in it may open the host.
 
     Raises:
-        UnsupportedSpec: it would. Only a mistake in this driver, or a changed plan, comes to that.
+        UnsupportedSpecError: it would. Only a mistake in this driver, or a changed plan, comes to that.
     """
     host = body["HostConfig"]
     found = {
@@ -275,7 +275,9 @@ def check_closed(body: Mapping[str, Any]) -> None:
     }
     opened = [field for field, wrong in found.items() if wrong]
     if opened:
-        raise UnsupportedSpec(f"plan.{opened[0]}", "it would open the host to the sandbox", "Report this as a bug.")
+        raise UnsupportedSpecError(
+            f"plan.{opened[0]}", "it would open the host to the sandbox", "Report this as a bug."
+        )
 
 
 def check_source(source: str, socket: str) -> None:
@@ -286,11 +288,11 @@ def check_source(source: str, socket: str) -> None:
         socket: the Engine's.
 
     Raises:
-        UnsupportedSpec: the host's devices, secrets or daemons are in it, or it is in one of their places.
+        UnsupportedSpecError: the host's devices, secrets or daemons are in it, or it is in one of their places.
     """
     for place in (*_HOST_CONTROL, socket):
         if _holds(place, source) or _holds(source, place):
-            raise UnsupportedSpec(
+            raise UnsupportedSpecError(
                 "mounts.source",
                 f"{source} would show the sandbox the host's {place}",
                 "Choose a directory that holds the caller's files and nothing else.",
@@ -309,7 +311,7 @@ def _check_limits(spec: SandboxSpec) -> None:
     }
     for name, (value, minimum) in least.items():
         if value < minimum:
-            raise UnsupportedSpec(
+            raise UnsupportedSpecError(
                 f"limits.{name}",
                 f"{value} cannot be enforced by Docker, where small values mean no limit",
                 f"Use at least {minimum}.",
@@ -319,9 +321,11 @@ def _check_limits(spec: SandboxSpec) -> None:
 def _check_mount(mount: Mount, socket: str) -> None:
     for name, path in (("source", mount.source), ("target", mount.target)):
         if not path.startswith("/") or path != posixpath.normpath(path) or "\0" in path:
-            raise UnsupportedSpec(f"mounts.{name}", f"{path!r} is not a plain absolute path", "Write it out in full.")
+            raise UnsupportedSpecError(
+                f"mounts.{name}", f"{path!r} is not a plain absolute path", "Write it out in full."
+            )
     if mount.target not in (WORKSPACE, ORIGINAL):
-        raise UnsupportedSpec("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
+        raise UnsupportedSpecError("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
     check_source(mount.source, socket)
 
 

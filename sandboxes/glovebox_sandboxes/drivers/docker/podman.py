@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from glovebox_sandboxes.contract.errors import UnsupportedSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers.docker.plan import READ_ONLY
 
 CREATE = "/v4.0.0/libpod/containers/create"
@@ -57,7 +57,7 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
         filter_path: file with the plan's seccomp document.
 
     Raises:
-        UnsupportedSpec: a field has no counterpart.
+        UnsupportedSpecError: a field has no counterpart.
     """
     top, host = dict(body), dict(body["HostConfig"])
     del top["HostConfig"]
@@ -117,8 +117,8 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
     return spec
 
 
-def _unsupported(field: str) -> UnsupportedSpec:
-    return UnsupportedSpec(f"plan.{field}", "Podman has no counterpart for its value", "Report this as a bug.")
+def _unsupported(field: str) -> UnsupportedSpecError:
+    return UnsupportedSpecError(f"plan.{field}", "Podman has no counterpart for its value", "Report this as a bug.")
 
 
 def _security(options: list[str], filter_path: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from docker.errors import ImageNotFound
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.engine import Engine, translated
 from glovebox_sandboxes.drivers.docker.image import content
@@ -43,7 +43,7 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
         data: the data directory, which names the environments that are built; without one there is the default alone.
 
     Raises:
-        SandboxUnavailable: it does not answer.
+        SandboxError: it does not answer.
     """
     with translated(f"Asking the Docker Engine at {engine.host} what it can do"):
         info: Mapping[str, Any] = engine.api.info()
@@ -88,7 +88,7 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
     ), host
 
 
-def unavailable(problem: SandboxUnavailable, runtime: Runtime) -> Capabilities:
+def unavailable(problem: SandboxError, runtime: Runtime) -> Capabilities:
     """The capabilities of an Engine that does not answer."""
     missing = Missing(what=f"a Docker Engine that answers ({problem.reason})", fix=problem.fix, fatal=True)
     return Capabilities(driver=DRIVER[runtime], level=LEVEL[runtime], version="", limits={}, missing=(missing,))

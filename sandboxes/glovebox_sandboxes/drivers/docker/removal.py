@@ -12,7 +12,7 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.drivers.docker.engine import Engine
 from glovebox_sandboxes.host.owner import is_orphan
@@ -106,7 +106,7 @@ class Remover:
         for left in reversed(range(_TRIES)):
             try:
                 await self._engine.remove(name)
-            except SandboxUnavailable as problem:
+            except SandboxError as problem:
                 if left == 0:
                     self._give_up(name, problem.reason)
                 else:

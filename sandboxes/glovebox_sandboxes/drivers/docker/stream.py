@@ -23,10 +23,6 @@ _READ_BYTES = 256 * 1024
 """Most bytes taken from the socket at once: one wire frame and a little."""
 
 
-class StreamError(Exception):
-    """The bytes are not the Engine's attach stream: a terminal was allocated, or something else answered."""
-
-
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Part of one stream's payload; a long frame arrives as several chunks."""
@@ -52,7 +48,7 @@ class Demultiplexer:
         """Chunks in ``data``, in order, none of them empty.
 
         Raises:
-            StreamError: a header is not one of the Engine's.
+            ValueError: a header is not the Engine's: a terminal was allocated, or something else answered.
         """
         chunks: list[Chunk] = []
         at = 0
@@ -73,7 +69,7 @@ class Demultiplexer:
     def _begin(self) -> None:
         header, self._header = self._header, b""
         if header[0] not in (STDOUT, STDERR, ENGINE_ERROR) or header[1:4] != b"\0\0\0":
-            raise StreamError(f"a frame header is {header.hex()}")
+            raise ValueError(f"a frame header is {header.hex()}")
         self._stream = header[0]
         self._remaining = int.from_bytes(header[4:])
 
@@ -104,7 +100,7 @@ class AttachedStream(ByteStream):
             try:
                 read = await self._socket.receive(min(max_bytes, _READ_BYTES))
                 chunks = self._demultiplexer.receive(read)
-            except (anyio.BrokenResourceError, StreamError) as problem:
+            except (anyio.BrokenResourceError, ValueError) as problem:
                 raise anyio.EndOfStream from problem
             for chunk in chunks:
                 if chunk.stream == STDOUT:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glovebox_sandboxes.contract.base import SandboxStats
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, processor_seconds, statistics, text
 from glovebox_sandboxes.host.host_view import groups_of
@@ -138,7 +138,7 @@ def _processes(group: Path) -> set[int]:
 def _text(directory: Path | None, file: str) -> str | None:
     try:
         return None if directory is None else text(f"{directory}/{file}")
-    except SandboxUnavailable:
+    except SandboxError:
         return None  # the Engine set the limit: here it is only compared, and what cannot be is reported so
 
 

@@ -2,19 +2,19 @@
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Sandbox, Source
-from glovebox_sandboxes.contract.errors import SandboxUnavailable, UnsupportedSpec
+from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Driver, Missing, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.gvisor import plan as plans
-from glovebox_sandboxes.pool.source import starting
 from glovebox_sandboxes.session.connection import GuestConnection
 
 READY_BYTES = 36 * 1024 * 1024
@@ -34,7 +34,7 @@ class Gvisor(wall.Walled):
         """See ``Driver.plan``."""
         runtime = self._usable(spec)
         if spec.limits.memory_bytes < plans.MINIMUM_MEMORY:
-            raise UnsupportedSpec(
+            raise UnsupportedSpecError(
                 "limits.memory_bytes",
                 f"{spec.limits.memory_bytes} is less than gVisor's kernel and the guest need themselves",
                 f"Use at least {plans.MINIMUM_MEMORY}.",
@@ -53,7 +53,8 @@ class Gvisor(wall.Walled):
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""
-        return starting(self.open, plan, READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload))
+        each = READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload)
+        return nullcontext(ColdSource(open=partial(self.open, plan), bytes_each=each))
 
 
 @asynccontextmanager
@@ -145,6 +146,6 @@ async def _trouble(driver: Gvisor) -> str:
                     return (await sandbox.stats()).detail or "it ended without a word"
     except TimeoutError:
         return f"it was not ready after {_TRIAL_SECONDS:.0f} seconds"
-    except SandboxUnavailable as problem:
+    except SandboxError as problem:
         return problem.reason
     return "" if measured.system == plans.NAME else "what started does not run on gVisor's kernel"

@@ -303,7 +303,7 @@ class CallFailed(CallEvent):
     ends_call: ClassVar[bool] = True
 
     error: str
-    """Class of the failure, e.g. ``SandboxUnavailable`` or ``UnsupportedSpec``."""
+    """Class of the failure, e.g. ``SandboxError`` or ``UnsupportedSpecError``."""
     reason: str
     """What was attempted and why it failed, without host paths."""
     elapsed_ms: float

@@ -14,8 +14,8 @@ from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentProblem
-from glovebox_sandboxes.runtime.packages import RuntimeProblem
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
+from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
 from glovebox_server.cli.terminal import new_table, print_json, print_table
@@ -73,11 +73,11 @@ def setup(
 
 async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Sequence[Runtime], err: Console) -> None:
     """Try each environment; every failure but the last is printed, which is raised."""
-    failed: list[RuntimeProblem] = []
+    failed: list[RuntimeBuildError] = []
     for environment, found in zip(chosen, built, strict=True):
         try:
             await trial.check(driver, found, runtime.base_python(), environment)
-        except RuntimeProblem as problem:
+        except RuntimeBuildError as problem:
             failed.append(problem)
     for earlier in failed[:-1]:
         err.print(printable(str(earlier)), style="red", markup=False, highlight=False)
@@ -89,7 +89,7 @@ async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> lis
     """The default, and those that are named; where none is, those that were set up before: an upgrade may change them.
 
     Raises:
-        EnvironmentProblem: one that is named cannot be followed.
+        EnvironmentFileError: one that is named cannot be followed.
     """
     own = settings.environments_dir
     chosen = [environments.load(DEFAULT, own)]
@@ -98,7 +98,7 @@ async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> lis
             found = environments.load(name, own)
             found.locked()
             chosen.append(found)
-        except EnvironmentProblem as problem:
+        except EnvironmentFileError as problem:
             tell(printable(f"Left as it is: {problem}"))
     for name in dict.fromkeys(names):
         found = environments.load(name, own)
@@ -129,13 +129,13 @@ def update(settings: Settings, out: Console, err: Console, *, name: str, as_json
     """Make a lock anew; see ``glovebox environment update``.
 
     Raises:
-        EnvironmentProblem: there is no such environment, or it is not the operator's to lock.
+        EnvironmentFileError: there is no such environment, or it is not the operator's to lock.
     """
     own = settings.environments_dir
     found = environments.load(name, own)
     if found.shipped:
         fix = f"Copy {found.path} to {own}, under another name if both are to be used, and lock that."
-        raise EnvironmentProblem(f"Locking {name}", "it is shipped with its lock", fix)
+        raise EnvironmentFileError(f"Locking {name}", "it is shipped with its lock", fix)
 
     async def make() -> int:
         with _telling(err) as tell:

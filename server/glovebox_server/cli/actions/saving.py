@@ -12,14 +12,14 @@ from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.printable import LAYOUT, printable
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """What another name on the same disk would not change."""
 
 
-class CannotSave(Diagnosed):
+class CannotSave(DiagnosedError):  # noqa: N818 - until its area merges it
     """An artifact could not be written; nothing of it is left."""
 
     def __init__(self, place: Path, error: OSError, fix: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from glovebox_sandboxes.sharing.limiter import FairLimiter
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 
 #: Sandboxes at work at one time, over all callers. Each may use a profile's whole memory limit, so more would trade
 #: every caller's speed, and on a small host its memory, for nothing; the others wait their turn.
@@ -78,7 +78,7 @@ class Admission:
             pause: seconds that it waits before it asks for a turn.
 
         Raises:
-            Refused: the caller has too many calls under way, keeps repeating one that is still running, or no turn
+            RefusedError: the caller has too many calls under way, keeps repeating one that is still running, or no turn
                 came within ``WAIT_SECONDS``. Nothing was started.
         """
         call = _UnderWay(fingerprint=fingerprint(tool, arguments), since=anyio.current_time())
@@ -94,7 +94,7 @@ class Admission:
                     held.callback(self._turns.release, principal, turns)
                 if wait.cancelled_caught:
                     reason = f"The server is busy: no turn came within {WAIT_SECONDS:g} seconds."
-                    raise Refused("busy.waiting", reason, "Nothing was started; call again later.")
+                    raise RefusedError("busy.waiting", reason, "Nothing was started; call again later.")
                 with self._under_way():
                     yield
         finally:
@@ -104,12 +104,12 @@ class Admission:
 
     def _check(self, call: _UnderWay, mine: set[_UnderWay]) -> None:
         if len(mine) >= self._per_principal:
-            raise Refused("busy.calls", f"The server is busy: {len(mine)} calls of yours are under way.", _LATER)
+            raise RefusedError("busy.calls", f"The server is busy: {len(mine)} calls of yours are under way.", _LATER)
         old = call.since - RETRY_AGE_SECONDS
         twins = sum(other.fingerprint == call.fingerprint and other.since <= old for other in mine)
         if twins >= RETRIES:
             reason = f"The server is busy: this same call is already running {twins} times for you."
-            raise Refused("busy.retries", reason, _LATER)
+            raise RefusedError("busy.retries", reason, _LATER)
 
 
 def fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ async def wait_for_turn(admission: Admission, call: Call, call_next: Next[CallRe
     """Hold a turn for the rest of the chain.
 
     Raises:
-        Refused: Too many calls are under way, or no turn came. It is counted, not recorded.
+        RefusedError: Too many calls are under way, or no turn came. It is counted, not recorded.
     """
     request, delay = call.request, call.delay
     call.delay = 0.0  # a call that waited for a person does not wait again

@@ -16,7 +16,7 @@ from glovebox_server.audit.events import (
     GrantMade,
     GrantRevoked,
 )
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Answer, Question, digest_of
 from glovebox_server.guards.approvals.store import Moment, Standing
@@ -58,7 +58,7 @@ def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment, r
     """Take an answer; returns where the question stands then.
 
     Raises:
-        Refused: it does not count, and why; the question stays as it was.
+        RefusedError: it does not count, and why; the question stays as it was.
     """
     store.expire(db, at)
     found = store.standing(db, identifier, at)
@@ -89,7 +89,7 @@ def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment, r
     return then
 
 
-def refused(identifier: str | None, given: Answer, objection: Refused) -> ApprovalRefused:
+def refused(identifier: str | None, given: Answer, objection: RefusedError) -> ApprovalRefused:
     """The record of an answer that did not count."""
     return ApprovalRefused(approval=identifier, rule=objection.rule, answered_by=given.by, channel=given.channel)
 
@@ -98,7 +98,7 @@ def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: Moment, recor
     """Take a question, or a yes that is good, back.
 
     Raises:
-        Refused: there is none of that id, or it is over.
+        RefusedError: there is none of that id, or it is over.
     """
     store.expire(db, at)
     found = store.withdraw(db, identifier, at)

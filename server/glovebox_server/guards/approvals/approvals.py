@@ -27,7 +27,7 @@ from glovebox_server.audit.events import Event
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.core.broker import denied
-from glovebox_server.errors import AuditUnavailable, Refused, StoreUnusable
+from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
 from glovebox_server.guards.approvals.lifting import Escalation, reaching
@@ -247,7 +247,7 @@ class Approvals:
                     await self.answer(question.id, given)
                 elif form.left_open or not listener.waits():
                     form.scope.cancel()
-            except Refused:  # somebody else was quicker
+            except RefusedError:  # somebody else was quicker
                 pass
             except Exception as raised:  # noqa: BLE001 - a value, because a task group would wrap it
                 form.problem = raised
@@ -268,12 +268,12 @@ class Approvals:
         """Take an answer; returns where the question stands then.
 
         Raises:
-            Refused: it does not count; that is on record, and the question stays as it was.
+            RefusedError: it does not count; that is on record, and the question stays as it was.
             StoreUnusable: it cannot be kept.
         """
         try:
             return await self._write(lambda db: answering.answer(db, identifier, given, self._clock(), self._record))
-        except Refused as objection:
+        except RefusedError as objection:
             known = None if objection.rule == "approval.unknown" else identifier
             now = self._clock().at
             while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
@@ -287,7 +287,7 @@ class Approvals:
         """Take a question, or a yes that is good, back; returns where it stood.
 
         Raises:
-            Refused: there is none of that id, or it is over.
+            RefusedError: there is none of that id, or it is over.
             StoreUnusable: it cannot be kept.
         """
         return await self._write(lambda db: answering.withdraw(db, identifier, by, self._clock(), self._record))

@@ -16,7 +16,7 @@ from typing import Final, cast
 from pydantic import TypeAdapter, ValidationError
 
 from glovebox_profiles.policy.model import CALLER_MINUTES
-from glovebox_server.errors import Refused, StoreUnusable
+from glovebox_server.errors import RefusedError, StoreUnusable
 from glovebox_server.guards.approvals.question import Answer, Asked, Question, Reach, Subject
 from glovebox_server.guards.approvals.states import State, Step, after
 from glovebox_server.stores import database
@@ -211,11 +211,13 @@ def withdraw(db: sqlite3.Connection, identifier: str, at: Moment) -> Standing:
     """Take a question or a yes back.
 
     Raises:
-        Refused: there is none of that id, or it is over.
+        RefusedError: there is none of that id, or it is over.
     """
     found = _there(db, identifier, at)
     if not _step(db, identifier, found.state, "withdraw", at):
-        raise Refused("approval.over", f"Question {identifier} is {found.state} already.", "Nothing is left to take.")
+        raise RefusedError(
+            "approval.over", f"Question {identifier} is {found.state} already.", "Nothing is left to take."
+        )
     return found
 
 
@@ -228,12 +230,14 @@ def abandon(db: sqlite3.Connection, identifier: str, call_id: str, at: Moment) -
     return found
 
 
-def unknown_question() -> Refused:
+def unknown_question() -> RefusedError:
     """The refusal of an id that no question has."""
-    return Refused("approval.unknown", "There is no such question.", "`glovebox approvals list` names those there are.")
+    return RefusedError(
+        "approval.unknown", "There is no such question.", "`glovebox approvals list` names those there are."
+    )
 
 
-def objection(found: Standing | None, answer: Answer) -> Refused | None:
+def objection(found: Standing | None, answer: Answer) -> RefusedError | None:
     """Why this answer does not count; None where it does. Whatever it is, the question stays as it was."""
     if found is None:
         return unknown_question()
@@ -282,7 +286,7 @@ def objection(found: Standing | None, answer: Answer) -> Refused | None:
             "Have somebody else answer.",
         ),
     )
-    return next((Refused(f"approval.{rule}", reason, hint) for holds, rule, reason, hint in table if holds), None)
+    return next((RefusedError(f"approval.{rule}", reason, hint) for holds, rule, reason, hint in table if holds), None)
 
 
 def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment) -> Standing:

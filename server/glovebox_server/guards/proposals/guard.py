@@ -12,7 +12,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import NOTHING, CallResult
 from glovebox_server.core.call import Call, CallDeniedError, Ran
 from glovebox_server.core.chain import Next
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.proposal import propose
 from glovebox_server.guards.scanning.guard import FileScanner
@@ -58,7 +58,7 @@ class Proposer:
             async with self._charged(call):
                 scans = await self.scanner.of(call).scans(now.inputs.listed, self.known)
             proposed = await proposals.scanned(proposed, scans, call.request)
-        except Refused as refusal:
+        except RefusedError as refusal:
             raise CallDeniedError(refusal.refusal) from refusal
         now.changes, now.folder = proposed.shown, proposed.folder
 
@@ -70,7 +70,7 @@ class Proposer:
 
     def _proposals(self, call: Call) -> "Proposals":
         if self.proposals is None:
-            raise Refused("promotion.folder", f"{call.request.tool} {_NOTHING_HERE}", "Ask the operator.")
+            raise RefusedError("promotion.folder", f"{call.request.tool} {_NOTHING_HERE}", "Ask the operator.")
         return self.proposals()
 
     @asynccontextmanager
@@ -81,7 +81,7 @@ class Proposer:
             return
         async with self.budgets.reserved(propose(call), LOOKING) as reservation:
             if isinstance(reservation, Refusal):
-                raise Refused(reservation.rule, reservation.reason, reservation.hint)
+                raise RefusedError(reservation.rule, reservation.reason, reservation.hint)
             try:
                 yield
             finally:

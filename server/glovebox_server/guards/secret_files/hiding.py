@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from glovebox_sandboxes.contract.errors import Refused, SandboxUnavailable
+from glovebox_sandboxes.contract.errors import RefusedError, SandboxError
 from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, SandboxSpec
 from glovebox_server.tools.base import Tool
 
@@ -39,7 +39,7 @@ class Hiding:
         """The spec of a sandbox in which programs of this tool see of such files only those that are shown.
 
         Raises:
-            UnsupportedSpec: they cannot be hidden.
+            UnsupportedSpecError: they cannot be hidden.
         """
         index = await self._index(spec, tool)
         return spec if index is None else replace(spec, masks=await _masks(index, _revealed(reveal)))
@@ -49,7 +49,7 @@ class Hiding:
         """The same, and a guard for one call, for the length of the block.
 
         Raises:
-            UnsupportedSpec: they cannot be hidden.
+            UnsupportedSpecError: they cannot be hidden.
         """
         index = await self._index(spec, tool)
         if index is None:
@@ -65,7 +65,7 @@ class Hiding:
             hidden = Hidden(spec=spec, index=index, guard=guard, scope=scope)
             try:
                 yield hidden
-            except SandboxUnavailable:
+            except SandboxError:
                 await hidden.require()  # a cover may have gone while the sandbox was made, which its proof told
                 raise
 
@@ -99,7 +99,7 @@ class Hidden:
         """Run the program, and return what came of it if it was kept from such files until its end.
 
         Raises:
-            Refused: as ``require``; nobody gets to know what came of it.
+            RefusedError: as ``require``; nobody gets to know what came of it.
         """
         if self.scope is None:
             return await program()
@@ -112,14 +112,14 @@ class Hidden:
         """Refuse where such a file has appeared, or has taken the place of one that was covered.
 
         Raises:
-            Refused: one has.
+            RefusedError: one has.
         """
         if self.index is None or self.guard is None:
             return
         if not self.guard.holds:
             await anyio.to_thread.run_sync(self.index.drain)
         if self.guard.broken:
-            raise Refused(
+            raise RefusedError(
                 "workspace.secret",
                 "While it ran, a file that is named as secrets are appeared in the workspace or was replaced there: "
                 "the program was ended, and what it put out is withheld.",

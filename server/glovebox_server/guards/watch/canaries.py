@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import new_call_id
 from glovebox_server.guards.watch.markers import MARKER_LENGTH
 from glovebox_server.secret_files import SecretUnusable
@@ -35,7 +35,7 @@ class CanariesUnusable(SecretUnusable):
     kind: ClassVar[str] = "canary"
 
 
-class CanaryProblem(Diagnosed):
+class CanaryProblem(DiagnosedError):  # noqa: N818 - until its area merges it
     """A canary's file cannot be made or removed."""
 
 

@@ -19,7 +19,7 @@ import httpx2
 import structlog
 
 from glovebox_sandboxes import strict_json
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.transport.oauth.verify import Header, Key, keys_of
 
 #: Bytes of one document, and seconds for all of them.
@@ -40,7 +40,7 @@ MAX_WAITING: Final = 64
 _log = structlog.get_logger(__name__)
 
 
-class IssuerUnusable(Diagnosed):
+class IssuerUnusable(DiagnosedError):  # noqa: N818 - until its area merges it
     """The authorization server cannot be used, so nobody's tokens can be checked."""
 
 

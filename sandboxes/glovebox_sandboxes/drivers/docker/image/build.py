@@ -16,7 +16,7 @@ import anyio.to_thread
 import docker
 from docker.errors import APIError, ImageNotFound
 
-from glovebox_sandboxes.contract.errors import SandboxUnavailable
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Client, host_from_environment, translated
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.runtime import guest_tree, packages
@@ -49,8 +49,8 @@ async def build(
         environment: whose packages are in it; None for the default's.
 
     Raises:
-        SandboxUnavailable: the Engine, the base or the packages cannot be had; it says what to do.
-        EnvironmentProblem: the environment's lock cannot be followed.
+        SandboxError: the Engine, the base or the packages cannot be had; it says what to do.
+        EnvironmentFileError: the environment's lock cannot be followed.
     """
     lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
     tag = content.tag(lock) if lock else content.tag()
@@ -75,7 +75,7 @@ async def remove(lock: str) -> list[str]:
         lock: digest of the environment's lock.
 
     Raises:
-        SandboxUnavailable: the Engine cannot be had, or a sandbox uses one of them.
+        SandboxError: the Engine cannot be had, or a sandbox uses one of them.
     """
     with translated("Removing images"), await anyio.to_thread.run_sync(_connected) as api:
         return await anyio.to_thread.run_sync(_remove, api, content.tag(lock))
@@ -140,8 +140,8 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
         try:
             with translated(f"Pulling {base}"):
                 api.pull(base)
-        except SandboxUnavailable as problem:
-            raise SandboxUnavailable(problem.what, problem.reason, _OTHER_BASE) from problem
+        except SandboxError as problem:
+            raise SandboxError(problem.what, problem.reason, _OTHER_BASE) from problem
         found = api.inspect_image(base)
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
     container = api.create_container_from_config(
@@ -159,13 +159,13 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
         series = api.logs(container, stdout=True, stderr=False).decode(errors="replace").strip()
     except APIError as problem:
         words = str(problem.explanation)[:_WORDS]
-        raise SandboxUnavailable(_ATTEMPT, f"{base} cannot run python3: {words}", _OTHER_BASE) from problem
+        raise SandboxError(_ATTEMPT, f"{base} cannot run python3: {words}", _OTHER_BASE) from problem
     finally:
         api.remove_container(container, force=True, v=True)
     major, _, minor = series.partition(".")
     machine = _MACHINES.get(found["Architecture"])
     if machine is None or not minor.isdigit() or (int(major), int(minor)) < _MINIMUM_PYTHON:
-        raise SandboxUnavailable(
+        raise SandboxError(
             _ATTEMPT, f"{base} is {found['Architecture']} with Python {series!r}; 3.11 or newer is needed", _OTHER_BASE
         )
     return series, machine
@@ -174,9 +174,9 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
 async def _install(target: Path, lock: Path, series: str, machine: str) -> None:
     try:
         await packages.install(target, lock, series, machine=machine)
-    except packages.RuntimeProblem as problem:
+    except packages.RuntimeBuildError as problem:
         fix = "See that the package index can be reached, and that the lock is for this Python and machine."
-        raise SandboxUnavailable("Installing the locked packages", str(problem)[-_WORDS:], fix) from None
+        raise SandboxError("Installing the locked packages", str(problem)[-_WORDS:], fix) from None
 
 
 def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
@@ -218,10 +218,10 @@ def _follow(answers: Iterable[Mapping[str, Any]]) -> None:
     """Read the Engine's progress to the end.
 
     Raises:
-        SandboxUnavailable: a step failed; with the end of what the step printed.
+        SandboxError: a step failed; with the end of what the step printed.
     """
     words = ""
     for answer in answers:
         words = (words + str(answer.get("stream", "")))[-_WORDS:]
         if "error" in answer:
-            raise SandboxUnavailable(_ATTEMPT, f"{answer['error']}; before it: {words}", _OTHER_STEP)
+            raise SandboxError(_ATTEMPT, f"{answer['error']}; before it: {words}", _OTHER_STEP)

@@ -18,7 +18,7 @@ from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import Event, draft
 from glovebox_server.cli.state import OPERATOR
 from glovebox_server.cli.terminal import new_table, print_json, print_question, print_table
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals import stats as counting
@@ -92,7 +92,9 @@ def as_rule(settings: Settings, out: Console, wanted: str, *, as_json: bool) -> 
     if about.lifted is None:
         names = " and ".join(about.rules)
         reason = f"This question lifts no denial: it is asked since {names} of a profile or the policy wants it."
-        raise Refused("approval.rule", reason, "Change that rule, if it asks too often: `glovebox approvals stats`.")
+        raise RefusedError(
+            "approval.rule", reason, "Change that rule, if it asks too often: `glovebox approvals stats`."
+        )
     lines = permanent(about.lifted, about.target, about.tool)
     if as_json:
         print_json(out.file, {"lifts": {"what": about.lifted, "target": about.target}, "diff": list(lines)})
@@ -115,7 +117,7 @@ def answer(
         given = Answer(allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said)
         try:
             found = database.transact_now(lambda db: answering.answer(db, question.id, given, store.now(), record))
-        except Refused as objection:
+        except RefusedError as objection:
             record(answering.refused(question.id, given, objection))
             raise
     if as_json:
@@ -223,7 +225,7 @@ def _named(database: Database, wanted: str) -> Standing:
     """The question of an id, or of the beginning of one.
 
     Raises:
-        Refused: it means none, or several.
+        RefusedError: it means none, or several.
     """
     at = store.now()
     found = database.query_now(lambda db: store.standings(db, at))
@@ -232,7 +234,7 @@ def _named(database: Database, wanted: str) -> Standing:
     if not exact and len(begun) != 1:
         if begun:
             reason = f"{wanted} is the beginning of {counted(len(begun), 'question')}."
-            raise Refused("approval.unknown", reason, "Give the whole id.")
+            raise RefusedError("approval.unknown", reason, "Give the whole id.")
         raise store.unknown_question()
     return (exact or begun)[0]
 

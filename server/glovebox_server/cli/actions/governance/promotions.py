@@ -15,7 +15,7 @@ from glovebox_server.artifacts.names import quoted
 from glovebox_server.audit.events import Event, draft
 from glovebox_server.cli.actions.governance import scans
 from glovebox_server.cli.terminal import print_json
-from glovebox_server.errors import Refused
+from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
 from glovebox_server.printable import printable
@@ -94,13 +94,15 @@ def _require_accepted(planned: Planned, *, accept: bool) -> None:
     if found and not accept:
         more = f", and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
         reason = f"Something was found in {printable(found[0])}{more}; nothing was changed."
-        raise Refused("promotion.findings", reason, "Look at the files; then --accept-findings in place of --scan.")
+        raise RefusedError(
+            "promotion.findings", reason, "Look at the files; then --accept-findings in place of --scan."
+        )
 
 
 def _require_expected(promotion: Promotion, expect: str | None) -> None:
     if expect is not None and expect not in {promotion.digest, promotion.digest.removeprefix("sha256:")}:
         reason = f"What would change has the digest {promotion.digest}, not the expected one; nothing was changed."
-        raise Refused("promotion.expect", reason, "Look at what would change, then expect that.")
+        raise RefusedError("promotion.expect", reason, "Look at what would change, then expect that.")
 
 
 def listed(settings: Settings, out: Console, err: Console, *, as_json: bool) -> int:

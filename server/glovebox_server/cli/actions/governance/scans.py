@@ -6,7 +6,7 @@ import anyio
 from rich.console import Console
 from rich.text import Text as Plain
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server import app as apps
 from glovebox_server.calls import CallResult, Link, Principal, Text
 from glovebox_server.cli.terminal import print_json
@@ -17,7 +17,7 @@ from glovebox_server.promotion.scanner import Found
 from glovebox_server.settings import Settings
 
 
-class ScanFailed(Diagnosed):
+class ScanFailed(DiagnosedError):  # noqa: N818 - until its area merges it
     """Nothing is known of what the files hold."""
 
 

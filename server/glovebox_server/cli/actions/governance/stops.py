@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text as Plain
 
 from glovebox_profiles.errors import nearest
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.audit.events import Event, StopLifted, draft
 from glovebox_server.audit.query import ask
@@ -46,8 +46,8 @@ def stop(
         _require_token(settings, name.removeprefix("token:"))
     found = new_stop(scope, name, because=printable(because.strip())[:MAX_BECAUSE], by=_me(), made=datetime.now(UTC))
     results = [_attempt(settings, place, found) for place in places]
-    problems = [result for result in results if isinstance(result, Diagnosed)]
-    outcomes = [result for result in results if not isinstance(result, Diagnosed)]
+    problems = [result for result in results if isinstance(result, DiagnosedError)]
+    outcomes = [result for result in results if not isinstance(result, DiagnosedError)]
     if not outcomes:
         raise problems[0]
     if as_json:
@@ -91,10 +91,10 @@ def _report(
         err.print(Plain(f"It is in force, and not in the audit log: {outcome['problem']}"), style="red")
 
 
-def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | Diagnosed:
+def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | DiagnosedError:
     try:
         return state.run_as_owner(place, partial(_stop_in, settings, place, stop))
-    except Diagnosed as problem:  # the other directories are not to wait for this one
+    except DiagnosedError as problem:  # the other directories are not to wait for this one
         return problem
 
 
@@ -137,7 +137,7 @@ def _warn_if_unseen(settings: Settings, err: Console, scope: Scope, name: str) -
             return bool(ask.ask(settings.state_dir / "audit", filters, 1, told).calls)
 
     seen = False
-    with suppress(Diagnosed, AuditUnavailable):
+    with suppress(DiagnosedError, AuditUnavailable):
         seen = state.run_as_owner(settings.state_dir, is_seen)
     if not seen:
         words = f"No call of {scope} {name} is on record. It is stopped before its first call, or misspelt."

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text as Plain
 
-from glovebox_sandboxes.contract.errors import Diagnosed
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.audit.events import TokenCreated, TokenRevoked, draft
@@ -27,7 +27,7 @@ FIRST = "default"
 PLACEHOLDER = "TOKEN"
 
 
-class TokenRefused(Diagnosed):
+class TokenRefused(DiagnosedError):  # noqa: N818 - until its area merges it
     """A token cannot be made, shown or revoked as asked."""
 
 
